@@ -48,7 +48,7 @@ from cdpsim.timing.costs import Costs, node_costs
 from cdpsim.timing.disturbed_costs import disturbed_costs
 from cdpsim.timing.engine import ENGINES, find_engine
 from cdpsim.timing.expand import expand, expanded_origins, is_unrolled, piece_times, unchanged_origins
-from cdpsim.timing.rounds import RoundTimes, as_rows, counts_by_times, pace_of, play_rounds
+from cdpsim.timing.rounds import RoundTimes, as_rows, counts_by_times, pace_of, play_program, play_rounds
 from cdpsim.timing.stalled_runs import refuse_stalled
 from cdpsim.trace import TABLES, Trace, load
 from cdpsim.trace.metrics import memory
@@ -153,7 +153,7 @@ def with_counts(request: Request) -> Request:
         return request
     given = request.counts
     if given is None or not request.counts_vary:
-        request = request.with_rounds(_play(request).counts)
+        request = _of_each_task(request.with_rounds(_play(request).counts))
     if request.counts_vary:
         request = _settled(request, given)
     _refuse_other_counts(given, request.counts)
@@ -201,6 +201,17 @@ def _play(request: Request) -> RoundTimes:
     found = play_rounds(pace_of(program, costs), shape.m, overlapped.steps(request.steps) - 1, shape.warm_up)
     size = len(found.counts), shape.replicas
     return replace(found, counts=np.broadcast_to(found.counts, size), posted=np.broadcast_to(found.posted, size))
+
+
+def _of_each_task(request: Request) -> Request:
+    """Return a request with the counts by the recurrence if times of tasks differ from one to the next."""
+    counts, complete = np.array(request.counts), not (request.disorder.is_random or request.disorder.stop)
+    while not complete:
+        counts[-1] += request.shape.m * len(counts)  # tasks for rounds that are longer than usual
+        program = _assemble_replicas(request.with_rounds(counts).alone())
+        costs = _price(program, _request_of(program))
+        counts, complete = play_program(program, costs, request.shape.m, request.shape.warm_up)
+    return request.with_rounds(counts)
 
 
 def _settled(request: Request, given: CountRows | None) -> Request:

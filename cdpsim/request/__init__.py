@@ -293,8 +293,11 @@ class Request(Mapping[str, Any]):
     def fixed(self, steps: int) -> Self:
         """Return the request of a run of so many steps in which everything takes its mean time, alone on its links."""
         disorder = msgspec.structs.replace(self.disorder, jitter="", link_jitter="", stop=())
-        alone = {"contention": "none", "expand_collectives": False, "ignore_memory": True, "engine": "auto"}
-        return self._changed(steps=steps, counts=None, disorder=disorder, seed=0, run=0, **alone)
+        return self.alone()._changed(steps=steps, counts=None, disorder=disorder, seed=0, run=0)
+
+    def alone(self) -> Self:
+        """Return the request of a run in which each message is alone on its links."""
+        return self._changed(contention="none", expand_collectives=False, ignore_memory=True, engine="auto")
 
     def with_run(self, number: int) -> Self:
         """Return the request of another run by chance, of which no counts of rounds are known."""

@@ -3,16 +3,20 @@
     post_i(r + 1) = the first end of a block of worker i after post_i(r) at which communication r is through
     S_r = max_i post_i(r), when communication r begins; E_r, when it ends
 
-A communication that ends at the very moment of a block's end is through. Where times are fixed, the recurrence says
-all; else a run is repeated until its own times give the counts that it was made with. Those of the first rounds depend
-on nothing later, so each repetition has at least one round more that is right.
+A communication that ends at the very moment of a block's end is through. The recurrence says all where times are
+fixed, or are drawn for each task of a worker in its order. Where messages share links, or tasks wait for messages, a
+run is repeated until its own times give the counts that it was made with. Those of the first rounds depend on nothing
+later, so each repetition has at least one round more that is right.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from cdpsim.errors import RequestError
+from cdpsim.numeric.calendars import never
 from cdpsim.numeric.columns import Columns, Ints, Times, group_numbers
 from cdpsim.program import Kind, Op, Program
 from cdpsim.timing.costs import Costs
@@ -112,19 +116,123 @@ def _blocks_until(left: Times, longest: Times) -> int:
     """Return a number of blocks after which no worker that needs one more is through too late; at least one."""
     blocks = np.divide(left, longest, out=np.where(left > 0, np.inf, 0.0), where=longest > 0).min()
     if not blocks <= MOST_BLOCKS:
-        problem = f"a communication takes as long as {blocks:.3g} blocks of micro-batches, and workers do not wait"
-        raise RequestError("rounds", f"{problem}; take faster links, or larger blocks (-m)")
+        raise _endless(blocks)
     return max(1, int(blocks) - 1)
+
+
+def _endless(blocks: float) -> RequestError:
+    problem = f"a communication takes as long as {blocks:.3g} blocks of micro-batches, and workers do not wait"
+    return RequestError("rounds", f"{problem}; take faster links, or larger blocks (-m)")
+
+
+class _Worker:
+    """A worker that makes its tasks one after another, each in the time that it has in a program."""
+
+    def __init__(self, program: Program, costs: Costs, device: int, block: int) -> None:
+        self._nodes = np.flatnonzero(program.tasks.device[: program.compute] == device)
+        self._duration = costs.duration[self._nodes]
+        stands_still = costs.calendar is not None and costs.calendar.row[self._nodes[0]] < len(costs.calendar.at) - 1
+        self._calendar = costs.calendar if stands_still else None
+        self._phases, self._block = program.phases, block
+        self._done, self.now = 0, costs.duration.dtype.type(0)
+
+    def make(self, passes: int) -> None:
+        """Make micro-batches."""
+        tasks = slice(self._done, self._done + passes * self._phases)
+        self.now, self._done = self._ends(tasks)[-1], tasks.stop
+
+    def make_until(self, time: Any) -> int:
+        """Make blocks until one of them ends at a time or later, or it has no more; return their micro-batches."""
+        size, blocks = self._block * self._phases, 0
+        while left := (len(self._nodes) - self._done) // size:
+            several = min(left, 1 if self._calendar else 1 + blocks)  # more and more at a time
+            ends = self._ends(slice(self._done, self._done + several * size))[size - 1 :: size]
+            now = min(int(np.searchsorted(ends, time)) + 1, several)
+            self.now, self._done, blocks = ends[now - 1], self._done + now * size, blocks + now
+            if self.now >= time:
+                break
+        return blocks * self._block
+
+    def missing(self, time: Any) -> int:
+        """Return about how many micro-batches more it would make until a time."""
+        mean = self._duration.mean() * self._block * self._phases
+        blocks = (time - self.now) / mean if mean > 0 else np.inf
+        if not blocks <= MOST_BLOCKS:
+            raise _endless(blocks)
+        return self._block * max(1, int(blocks))
+
+    def _ends(self, tasks: slice) -> Times:
+        duration = self._duration[tasks]
+        if self._calendar is None:
+            return np.add.accumulate(np.append(self.now, duration))[1:]
+        ends, now = np.empty_like(duration), np.array([self.now])
+        for k, node in enumerate(self._nodes[tasks]):
+            now = self._calendar.worked(np.array([node]), now, duration[k : k + 1])[1]
+            ends[k] = now[0]
+        return ends
+
+
+def play_program(program: Program, costs: Costs, block: int, warm_up: int) -> tuple[Ints, bool]:
+    """Return the counts of rounds by the recurrence, if each task takes what it does in a program, in their order.
+
+    Return also whether the program has tasks enough; else the last of these counts are guessed. Rounds behind a
+    communication that never ends have the program's own counts.
+    """
+    workers = [_Worker(program, costs, device, block) for device in range(program.devices)]
+    counts, through = _counts(program), _communications(program, costs)
+    counts[0] = block if warm_up else 1
+    for worker in workers:
+        worker.make(int(counts[0, 0]))
+    for r in range(program.updated):
+        ended = through(r, max(worker.now for worker in workers))
+        if ended >= never(costs.duration.dtype):
+            break
+        for w, worker in enumerate(workers):
+            if r < warm_up:
+                worker.now, counts[r + 1, w] = ended, block
+                worker.make(block)
+                continue
+            counts[r + 1, w] = worker.make_until(ended)
+            if worker.now < ended:
+                counts[r + 1, w] += worker.missing(ended)
+                return counts, False
+    return counts, True
+
+
+def _communications(program: Program, costs: Costs) -> Callable[[int, Any], Any]:
+    """Return the function that says when communication r is through if it begins at a time."""
+    messages, duration, calendar = program.messages, costs.duration, costs.calendar
+    sent, gathers = duration[program.message_nodes], messages.op == Op.ALL_GATHER
+    reduce, gather = (np.zeros(program.updated, dtype=duration.dtype) for _ in range(2))
+    np.maximum.at(reduce, messages.step[~gathers], sent[~gathers])
+    gather[messages.step[gathers]] = sent[gathers]  # of several in a step, the last one is the first to go
+    node = np.arange(program.compute, len(program.tasks))
+    node = node[np.lexsort((node, program.tasks.device[node], program.tasks.step[node]))]
+    step = program.tasks.step[node]
+
+    def through(r: int, begun: Any) -> Any:
+        updates = node[slice(*np.searchsorted(step, [r, r + 1]))].reshape(program.devices, -1)
+        now = np.full(program.devices, begun + reduce[r])
+        for each in updates.T:
+            now = now + duration[each] if calendar is None else calendar.worked(each, now, duration[each])[1]
+        return now.max() + gather[r]
+
+    return through
+
+
+def _counts(program: Program) -> Ints:
+    """Return the micro-batches of each round and worker of a program."""
+    tasks, first = program.tasks, slice(None, program.compute, program.phases)
+    counts = np.zeros((program.steps, program.devices), dtype=np.int64)
+    np.add.at(counts, (tasks.step[first], tasks.device[first]), 1)
+    return counts
 
 
 def rounds_of(program: Program, start: Times, end: Times) -> RoundTimes:
     """Return the rounds of a run, from the times of its nodes."""
-    tasks, compute, phases = program.tasks, program.compute, program.phases
+    tasks, compute, counts = program.tasks, program.compute, _counts(program)
     step, device = tasks.step[:compute], tasks.device[:compute]
-    shape = program.steps, program.devices
-    counts = np.zeros(shape, dtype=np.int64)
-    np.add.at(counts, (step[::phases], device[::phases]), 1)
-    posted = np.zeros(shape, dtype=end.dtype)
+    posted = np.zeros(counts.shape, dtype=end.dtype)
     np.maximum.at(posted, (step, device), end[:compute])
     begun = posted[: program.updated].max(axis=1)
     ended = begun.copy()

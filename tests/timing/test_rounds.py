@@ -4,6 +4,7 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, rounds, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.cluster.devices import OVERLAPS
+from cdpsim.errors import Stalled
 from cdpsim.invariants import violations
 from cdpsim.schedules.rounds import OverlappedRounds
 from cdpsim.schedules.rule import ACCO
@@ -124,6 +126,55 @@ def test_counts_that_are_not_those_of_their_times_are_refused(jitter: str) -> No
         RequestError, match=f"say {counts[2][0]} micro-batches for device 0 in round 2, whose times ask for"
     ):
         simulate("acco", **options, counts=counts)
+
+
+A_STOP = st.builds("{}:{} s:{} s".format, st.integers(0, 1), st.integers(0, 20), st.integers(1, 60))
+
+
+@given(
+    name=st.sampled_from(NAMES),
+    shape=st.fixed_dictionaries({"replicas": st.integers(2, 4), "m": st.integers(1, 3), "steps": st.integers(3, 8)}),
+    work=st.fixed_dictionaries({"parameters": st.integers(0, 40), "update": st.sampled_from([None, 0.5])}),
+    stop=st.lists(A_STOP, max_size=2),
+    disorder=st.fixed_dictionaries(
+        {"link_jitter": st.sampled_from(["", "lognormal:0.4"]), "slow": st.sampled_from([{}, {1: 2.5}])}
+    ),
+    warm_up=st.integers(0, 2),
+)
+@settings(max_examples=examples(100), deadline=None)
+def test_the_recurrence_finds_counts_where_each_task_has_a_time_of_its_own(
+    name: str,
+    shape: dict[str, int],
+    work: dict[str, Any],
+    stop: list[str],
+    disorder: dict[str, Any],
+    warm_up: int,
+) -> None:
+    """By chance, and where devices stand still: one run confirms them, and its rounds are as they must be."""
+    options: dict[str, Any] = shape | {"jitter": "exponential:0.6", "stop": stop}
+    options |= {each: value for each, value in disorder.items() if value}
+    options |= {"warm_up": warm_up} if warm_up and name == "dpu" else {}
+    model = Model(stages=(Stage(forward=1, backward=2, **work), Stage(forward=1, backward=1, parameters=10)))
+    with mock.patch("cdpsim.front.counts_by_times", wraps=counts_by_times) as confirmed:
+        run = simulate(name, model=model, cluster=Cluster(link=Link(bandwidth=5.0)), **options)
+    assert confirmed.call_count == 1
+    assert not violations(run)
+
+
+def test_runs_of_many_rounds_by_chance_need_no_repetition() -> None:
+    with mock.patch("cdpsim.front.counts_by_times", wraps=counts_by_times) as confirmed:
+        run = simulate("acco", 1, model="gpt2", replicas=4, jitter="lognormal:0.3", cluster="a100-nodes", steps=300)
+    assert confirmed.call_count == 1
+    assert run.program.steps == 601
+
+
+def test_a_stop_that_no_worker_can_wait_for_is_refused() -> None:
+    """Others would compute all the while: 10^9 s of it are too many."""
+    options: dict[str, Any] = {"model": Model(stages=(Stage(forward=1, backward=2),)), "replicas": 2}
+    with pytest.raises(RequestError, match=r"rounds: a communication takes as long as 3.33e\+08 blocks"):
+        simulate("acco", **options, stop=["1:4 s:1000000000 s"])
+    with pytest.raises(Stalled, match="does not end: device 1 stopped"):
+        simulate("acco", **options, stop=["1:4 s"])
 
 
 RECORDED = ["acco", "-n", "1", "--replicas", "3", "--slow", "2:3"]

@@ -121,7 +121,8 @@ class RoundsAxis(VersionsAxis):
     def _base_sizes(self) -> Ints:
         """The bytes of parameters that updates start from; 0 where the optimizer's state has a master copy."""
         restored, optimizer = map(self.model.size, ("restored", "optimizer"))
-        return np.maximum(restored - optimizer, 0)
+        size: Ints = np.maximum(restored - optimizer, 0)
+        return size
 
     def hold_bases(self) -> None:
         """Hold a share of the parameters from which an estimate starts until the next update has started from it.
