@@ -58,9 +58,9 @@ class Request(Mapping[str, Any]):
     `counts` says how many of its `m` micro-batches each replica has in each step: a row for each step.
     `order` is a list of actions for each device, of a schedule of any other name: `[["F0", "B0"], ["F0", "B0"]]`.
     `n` may be left out where the model says how many stages there are; a model with more stages is grouped into n.
-    Without `steps`, a run has two steps more than pass before all tasks read what later steps read, and at least 3. The
-    training options (`optimizer`, `mixed_precision`, `gradients`, `update_time`, `recompute`, `offload`) are those of
-    the model's file, where None.
+    Without `steps`, a run has two steps more than pass before all tasks read what later steps read, or than its
+    warm-up has, and at least 3. The training options (`optimizer`, `mixed_precision`, `gradients`, `update_time`,
+    `recompute`, `offload`) are those of the model's file, where None.
     A model and a cluster may be given as a mapping, with the content of a file; a rule as its lags, in rows, or as a
     table of `lags`, `backward` and `barrier`. Without `collective`, each collective runs by the best algorithm where
     the cluster has a topology, and by recursive doubling elsewhere. `expand_collectives` runs every collective as the

@@ -234,7 +234,7 @@ def _rule_and_steps(
         given = len(options["counts"])
         if schedule.order.rounds:
             given = (given - 1) // schedule.order.rounds.per_update
-    steps = LEAST_STEPS if given is None else whole_number("steps", given, at_least=1)
+    steps = max(LEAST_STEPS, shape.warm_up + 2) if given is None else whole_number("steps", given, at_least=1)
     _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots)
     refuse_inapplicable(schedule, shape, options)
     if not schedule.order.waits:
@@ -329,8 +329,7 @@ def refuse_inapplicable(schedule: Schedule, shape: Shape, options: Mapping[str, 
             raise InapplicableOption(option, f"{problem}; leave it out")
         if is_changed and option not in schedule.options:
             if option == "clip" and schedule.order.rounds:
-                problem = "the norm is a sum over all shares, and takes a message before each update"
-                raise InapplicableOption(option, f"{problem}, which {schedule.name} does not send; leave it out")
+                raise _unsent_norm(schedule, option, "leave it out")
             accepted = ", ".join(schedule.options) or "none of its kind"
             problem = f"{schedule.name} does not take this option (it takes {accepted})"
             raise InapplicableOption(option, f"{problem}; {_takers(option)}")
@@ -359,11 +358,20 @@ def _refuse_misfits(schedule: Schedule, model: Model, cluster: Cluster) -> None:
         raise RequestError("lanes", f"{problem}; leave them out of its file")
 
 
+def _unsent_norm(schedule: Schedule, option: str, remedy: str) -> InapplicableOption:
+    """Return the refusal of an option by which gradients of rounds would be clipped."""
+    problem = "the norm is a sum over all shares, and takes a message before each update"
+    return InapplicableOption(option, f"{problem}, which {schedule.name} does not send; {remedy}")
+
+
 def _refuse_whole_tensors(schedule: Schedule, shape: Shape, options: Mapping[str, Any]) -> None:
-    """Refuse an optimizer that needs whole tensors where workers update shares between two messages."""
+    """Refuse an optimizer that needs whole tensors, or their norm, where workers update shares between two messages."""
     if not schedule.order.rounds or shape.replicas == 1:
         return
-    optimizer = options["optimizer"] or _find_model(options["model"], shape.n).training.optimizer
+    training = _find_model(options["model"], shape.n).training
+    if (options["update_time"] or training.update_time) == "clipped":
+        raise _unsent_norm(schedule, "update-time", "take memory")
+    optimizer = options["optimizer"] or training.optimizer
     if optimizer and not UPDATE_FACTS[optimizer].is_elementwise:
         problem = f"{optimizer} needs sums over whole tensors, and each worker of {schedule.name} updates a share"
         raise RequestError("optimizer", f"{problem}; take one that goes weight by weight, such as adam")

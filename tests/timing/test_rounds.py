@@ -95,6 +95,7 @@ REFUSED = {
     "simulate acco -n 1 --replicas 2 --warm-up 1": "warm-up: acco does not take",
     "simulate acco --replicas 2 --model gpt2 --cluster met.toml --rendezvous torch": "rendezvous: workers of acco",
     "simulate acco -n 1 --replicas 2 --clip": "clip: the norm is a sum over all shares",
+    f"{OPTIMIZER} adam --update-time clipped": "update-time: the norm is a sum over all shares",
     "simulate wp -n 1 --replicas 2 --rule cdp-v1": "rule: wp goes on with what its communications have brought",
     "simulate pipedream-2bw -n 2 --replicas 2 --rule wp": "rule: 'wp' makes more versions than one a step",
     **{f"{OPTIMIZER} {name}": f"optimizer: {name} needs" for name in ("adafactor", "sm3", "lamb", "lars")},
@@ -175,6 +176,12 @@ def test_a_stop_that_no_worker_can_wait_for_is_refused() -> None:
         simulate("acco", **options, stop=["1:4 s:1000000000 s"])
     with pytest.raises(Stalled, match="does not end: device 1 stopped"):
         simulate("acco", **options, stop=["1:4 s"])
+
+
+@pytest.mark.parametrize("name", ["dpu", "post-local-sgd"])
+def test_a_run_goes_on_after_its_warm_up(name: str) -> None:
+    """By two updates, where no number is given."""
+    assert [simulate(name, 1, replicas=2, warm_up=steps).request.steps for steps in (1, 2, 5)] == [3, 4, 7]
 
 
 RECORDED = ["acco", "-n", "1", "--replicas", "3", "--slow", "2:3"]
