@@ -199,8 +199,8 @@ def _play(request: Request) -> RoundTimes:
             break
     costs = _price(program, _request_of(program))
     found = play_rounds(pace_of(program, costs), shape.m, overlapped.steps(request.steps) - 1, shape.warm_up)
-    size = len(found.counts), shape.replicas
-    return replace(found, counts=np.broadcast_to(found.counts, size), posted=np.broadcast_to(found.posted, size))
+    each = {name: getattr(found, name) for name in ("counts", "posted", "ended")}
+    return replace(found, **{name: np.broadcast_to(own, (len(own), shape.replicas)) for name, own in each.items()})
 
 
 def _of_each_task(request: Request) -> Request:
@@ -218,7 +218,8 @@ def _settled(request: Request, given: CountRows | None) -> Request:
     """Return a request whose counts are those that the times of its run ask for; of given ones, after one trial."""
     shape = request.shape
     request = request if given is None else request.with_rounds(np.array(given))
-    for _ in range(_MOST_TRIALS):
+    most = _MOST_TRIALS + 4 * len(request.counts or ())
+    for _ in range(most):
         program = _assemble_replicas(request)
         costs = _price(program, _request_of(program))
         start, end = find_engine(request.engine, request.contention)(program, costs)
@@ -229,7 +230,7 @@ def _settled(request: Request, given: CountRows | None) -> Request:
         request = request.with_rounds(counts)
         if given is not None:
             return request
-    raise RequestError("rounds", f"are not settled after {_MOST_TRIALS} runs; take fewer steps")
+    raise RequestError("rounds", f"are not settled after {most} runs; take fewer steps")
 
 
 def _assemble_replicas(request: Request, *, folded: bool = False) -> Program:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from math import isqrt
 from pathlib import Path
@@ -67,34 +68,47 @@ def refuse_too_large(
     replicas: int = 1,
     parts: int = 2,
     slots: bool = True,
+    steps_of: Callable[[int], int] = int,
+    tasks: int | None = None,
 ) -> None:
     """Refuse, before any work, a run in slots or with real costs that will not fit, with an estimate, and what would.
 
-    A pass through a stage has so many `parts`; where `m` is None there are as many micro-batches as stages.
+    A pass through a stage has so many `parts`; where `m` is None there are as many micro-batches as stages. `steps_of`
+    returns how many steps a program has for so many asked for. `tasks` is their number where it is another one.
     """
-    each_pass = parts * replicas * steps
-    tasks = n * (n if m is None else m) * each_pass
+    each_step, many = parts * replicas, steps_of(steps)
+    own, passes = tasks is not None, n * (n if m is None else m)
+    tasks = passes * each_step * many if tasks is None else tasks
     each = BYTES_PER_TASK[engine][not slots]
     if max_memory is None and tasks * each <= ALWAYS_FREE:
         return
     limit = _bytes_allowed(max_memory)
-    most = min(limit // each, MOST_TASKS)
-    if tasks <= most:
+    if tasks <= (most := min(limit // each, MOST_TASKS)):
         return
-    whose = "is free here" if max_memory is None else "is what --max-memory allows"
-    fits = (
-        {"n": isqrt(most // each_pass)} if m is None else {"n": most // (m * each_pass), "m": most // (n * each_pass)}
-    )
-    fits["steps"] = most * steps // tasks
+    room = most // (each_step * many)
+    fits = {} if own else {"n": isqrt(room)} if m is None else {"n": room // m, "m": room // n}
+    fits["steps"] = _fitting_steps(most, passes * each_step, tasks, steps, steps_of)
     remedy = " or ".join(f"{name}={value}" for name, value in fits.items() if value)
-    remedy += " would fit" if remedy else ""
-    asked = {"n": n, "m": m, "replicas": None if replicas == 1 else replicas}
-    size = ", ".join(f"{name}={value}" for name, value in asked.items() if value is not None)
+    remedy = f"{remedy} would fit" if remedy else "allow more"
+    asked = {"n": n} | ({} if m is None else {"m": m}) | ({} if replicas == 1 else {"replicas": replicas})
+    size = ", ".join(f"{name}={value}" for name, value in asked.items())
+    whose = "is free here" if max_memory is None else "is what --max-memory allows"
     raise RequestError(
         "n",
         f"{size} with steps={steps} is {tasks:,} tasks and about {_size(tasks * each)}, but "
-        f"{_size(limit)} {whose} and {MOST_TASKS:,} tasks are the most; {remedy or 'allow more'}",
+        f"{_size(limit)} {whose} and {MOST_TASKS:,} tasks are the most; {remedy}",
     )
+
+
+def _fitting_steps(most: int, least: int, tasks: int, steps: int, steps_of: Callable[[int], int]) -> int:
+    """Return how many steps would have `most` tasks or fewer, where so many `steps` have so many tasks.
+
+    Each step of their program has `least` tasks or more.
+    """
+    fitting = most * steps // tasks
+    while fitting and steps_of(fitting) * max(least, -(-tasks // steps_of(steps))) > most:
+        fitting -= 1
+    return fitting
 
 
 def refuse_large_expansion(

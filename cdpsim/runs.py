@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from cdpsim.cluster.devices import NONE
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Number, counted, json_number, short_text, simplified
 from cdpsim.numeric.columns import Ints, Times
-from cdpsim.program import Category, Op, Program
+from cdpsim.program import Category, Content, Program
 from cdpsim.program.collectives import Algorithm
 from cdpsim.request import Request
 from cdpsim.timing.costs import Costs
-from cdpsim.timing.rounds import rounds_of
+from cdpsim.timing.rounds import brought_first, rounds_of
 from cdpsim.trace import Trace, run_tables
 from cdpsim.trace.metrics import communication, memory, staleness, steady, utilisation, waiting
 from cdpsim.trace.table import MemoryRow, MessageRow, RoundRow, Table, TaskRow
@@ -26,6 +27,7 @@ FEW_STEPS = 3  # a run of at most so many takes less time to look at than anothe
 MOST_STEADY_STEPS = 96  # or four times as many as dependencies reach back
 MOST_STEADY_TASKS = 2**22  # but for the first such run
 # Where steps may not repeat, as messages share links or devices change: steps at least, and nodes at most.
+LEAST_UPDATES_OF_ROUNDS = 3  # until what tasks read is as old as it always will be
 STEADY_UPDATES = (6, 12, 24, 48)  # of runs with rounds, until they repeat
 MEASURED_STEPS, MOST_MEASURED_NODES = 12, 2**16
 
@@ -367,10 +369,8 @@ class SteadyState:
     @property
     def staleness(self) -> float:
         """The mean age, in training steps, of what forwards read, once all lags are there."""
-        if self.run.program.thrown_away:  # of the last update, as what the first ones read was there at the start
-            update = self.run.program.update_of_step
-            of_last = np.flatnonzero(update == update[self.steps[-1]])
-            return staleness.mean_staleness(self.run.program, range(int(of_last[0]), self.steps.stop))
+        if self.run.program.thrown_away:
+            return _staleness_of_rounds(self)
         full = self.run.program.fill
         run = self.run.of_steps(full + 1) if self.run.program.steps <= full else self.run
         step = min(full, run.program.steps - 1)
@@ -434,9 +434,10 @@ def _mean_steps(run: Run, *, irregular: bool) -> SteadyState:
         complete = steady.last_complete_step(program, step, run.start, steady.dependency_reach(program, step)[1])
         last = max((program.steps - 1) // 2, min(complete, steady.last_read_step(program)))
     ends = steady.ends_of_steps(program, run.end)
+    last = max(last, int(np.flatnonzero(program.update_of_step == 0)[-1]))
     steps = _whole_updates(program, steady.last_half(last))
     if not ends[steps.stop - 1] > ends[steps.start - 1]:  # as steps that overlap may end at one moment
-        steps = range(last + 1)
+        steps = _whole_updates(program, range(last + 1))
     low, high = ends[steps.start - 1].item() if steps.start else 0, ends[steps.stop - 1].item()
     period = _period_of(program, steps, high - low)
     if irregular and not program.together:
@@ -462,12 +463,15 @@ def _rounds_at_rest(run: Run) -> SteadyState:
 
     All that follows a hand-over depends on how much earlier than the last worker each of the others hands over.
     """
-    if run.request.may_vary or run.rerun is None:
+    if run.request.disorder.is_random or run.costs.calendar is not None or run.rerun is None:
         return _last_rounds(run)
+    room = MOST_MEASURED_NODES * run.request.steps // run.program.nodes if run.request.expands else STEADY_UPDATES[-1]
     for updates in STEADY_UPDATES:
         try:
             run = run.of_steps(updates + run.request.shape.warm_up)
         except RequestError:  # there is no room for more steps
+            break
+        if updates > room:
             break
         if state := _repeated_rounds(run):
             return state
@@ -488,16 +492,16 @@ def _repeated_rounds(run: Run) -> SteadyState | None:
     since = run.request.shape.warm_up + program.fill + 1 + int(before[-1])
     low, high = posted[since].max().item(), posted[last].max().item()
     steps, period = range(int(first[since]), int(first[last])), _exact_quotient(high - low, last - since)
-    return SteadyState(run, period, True, steps, _steps_of_rounds(run), low, high)
+    return SteadyState(run, period, run.costs.wires is None, steps, _steps_of_rounds(run), low, high)
 
 
 def _steps_of_rounds(run: Run) -> Ints:
     """Return the step of each node; what comes last, with which workers do not go on, has one more than there are."""
     program = run.program
     messages = program.messages.step.copy()
-    final = np.flatnonzero((messages == program.updated - 1) & (program.messages.op == Op.ALL_GATHER))
-    begins = run.start[len(program.tasks) + final]
-    messages[final[np.argsort(begins)[1:]]] = program.steps
+    messages[np.setdiff1d(np.flatnonzero(program.messages.content == Content.PARAMETERS), brought_first(program))] = (
+        program.steps
+    )
     step = np.concatenate([program.tasks.step, messages])
     return np.append(step, step[program.first_messages])
 
@@ -509,13 +513,34 @@ def _last_rounds(run: Run) -> SteadyState:
     """
     program, found = run.program, rounds_of(run.program, run.start, run.end)
     updates = int(program.update_of_step[program.updated - 1]) + 1
-    steps = range(int(np.flatnonzero(program.update_of_step == updates // 2)[0]), program.updated)
-    handed_over = found.posted.max(axis=1)
+    ends = np.append(np.searchsorted(program.update_of_step, np.arange(updates)), program.updated)
+    first, last = updates // 2, updates
+    if last - first > 1 and _waits_at_its_end(run):
+        last -= 1
+    steps, handed_over = range(int(ends[first]), int(ends[last])), found.posted.max(axis=1)
     low, high = handed_over[steps.start].item(), handed_over[steps.stop].item()
-    period = _exact_quotient(high - low, updates - updates // 2)
+    period = _exact_quotient(high - low, last - first)
     low, high = found.posted[steps.start].max().item(), found.posted[steps.stop].min().item()
     low = low if low < high else 0
     return SteadyState(run, period, False, steps, _steps_of_rounds(run), low, high)
+
+
+def _waits_at_its_end(run: Run) -> bool:
+    """Return whether the tasks of a run's last round wait for more than one gather, which others do not."""
+    content = run.program.messages.content
+    several = len(brought_first(run.program)) < int(np.count_nonzero(content == Content.PARAMETERS))
+    return several and NONE in run.request.cluster.overlaps(run.program.devices)
+
+
+def _staleness_of_rounds(state: SteadyState) -> float:
+    """Return the mean staleness of the last update's gradients; the first ones read what was there at the start."""
+    run, stop = state.run, state.steps.stop
+    least = LEAST_UPDATES_OF_ROUNDS + run.request.shape.warm_up
+    if run.request.steps < least:
+        run = run.of_steps(least)
+        stop = run.program.updated
+    of_last = np.flatnonzero(run.program.update_of_step == run.program.update_of_step[stop - 1])
+    return staleness.mean_staleness(run.program, range(int(of_last[0]), stop))
 
 
 def _exact_quotient(total: Any, count: int) -> Number:

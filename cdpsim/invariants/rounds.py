@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cdpsim.cluster.devices import FULL
+from cdpsim.cluster.devices import NONE
 from cdpsim.invariants.recount import Recount
 from cdpsim.numeric.columns import Flags
 from cdpsim.timing.rounds import block_ends, rounds_of
@@ -16,7 +16,7 @@ def workers_of_rounds_never_wait(run: Recount) -> Iterator[str]:
     Where messages take the time of devices, or devices stand still, tasks wait for that.
     """
     program, lanes = run.program, run.lanes
-    busy = (np.array(run.request.cluster.overlaps(program.devices)) != FULL).any()
+    busy = (np.array(run.request.cluster.overlaps(program.devices)) == NONE).any()
     if not program.thrown_away or busy or run.request.disorder.stop:
         return
     follows = np.flatnonzero(lanes.head < np.arange(len(lanes.order)))
@@ -39,7 +39,8 @@ def rounds_end_with_the_first_block_that_can(run: Recount) -> Iterator[str]:
     fixed = np.arange(len(found.counts)) <= shape.warm_up
     wrong = (found.counts % least[:, None] != 0) | (fixed[:, None] & (found.counts != least[:, None]))
     step, device, end = block_ends(program, run.end, block)
-    brought = np.append(0, found.ended)[step]  # when what its round waits for is through
+    # When what its round waits for is through.
+    brought = np.append(np.zeros_like(found.posted[:1]), found.ended, axis=0)[step, device]
     first = np.append(True, (np.diff(step) != 0) | (np.diff(device) != 0))
     last = np.append(first[1:], True)
     wrong_block = np.where(last, end < brought, end >= brought) & ~fixed[step]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self, Unpack
 
@@ -268,16 +268,16 @@ class Request(Mapping[str, Any]):
     def with_steps(self, steps: int, **changed: Any) -> Self:
         """Return the request with another number of training steps; refuse it if these do not fit."""
         shape, parts = self.shape, 3 if self.schedule.splits(self.shape) else 2
-        many = self.schedule.order.local.steps(steps, shape) if self.schedule.order.local else steps
-        size = shape.n, shape.m, many, self.memory_engine, self.max_memory
-        refuse_too_large(*size, replicas=shape.replicas, parts=parts, slots=self.in_slots)
+        size = shape.n, shape.m, steps, self.memory_engine, self.max_memory
+        steps_of = partial(self.schedule.order.steps, shape=shape)
+        refuse_too_large(*size, replicas=shape.replicas, parts=parts, slots=self.in_slots, steps_of=steps_of)
         return self._changed(steps=steps, **changed)
 
     def with_rounds(self, counts: Ints) -> Self:
         """Return the request with counts that were found; refuse it if so many tasks do not fit."""
-        shape, most = self.shape, int(counts.sum(axis=1).max())
-        size = shape.n, -(-most // shape.replicas), len(counts), self.memory_engine, self.max_memory
-        refuse_too_large(*size, replicas=shape.replicas, slots=self.in_slots)
+        size = self.shape.n, self.shape.m, self.steps, self.memory_engine, self.max_memory
+        tasks = 2 * self.shape.n * int(counts.sum())
+        refuse_too_large(*size, replicas=self.shape.replicas, slots=self.in_slots, tasks=tasks)
         return self._changed(counts=tuple(map(tuple, counts.tolist())))
 
     @property

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +234,7 @@ def _rule_and_steps(
     if given is None and isinstance(options["counts"], Sequence | np.ndarray):
         given = len(options["counts"])
         if schedule.order.rounds:
-            given = (given - 1) // schedule.order.rounds.per_update
+            given = max(1, (given - 1) // schedule.order.rounds.per_update)
     steps = max(LEAST_STEPS, shape.warm_up + 2) if given is None else whole_number("steps", given, at_least=1)
     _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots)
     refuse_inapplicable(schedule, shape, options)
@@ -278,20 +279,22 @@ def _refuse_too_large(
 
     Of rounds, whose tasks are not known, those of one update must fit, and the counts of all.
     """
-    rounds, usual = schedule.order.rounds, options["m"] is None and schedule.m is None
-    many = rounds.steps(1) if rounds else schedule.order.steps(steps, shape)
-    sizes = [(shape.n, None if usual else shape.m, many)]
-    for n, m, number in [*sizes, (1, 1, rounds.steps(steps))] if rounds else sizes:
-        refuse_too_large(
-            n,
-            m,
-            number,
-            memory_engine(options["engine"], options["contention"]),
-            options["max_memory"],
-            replicas=shape.replicas,
-            parts=parts,
-            slots=in_slots,
-        )
+    is_usual = options["m"] is None and not (schedule.m or schedule.usual_m)
+    rounds, m = schedule.order.rounds, None if is_usual else shape.m
+    refuse = partial(
+        refuse_too_large,
+        shape.n,
+        m,
+        engine=memory_engine(options["engine"], options["contention"]),
+        max_memory=options["max_memory"],
+        replicas=shape.replicas,
+        parts=parts,
+        slots=in_slots,
+        steps_of=lambda updates: schedule.order.steps(updates, shape),
+    )
+    refuse(1 if rounds else steps)
+    if rounds:
+        refuse(steps, tasks=2 * shape.replicas * rounds.steps(steps))
 
 
 def memory_engine(engine: str, contention: str) -> str:

@@ -41,7 +41,8 @@ class Measured:
     a sample has. `per_device` is the last of these rates that the model allows, for each device.
 
     `n`, `m`, `chunks` and `replicas` are the numbers with which the schedule ran, `micro_batches` those of all replicas
-    in a training step, and `batch` their samples, or themselves if the model does not say how many samples they have.
+    in a training step, of rounds about, and `batch` their samples, or themselves if the model does not say how many
+    samples they have.
     `mfu` is the FLOP of the model's forwards and backwards over what the devices could compute in that time at the peak
     of its precision; `hfu` counts recomputation, too. `imbalance` is by how much the longest forward and backward of a
     stage exceeds the mean, where stages have devices of their own; `longest_stage` is its number, and then its name.
@@ -137,8 +138,9 @@ def measure(run: Run, runs: int | None = None) -> Measured:
     request, rest = run.request, run.steady_state
     program, start, end = rest.run.program, rest.run.start, rest.run.end
     peaks = rest.run.peaks.max(axis=0).tolist()
-    passes = int(program.counts[rest.steps].sum()) * program.fold
-    rate = float(Fraction(passes, rest.updates) / rest.period)
+    passes = Fraction(int(program.counts[rest.steps].sum()) * program.fold, rest.updates)
+    rate = float(passes / rest.period)
+    micro_batches = request.shape.micro_batches if request.schedule.order.waits else round(passes)
     sent = rest.per_step(sum(communication.bytes_sent(program, rest.run.costs, rest.messages), Fraction()))
     return Measured(
         schedule=request.schedule.name,
@@ -159,8 +161,9 @@ def measure(run: Run, runs: int | None = None) -> Measured:
         sent=sent if run.in_slots else float(sent),
         **_rates(request, rate, program.all_devices),
         **_imbalance(request),
-        **{name: getattr(request.shape, name) for name in ("n", "m", "chunks", "replicas", "micro_batches")},
-        batch=request.shape.micro_batches * (request.model.samples or 1),
+        **{name: getattr(request.shape, name) for name in ("n", "m", "chunks", "replicas")},
+        micro_batches=micro_batches,
+        batch=micro_batches * (request.model.samples or 1),
         steps=None if runs is None else sample_runs(run, runs).summary()["period"],
         setting="" if run.in_slots else ", ".join(describe_setup(request.model, request.cluster, request.runtime)),
         untied=program.untied,

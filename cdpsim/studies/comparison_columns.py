@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cdpsim.errors import choose, one_line
 from cdpsim.files.tables import as_html, as_text, data_frame, format_table, with_notes
 from cdpsim.files.units import counted, short_text
-from cdpsim.schedules import ZERO_NAMES
+from cdpsim.schedules import SCHEDULES, ZERO_NAMES
 from cdpsim.studies.compare import Measured, rate_column, table_notes
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 MOST_CHARACTERS = 100  # of a line of the table that has the default columns
 _MOST_ROOM_OF_NAMES = 32  # characters of a name, of those
 _ROOM_OF_ALL_NAMES = 60  # of the names in a row
+# Schedules whose data ranks have all stages: with one micro-batch each, they have more in a training step.
+_ONE_PLACE = {*(name for name, each in SCHEDULES.items() if each.order.one_place), *ZERO_NAMES}
 
 
 class Column(NamedTuple):
@@ -140,7 +142,7 @@ class Comparison:
 
     def mark(self, row: Measured) -> str:
         """Return the mark of a row that trains on another batch than asked for, or whose step is one micro-batch."""
-        one = row.m == 1 and row.schedule not in ("dp", *ZERO_NAMES)  # whose data ranks have others
+        one = row.m == 1 and row.schedule not in _ONE_PLACE
         if one and any(other.micro_batches > row.micro_batches for other in self.measured):
             return ONE_MICRO_BATCH
         return OWN_BATCH if self.batch not in (None, row.batch) else ""

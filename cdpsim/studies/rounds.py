@@ -16,7 +16,7 @@ def in_short(found: Table[RoundRow]) -> list[ShortRow]:
     """
     workers = int(found.device.max()) + 1
     counts = found.micro_batches.reshape(-1, workers)
-    begun, ended = (times.reshape(-1, workers)[:, 0].astype(float) for times in (found.begun, found.ended))
+    begun, ended = (times.reshape(-1, workers).max(axis=1).astype(float) for times in (found.begun, found.ended))
     number = np.cumsum(np.append(0, (np.diff(counts, axis=0) != 0).any(axis=1)))
     number[-1] = number[-2] + 1  # the last one has no communication
     first = group_starts(number)
@@ -25,7 +25,7 @@ def in_short(found: Table[RoundRow]) -> list[ShortRow]:
         name = f"{low}" if high == low + 1 else f"{low}-{high - 1}"
         own = int(counts[low].sum()), int(counts[low].min()), int(counts[low].max())
         until = min(high, len(counts) - 2)
-        length = (begun[until] - begun[low]) / (until - low) if until > low else None
+        length = float(begun[until] - begun[low]) / (until - low) if until > low else None
         lasts = float((ended - begun)[low:high].mean()) if high < len(counts) else None
         rows.append((name, *own, length, lasts))
     return rows

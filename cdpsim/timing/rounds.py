@@ -18,7 +18,7 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.numeric.calendars import never
 from cdpsim.numeric.columns import Columns, Ints, Times, group_numbers
-from cdpsim.program import Kind, Op, Program
+from cdpsim.program import Content, Kind, Op, Program
 from cdpsim.timing.costs import Costs
 
 MOST_BLOCKS = 10**6  # of a worker in a round
@@ -47,7 +47,7 @@ class RoundTimes:
     counts: Ints  # micro-batches that each worker hands over
     posted: Times  # when it does so; at last when it ends
     begun: Times  # when the communication begins
-    ended: Times  # when it is through
+    ended: Times  # when it is through for each worker
 
 
 def pace_of(program: Program, costs: Costs) -> Pace:
@@ -80,7 +80,7 @@ def play_rounds(pace: Pace, block: int, communications: int, warm_up: int = 0) -
     >>> alike = Pace(np.full((2, 1), 3), np.int64(2), np.full((2, 1), 1), np.int64(2))
     >>> found = play_rounds(alike, 1, 2)
     >>> found.counts.tolist(), found.ended.tolist(), found.posted[-1].tolist()
-    ([[1, 1], [2, 2], [2, 2]], [8, 14], [15, 15])
+    ([[1, 1], [2, 2], [2, 2]], [[8, 8], [14, 14]], [15, 15])
     """
     workers = len(pace.tasks)
     of_block = np.tile(pace.tasks, block)
@@ -103,7 +103,7 @@ def play_rounds(pace: Pace, block: int, communications: int, warm_up: int = 0) -
             counts[r + 1, on] += block * blocks
             on = on[now[on] < ended[r]]
         posted[r + 1] = now
-    return RoundTimes(counts, posted, begun, ended)
+    return RoundTimes(counts, posted, begun, np.tile(ended[:, None], workers))
 
 
 def _advance(now: Times, durations: Times) -> Times:
@@ -116,13 +116,9 @@ def _blocks_until(left: Times, longest: Times) -> int:
     """Return a number of blocks after which no worker that needs one more is through too late; at least one."""
     blocks = np.divide(left, longest, out=np.where(left > 0, np.inf, 0.0), where=longest > 0).min()
     if not blocks <= MOST_BLOCKS:
-        raise _endless(blocks)
+        problem = f"a communication takes as long as {blocks:.3g} blocks of micro-batches, and workers do not wait"
+        raise RequestError("rounds", f"{problem}; take faster links, or larger blocks (-m)")
     return max(1, int(blocks) - 1)
-
-
-def _endless(blocks: float) -> RequestError:
-    problem = f"a communication takes as long as {blocks:.3g} blocks of micro-batches, and workers do not wait"
-    return RequestError("rounds", f"{problem}; take faster links, or larger blocks (-m)")
 
 
 class _Worker:
@@ -158,7 +154,8 @@ class _Worker:
         mean = self._duration.mean() * self._block * self._phases
         blocks = (time - self.now) / mean if mean > 0 else np.inf
         if not blocks <= MOST_BLOCKS:
-            raise _endless(blocks)
+            problem = f"a round takes as long as {blocks:.3g} blocks of micro-batches, and workers do not wait"
+            raise RequestError("rounds", f"{problem}; give shorter stops, or larger blocks (-m)")
         return self._block * max(1, int(blocks))
 
     def _ends(self, tasks: slice) -> Times:
@@ -179,7 +176,7 @@ def play_program(program: Program, costs: Costs, block: int, warm_up: int) -> tu
     communication that never ends have the program's own counts.
     """
     workers = [_Worker(program, costs, device, block) for device in range(program.devices)]
-    counts, through = _counts(program), _communications(program, costs)
+    counts, through = _counts_of_rounds(program), _communications(program, costs)
     counts[0] = block if warm_up else 1
     for worker in workers:
         worker.make(int(counts[0, 0]))
@@ -220,7 +217,7 @@ def _communications(program: Program, costs: Costs) -> Callable[[int, Any], Any]
     return through
 
 
-def _counts(program: Program) -> Ints:
+def _counts_of_rounds(program: Program) -> Ints:
     """Return the micro-batches of each round and worker of a program."""
     tasks, first = program.tasks, slice(None, program.compute, program.phases)
     counts = np.zeros((program.steps, program.devices), dtype=np.int64)
@@ -229,22 +226,39 @@ def _counts(program: Program) -> Ints:
 
 
 def rounds_of(program: Program, start: Times, end: Times) -> RoundTimes:
-    """Return the rounds of a run, from the times of its nodes."""
-    tasks, compute, counts = program.tasks, program.compute, _counts(program)
+    """Return the rounds of a run, from the times of its nodes.
+
+    Where a communication goes as several messages, it is through for a worker with the last one that reaches it.
+    """
+    tasks, compute, counts = program.tasks, program.compute, _counts_of_rounds(program)
     step, device = tasks.step[:compute], tasks.device[:compute]
     posted = np.zeros(counts.shape, dtype=end.dtype)
     np.maximum.at(posted, (step, device), end[:compute])
     begun = posted[: program.updated].max(axis=1)
-    ended = begun.copy()
-    update = slice(compute, len(tasks))
-    np.maximum.at(ended, tasks.step[update], end[update])
-    last = np.flatnonzero(program.messages.op == Op.ALL_GATHER)
-    of_step = np.full(program.updated, -1)
-    goes_on = last[np.argsort(-start[program.message_nodes][last], kind="stable")]
-    of_step[program.messages.step[goes_on]] = goes_on
-    brought = of_step >= 0
-    ended[brought] = end[program.message_nodes][of_step[brought]]
+    through, update = begun.copy(), slice(compute, len(tasks))
+    np.maximum.at(through, tasks.step[update], end[update])
+    ended = np.tile(through[:, None], program.devices)
+    messages, row = program.messages, brought_first(program)
+    arrived, single = end[program.message_nodes][row], messages.op[row] == Op.P2P
+    np.maximum.at(ended, messages.step[row[~single]], arrived[~single, None])
+    np.maximum.at(ended, (messages.step[row[single]], messages.dst[row[single]]), arrived[single])
     return RoundTimes(counts, posted, begun, ended)
+
+
+def brought_first(program: Program) -> Ints:
+    """Return the messages of the parameters with which workers go on after each communication.
+
+    Of several gathers in one, of which each has as many messages, the last one goes first.
+    """
+    whole = (program.unexpanded or program).messages
+    gathers = np.bincount(whole.step[whole.op == Op.ALL_GATHER], minlength=program.steps)
+    row = np.flatnonzero(program.messages.content == Content.PARAMETERS)
+    row = row[np.argsort(program.messages.step[row], kind="stable")]
+    step = program.messages.step[row]
+    until = np.cumsum(np.bincount(step, minlength=program.steps))[step]
+    first = np.searchsorted(step, step)
+    brought: Ints = row[np.arange(len(row)) >= until - (until - first) // np.maximum(gathers[step], 1)]
+    return brought
 
 
 def block_ends(program: Program, end: Times, block: int) -> tuple[Ints, Ints, Times]:
@@ -270,7 +284,7 @@ def counts_by_times(program: Program, start: Times, end: Times, block: int, warm
     step, device, ends = step[order], device[order], ends[order]
     for r in range(warm_up, program.updated):
         rows = slice(*np.searchsorted(step, [r + 1, r + 2]))
-        through = ends[rows] >= found.ended[r]
+        through = ends[rows] >= found.ended[r, device[rows]]
         for worker in range(program.devices):
             mine = np.flatnonzero(device[rows] == worker)
             enough = mine[through[mine]]
@@ -278,7 +292,7 @@ def counts_by_times(program: Program, start: Times, end: Times, block: int, warm
                 counts[r + 1, worker] = block * (int(enough[0] - mine[0]) + 1)
                 continue
             times = np.diff(ends[rows][mine], prepend=found.posted[r, worker])
-            missing = (found.ended[r] - ends[rows][mine[-1]]) / times.max()
+            missing = (found.ended[r, worker] - ends[rows][mine[-1]]) / times.max()
             if not np.isfinite(missing) or missing > MOST_BLOCKS:
                 raise RequestError("rounds", f"communication {r} never ends; let every device go on")
             counts[r + 1, worker] += block * max(1, int(missing))
@@ -290,4 +304,5 @@ def as_rows(found: RoundTimes) -> Columns:
     number, device = (index.ravel() for index in np.indices(found.counts.shape, dtype=np.int32))
     counts, posted = found.counts.ravel(), found.posted.ravel()
     columns = {"round": number, "device": device, "micro_batches": counts, "posted": posted}
-    return columns | {name: np.append(getattr(found, name), -1)[number] for name in ("begun", "ended")}
+    ended = np.append(found.ended, np.full_like(found.posted[-1:], -1), axis=0).ravel()
+    return columns | {"begun": np.append(found.begun, -1)[number], "ended": ended}

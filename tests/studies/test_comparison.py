@@ -36,6 +36,8 @@ PIPELINES = [name for name, schedule in SCHEDULES.items() if schedule.order.list
 STREAMED = ("pp-cdp", "pipedream", "pipedream-2bw", "pipemare")
 FREE_M = {*PIPELINES, "pipedream-2bw", "pipemare"}
 
+LOCAL = {name for name, each in SCHEDULES.items() if each.order.local}
+
 
 def test_one_pipeline_lies_on_all_devices() -> None:
     """The stages are devices times chunks, and as many micro-batches as the batch has; Table 1's of DP have N of N.
@@ -50,11 +52,12 @@ def test_one_pipeline_lies_on_all_devices() -> None:
     expected |= dict.fromkeys(("multi-dp", "zero-dp"), (8, 8, 1, 16))
     in_one_place = [name for name, schedule in SCHEDULES.items() if schedule.order.one_place]
     expected |= dict.fromkeys(in_one_place, (16, 4, 8, 64))  # a data rank on each device, of all layers
+    expected |= dict.fromkeys(LOCAL, (16, 4, 8, 8 * 64)) | {"acco": (16, 4, 8, 2 * 64)}  # local steps, and rounds
     assert rows == expected | {"pipedream": (8, 1, 1, 2), "mp-cdp": (3, 3, 1, 6)}
     assert {row.devices for row in found.measured} == {8}
     assert found.left_out == {"devices": ["single-dp", "single-cdp", "mp-dp"]}
     marked = {row.schedule for row in found.measured if found.mark(row) == "*"}
-    assert marked == {"multi-dp", "mp-cdp", "zero-dp"}
+    assert marked == {"multi-dp", "mp-cdp", "zero-dp", "acco", *LOCAL}
     assert [row.schedule for row in found.measured if found.mark(row) == "+"] == ["pipedream"]
 
 
@@ -277,7 +280,7 @@ def test_the_table_fits_a_line_and_says_what_differs(command: Command) -> None:
     rates = [row["tokens"] for row in found]
     assert rates == pytest.approx(sorted(rates, reverse=True), rel=1e-12)
     assert [row["schedule"] for row in found] == [name.rstrip("*+") for name in first]
-    assert "* at its own batch, of so many samples: multi-dp 16, " in notes
+    assert "\n* at its own batch, of so many samples: " in f"\n{notes}" and ", multi-dp 16, " in notes
     assert "+ a training step is one micro-batch: pipedream\n" in notes
     assert "left out because of devices: single-dp, single-cdp, mp-dp, mp-cdp" in done.err
     every = command(*COMMAND.split(), "--format", "csv").out

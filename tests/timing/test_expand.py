@@ -68,7 +68,11 @@ def test_an_expanded_program_keeps_every_rule(wanted: dict[str, Any]) -> None:
 @given(alike(), st.lists(st.floats(0.1, 10.0), min_size=49, max_size=49))
 @settings(max_examples=60, deadline=None)
 def test_nothing_is_later_than_in_one_piece(wanted: dict[str, Any], speeds: list[float]) -> None:
-    """Devices that differ: a member goes on with the last message that reaches it, which others may not have yet."""
+    """Devices that differ: a member goes on with the last message that reaches it, which others may not have yet.
+
+    In rounds it may so make fewer micro-batches.
+    """
+    assume(not find_schedule(wanted["schedule"]).order.rounds)
     model = wanted["model"]
 
     stages = (

@@ -216,7 +216,7 @@ REFUSED = {
         for given in ("sgd", "sgd:0", "adam:1", "sgd:1:1", "nesterov:1:0", "sgd:x", "sgd:1:0.5:2", "sgd:nan")
     },
     "local-sgd -n 1 --replicas 2 --outer sgd:1": "outer: local-sgd does not take this option",
-    f"co2 {GPT} --steps 100000000": "n: n=14, replicas=2 with steps=800000008 is",
+    f"co2 {GPT} --steps 100000000": "n: n=14, m=1, replicas=2 with steps=100000000 is",
     "co2 --replicas 8 --model llama2-7b --cluster a100-nodes": "device 0 ",
 }
 

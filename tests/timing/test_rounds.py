@@ -1,6 +1,8 @@
 """Rounds without tasks say what runs say; requests that have none, or none that end, are refused."""
 
 import csv
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,7 +174,7 @@ def test_runs_of_many_rounds_by_chance_need_no_repetition() -> None:
 def test_a_stop_that_no_worker_can_wait_for_is_refused() -> None:
     """Others would compute all the while: 10^9 s of it are too many."""
     options: dict[str, Any] = {"model": Model(stages=(Stage(forward=1, backward=2),)), "replicas": 2}
-    with pytest.raises(RequestError, match=r"rounds: a communication takes as long as 3.33e\+08 blocks"):
+    with pytest.raises(RequestError, match=r"rounds: a round takes as long as 3.33e\+08 blocks.* shorter stops"):
         simulate("acco", **options, stop=["1:4 s:1000000000 s"])
     with pytest.raises(Stalled, match="does not end: device 1 stopped"):
         simulate("acco", **options, stop=["1:4 s"])
@@ -182,6 +184,82 @@ def test_a_stop_that_no_worker_can_wait_for_is_refused() -> None:
 def test_a_run_goes_on_after_its_warm_up(name: str) -> None:
     """By two updates, where no number is given."""
     assert [simulate(name, 1, replicas=2, warm_up=steps).request.steps for steps in (1, 2, 5)] == [3, 4, 7]
+
+
+SEVERAL_MESSAGES = {
+    "expand": {"expand_collectives": True},
+    "fair": {"contention": "fair"},
+    "queue": {"contention": "queue"},
+}
+
+
+@pytest.mark.parametrize("how", SEVERAL_MESSAGES.values(), ids=SEVERAL_MESSAGES)
+@pytest.mark.parametrize("name", NAMES)
+def test_communications_in_several_messages_are_through_as_in_one(name: str, how: dict[str, Any]) -> None:
+    """Reduce-scatter, update of a half, gather: 2 + 0.5 + 2 s beside micro-batches of 3 s; wp has two updates."""
+    model = Model(stages=(Stage(forward=1, backward=2, update=1, parameters=4_000_000),))
+    options: dict[str, Any] = {"model": model, "cluster": Cluster(link=Link(bandwidth=1e6)), "collective": "ring"}
+    whole, parts = (simulate(name, replicas=2, **options, **given) for given in ({}, how))
+    assert not violations(parts)
+    for column in ("micro_batches", "posted", "begun", "ended"):
+        assert np.array_equal(getattr(whole.rounds, column), getattr(parts.rounds, column)), column
+    assert whole.rounds is not None and whole.rounds.ended[0] == 3 + (5 if name == "wp" else 4.5)
+    for figure in ("period", "bubble", "staleness"):
+        assert getattr(parts.steady_state, figure) == pytest.approx(getattr(whole.steady_state, figure)), figure
+    assert whole.steady_state.certified
+
+
+def test_links_that_are_shared_make_no_worker_wait() -> None:
+    """Whose speeds differ, so that what reaches one is through before what reaches another."""
+    model = Model(stages=(Stage(forward=1, backward=2, update=0.5, parameters=4_000_000),) * 2)
+    cluster = Cluster(devices=(Devices(count=4),), link=Link(latency=1e-3, bandwidth=4e6))
+    run = simulate("dpu", model=model, cluster=cluster, replicas=4, slow={1: 1.7, 2: 1.2}, steps=8, contention="fair")
+    assert not violations(run)
+
+
+@pytest.mark.parametrize("how", [{"contention": "fair"}, {"jitter": "lognormal:0.3"}], ids=str)
+@pytest.mark.parametrize(("name", "stale"), [("dpu", 1), ("wp", 0), ("acco", 0)])
+def test_staleness_is_that_of_later_updates(name: str, stale: int, how: dict[str, Any]) -> None:
+    """However few there are."""
+    model = Model(stages=(Stage(forward=1, backward=2, parameters=4_000_000),))
+    cluster = Cluster(link=Link(bandwidth=4e6))
+    for steps in (1, 2, 3):
+        run = simulate(name, model=model, cluster=cluster, replicas=2, steps=steps, **how)
+        assert run.summary()["mean_staleness"] == stale
+
+
+def test_shared_links_have_a_period_of_their_own_whatever_number_of_steps_there_is() -> None:
+    model = Model(stages=(Stage(forward=1, backward=2, parameters=4_000_000),))
+    options: dict[str, Any] = {"model": model, "cluster": Cluster(link=Link(bandwidth=1e6)), "replicas": 3}
+    options |= {"slow": {1: 1.7, 2: 1.2}, "contention": "fair"}
+    assert len({simulate("wp", steps=steps, **options).steady_state.period for steps in (1, 3, 8)}) == 1
+
+
+def test_the_last_gathers_of_weight_prediction_are_no_part_of_a_period() -> None:
+    """Devices that compute or communicate make two of them at the end, and one in each round before."""
+    model = Model(stages=(Stage(forward=1, backward=2, update=0.5, parameters=4_000_000),))
+    cluster = Cluster(devices=(Devices(overlap="none"),), link=Link(bandwidth=4e6))
+    options: dict[str, Any] = {"model": model, "cluster": cluster, "replicas": 4}
+    measured = simulate("wp", **options, jitter="lognormal:1e-9").steady_state
+    assert not measured.certified
+    assert measured.period == pytest.approx(float(simulate("wp", **options).steady_state.period), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("line", "fragment"),
+    {
+        "acco -n 2 --replicas 2 --steps 17": "n=2, m=1, replicas=2 with steps=17 is 140 tasks",
+        "diloco -n 2 --replicas 2 --local-steps 8 --steps 4": "n=2, m=1, replicas=2 with steps=4 is 256 tasks",
+    }.items(),
+)
+def test_what_does_not_fit_is_said_in_the_numbers_that_were_given(command: Command, line: str, fragment: str) -> None:
+    """And what is said to fit fits."""
+    told = command("simulate", *line.split(), "--max-memory", "100 kB")
+    assert told.code == 2 and fragment in told.err
+    fitting = re.search(r"steps=(\d+) would fit", told.err)
+    if fitting:
+        shorter = [*line.split()[:-1], fitting[1], "--max-memory", "100 kB", "-q"]
+        assert command("simulate", *shorter).code == 0
 
 
 RECORDED = ["acco", "-n", "1", "--replicas", "3", "--slow", "2:3"]
@@ -212,10 +290,28 @@ def test_counts_of_a_file_are_an_earlier_run(recorded: Path, command: Command) -
     assert uneven.program.counts.tolist() == [sum(row) for row in loaded]
 
 
+def test_a_record_with_other_options_finds_its_counts_anew(recorded: Path, command: Command) -> None:
+    """Options that are given win; those of a record that is asked as it is are the same run."""
+    record = "run/summary.json"
+    assert command("simulate", "--from", record, "--steps", "7", "-o", "longer").code == 0
+    assert command("simulate", *RECORDED, "--steps", "7", "-o", "asked").code == 0
+    assert Path("longer/rounds.csv").read_bytes() == Path("asked/rounds.csv").read_bytes()
+    for options in (["--replicas", "2", "--slow", "1:2"], ["-m", "2"], ["--slow", "1:4"]):
+        assert command("simulate", "--from", record, *options, "-q").code == 0
+    assert command("simulate", "--from", record, "-o", "same").code == 0
+    assert Path("same/summary.json").read_bytes() == Path(record).read_bytes()
+
+
+def test_rounds_are_written_as_json(command: Command) -> None:
+    rows = json.loads(command("rounds", *RECORDED, "--format", "json").out)
+    assert [row["length"] for row in rows][-1] is None and rows[0]["length"] == 6
+
+
 HEADER = "round,device,micro_batches,posted,begun,ended"
 NO_COUNTS = {
     "run/rounds.csv --slow 2:2": "counts: say 2 micro-batches for device 0 in round 1, whose times ask for 1",
     "run/rounds.csv -m 2 --slow 2:3": "counts: are no rounds of 4 updates",
+    "one.csv": "counts: have shape (1, 1) instead of (3, 3)",
     "run/rounds.csv --steps 3": "counts: have shape (9, 3) instead of (7, 3)",
     "run/tasks.csv": "its header is",
     "run": "run: is a folder",
@@ -231,7 +327,13 @@ NO_COUNTS = {
 @pytest.mark.parametrize(("line", "fragment"), NO_COUNTS.items())
 def test_counts_of_a_file_may_be_none(recorded: Path, command: Command, line: str, fragment: str) -> None:
     """In one line: those that times do not ask for, and files that are no rounds."""
-    rows = {"late": "1,0,1,2,2,2\n", "twice": 2 * "0,0,1,2,2,2\n", "far": "0,999999999,1,2,2,2\n", "no": ""}
+    rows = {
+        "one": "0,0,1,2,2,2\n",
+        "late": "1,0,1,2,2,2\n",
+        "twice": 2 * "0,0,1,2,2,2\n",
+        "far": "0,999999999,1,2,2,2\n",
+        "no": "",
+    }
     for name, text in (rows | {"words": "0,0,x,2,2,2\n"}).items():
         Path(f"{name}.csv").write_text(f"{HEADER}\n{text}")
     file, *options = line.split()

@@ -15,7 +15,7 @@ from cdpsim.model import UNIT_MODELS
 from cdpsim.request import Request, experiment
 from cdpsim.request.options import OPTION_NAMES
 from cdpsim.runs import Run
-from cdpsim.schedules import NAMES, Schedule
+from cdpsim.schedules import NAMES, SCHEDULES, Schedule
 from cdpsim.studies.comparison_columns import SPLIT_NOTE
 from cdpsim.studies.partial_requests import PartialRequests
 from cdpsim.trace import Trace
@@ -49,7 +49,15 @@ def options_of(args: argparse.Namespace, name: str | Schedule | None = None) -> 
     given = given_options(args)
     if "rendezvous" in given:
         options.pop("defer_receives", None)  # the old name of one rendezvous
+    if given and _has_rounds(options["schedule"]):
+        options.pop("counts", None)  # those of a record are not those of other options, and are found
     return options | given
+
+
+def _has_rounds(schedule: object) -> bool:
+    """Return whether a schedule that ships has rounds, whose counts follow from all other options."""
+    declared = SCHEDULES.get(schedule) if isinstance(schedule, str) else None
+    return declared is not None and declared.order.rounds is not None
 
 
 def run_of(options: Mapping[str, Any]) -> Run:
