@@ -143,6 +143,19 @@ def test_a_gather_waits_for_the_end_of_another_of_its_ranks(overlap: str, engine
     assert {first} == updated and second == first + 1
 
 
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_of_two_last_gathers_the_one_with_which_workers_would_go_on_is_first(overlap: str) -> None:
+    """Weight prediction, two workers: a sum from 2 to 3 s, the estimate until 4, the version it is made from until 5."""
+    stage = Stage(forward=1.0, backward=1.0, parameters=1)
+    asked: dict[str, Any] = {"model": Model(stages=(stage,)), "replicas": 2, "m": 1, "steps": 1}
+    run = simulate("wp", **asked, cluster=on(overlap, Link(latency=1.0)))
+    gathers = [(message.start, message.end) for message in run.messages if message.op == "all_gather"]
+    assert sorted(gathers) == [(3, 4), (4, 5)]
+    plain = simulate("wp", **asked, cluster=on("full", Link(latency=1.0)))
+    if overlap != "none":  # where tasks wait for messages
+        assert play(plain, run.request.cluster.overlaps(2))[1][plain.program.nodes - 1] == 4
+
+
 @given(streamed_requests())
 @settings(max_examples=examples(100), deadline=None)
 def test_messages_take_what_the_rules_say(request: dict[str, Any]) -> None:
