@@ -145,7 +145,7 @@ def test_a_gather_waits_for_the_end_of_another_of_its_ranks(overlap: str, engine
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_of_two_last_gathers_the_one_with_which_workers_would_go_on_is_first(overlap: str) -> None:
-    """Weight prediction, two workers: a sum from 2 to 3 s, the estimate until 4, the version it is made from until 5."""
+    """Weight prediction by two: a sum from 2 to 3 s, the estimate until 4, the version that it starts from until 5."""
     stage = Stage(forward=1.0, backward=1.0, parameters=1)
     asked: dict[str, Any] = {"model": Model(stages=(stage,)), "replicas": 2, "m": 1, "steps": 1}
     run = simulate("wp", **asked, cluster=on(overlap, Link(latency=1.0)))
