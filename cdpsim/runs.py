@@ -433,14 +433,17 @@ def _mean_steps(run: Run, *, irregular: bool) -> SteadyState:
     else:
         complete = steady.last_complete_step(program, step, run.start, steady.dependency_reach(program, step)[1])
         last = max((program.steps - 1) // 2, min(complete, steady.last_read_step(program)))
-    ends = steady.ends_of_steps(program, run.end)
+    ends, shape, local = steady.ends_of_steps(program, run.end), run.request.shape, run.request.schedule.order.local
+    if local and local.late:  # no mean is taken of the last round
+        last = min(last, program.steps - 1 - shape.local_steps)
     last = max(last, int(np.flatnonzero(program.update_of_step == 0)[-1]))
-    steps = _whole_updates(program, steady.last_half(last))
+    behind = steady.last_half(last - shape.warm_up) if last >= shape.warm_up else range(last + 1 - shape.warm_up)
+    steps = _whole_updates(program, range(behind.start + shape.warm_up, last + 1))
     if not ends[steps.stop - 1] > ends[steps.start - 1]:  # as steps that overlap may end at one moment
         steps = _whole_updates(program, range(last + 1))
     low, high = ends[steps.start - 1].item() if steps.start else 0, ends[steps.stop - 1].item()
     period = _period_of(program, steps, high - low)
-    if irregular and not program.together:
+    if irregular and not (program.together or (local and not local.late)):
         first, dry = steady.busy_span(program, run.start, run.end)
         if max(low, first) < min(high, dry):
             low, high = max(low, first), min(high, dry)
@@ -514,9 +517,12 @@ def _last_rounds(run: Run) -> SteadyState:
     program, found = run.program, rounds_of(run.program, run.start, run.end)
     updates = int(program.update_of_step[program.updated - 1]) + 1
     ends = np.append(np.searchsorted(program.update_of_step, np.arange(updates)), program.updated)
-    first, last = updates // 2, updates
-    if last - first > 1 and _waits_at_its_end(run):
+    warm_up, last = run.request.shape.warm_up, updates
+    first = warm_up + (updates - warm_up) // 2
+    if _waits_at_its_end(run):
         last -= 1
+        if last == first and run.rerun is not None:
+            return _last_rounds(run.of_steps(updates + 1))
     steps, handed_over = range(int(ends[first]), int(ends[last])), found.posted.max(axis=1)
     low, high = handed_over[steps.start].item(), handed_over[steps.stop].item()
     period = _exact_quotient(high - low, last - first)
@@ -534,13 +540,11 @@ def _waits_at_its_end(run: Run) -> bool:
 
 def _staleness_of_rounds(state: SteadyState) -> float:
     """Return the mean staleness of the last update's gradients; the first ones read what was there at the start."""
-    run, stop = state.run, state.steps.stop
-    least = LEAST_UPDATES_OF_ROUNDS + run.request.shape.warm_up
-    if run.request.steps < least:
-        run = run.of_steps(least)
-        stop = run.program.updated
-    of_last = np.flatnonzero(run.program.update_of_step == run.program.update_of_step[stop - 1])
-    return staleness.mean_staleness(run.program, range(int(of_last[0]), stop))
+    run, least = state.run, LEAST_UPDATES_OF_ROUNDS + state.run.request.shape.warm_up
+    run = run.of_steps(least) if run.request.steps < least else run
+    update, stop = run.program.update_of_step, run.program.updated
+    first = int(np.searchsorted(update, update[stop - 1]))
+    return staleness.mean_staleness(run.program, range(first, stop))
 
 
 def _exact_quotient(total: Any, count: int) -> Number:

@@ -24,7 +24,7 @@ from cdpsim.model import Recipe, Runtime, Tie, _ModelFile, _RepeatedStage
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.program import Category, Content, Op, Stream
 from cdpsim.request.options import DEFAULTS, OPTION_NAMES
-from cdpsim.trace import RUNS_HEADER, TABLES, WIDER_TABLES, names_of
+from cdpsim.trace import ROUNDS_HEADER, RUNS_HEADER, TABLES, WIDER_TABLES, names_of
 from tests.helpers.command_options import load_extension
 from tests.helpers.field_tables import PAGES, require_fields, tables
 
@@ -129,15 +129,21 @@ def test_a_csv_file_has_the_columns_of_the_page(table: str) -> None:
             assert re.findall("`(.*?)`", value) == names_of(kinds).tolist()
 
 
-def test_messages_in_streams_have_the_columns_of_the_page() -> None:
-    plain, more = tables("trace-files.md")["`messages.csv`"]
-    assert tuple(row[0].strip("`") for row in (*plain, *more)) == WIDER_TABLES["messages"]
+@pytest.mark.parametrize("table", WIDER_TABLES)
+def test_wider_files_have_the_columns_of_the_page(table: str) -> None:
+    plain, more = tables("trace-files.md")[f"`{table}.csv`"]
+    assert tuple(row[0].strip("`") for row in (*plain, *more)) == WIDER_TABLES[table]
+
+
+def test_messages_are_in_the_streams_of_the_page() -> None:
+    _, more = tables("trace-files.md")["`messages.csv`"]
     assert re.findall("`(.*?)`", more[-1][1]) == names_of(Stream).tolist()
 
 
-def test_runs_csv_has_the_columns_of_the_page() -> None:
-    rows = tables("trace-files.md")["`runs.csv`"][0]
-    assert ",".join(row[0].strip("`") for row in rows) + "\n" == RUNS_HEADER
+@pytest.mark.parametrize(("file", "header"), [("runs.csv", RUNS_HEADER), ("rounds.csv", ROUNDS_HEADER)])
+def test_files_beside_them_have_the_columns_of_the_page(file: str, header: str) -> None:
+    rows = tables("trace-files.md")[f"`{file}`"][0]
+    assert ",".join(row[0].strip("`") for row in rows) + "\n" == header
 
 
 def test_summaries_have_the_fields_of_the_page(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def _rule_and_steps(
         given = len(options["counts"])
         if schedule.order.rounds:
             given = max(1, (given - 1) // schedule.order.rounds.per_update)
-    steps = max(LEAST_STEPS, shape.warm_up + 2) if given is None else whole_number("steps", given, at_least=1)
+    steps = least_steps(shape.warm_up) if given is None else whole_number("steps", given, at_least=1)
     _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots)
     refuse_inapplicable(schedule, shape, options)
     if not schedule.order.waits:
@@ -261,6 +261,11 @@ def _rule_of_rounds(schedule: Schedule, shape: Shape, steps: int, given: object)
         problem = f"warm_up={shape.warm_up} leaves none of {steps} updates behind it"
         raise RequestError("warm-up", f"{problem}; give fewer steps of it, or more --steps")
     return schedule.rule
+
+
+def least_steps(warm_up: object) -> int:
+    """Return the number of steps of a request that gives none: two more than its warm-up has, or more."""
+    return max(LEAST_STEPS, whole_number("warm-up", warm_up or 0, at_least=0) + 2)
 
 
 def _find_rule(schedule: Schedule, rule: object, vertical_sync: bool) -> Rule:
@@ -292,9 +297,14 @@ def _refuse_too_large(
         slots=in_slots,
         steps_of=lambda updates: schedule.order.steps(updates, shape),
     )
-    refuse(1 if rounds else steps)
-    if rounds:
-        refuse(steps, tasks=2 * shape.replicas * rounds.steps(steps))
+    if rounds is None:
+        refuse(steps)
+        return
+    try:
+        refuse(1)
+    except RequestError:
+        refuse(steps)
+    refuse(steps, tasks=2 * shape.replicas * rounds.steps(steps))
 
 
 def memory_engine(engine: str, contention: str) -> str:

@@ -17,7 +17,7 @@ from cdpsim.model import UNIT_MODELS
 from cdpsim.presets import find_model
 from cdpsim.request import Request
 from cdpsim.request.options import OPTION_NAMES
-from cdpsim.request.reading import LEAST_STEPS
+from cdpsim.request.reading import LEAST_STEPS, least_steps
 from cdpsim.request.sharing import named_zero
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule, find_schedule
@@ -203,7 +203,7 @@ def option_text(value: Any) -> str:
 def _default_steps(options: Mapping[str, Any], schedule: Schedule) -> int:
     """Return the number of steps without --steps, with which all schedules run equally many micro-batches."""
     if schedule.m != 1:
-        return LEAST_STEPS
+        return least_steps(options.get("warm_up"))
     n = options.get("n")
     if n is None and not _of_slots(options):
         n = find_model(options["model"]).n

@@ -190,7 +190,7 @@ def play_program(program: Program, costs: Costs, block: int, warm_up: int) -> tu
                 worker.make(block)
                 continue
             counts[r + 1, w] = worker.make_until(ended)
-            if worker.now < ended:
+            if worker.now < ended or not counts[r + 1, w]:
                 counts[r + 1, w] += worker.missing(ended)
                 return counts, False
     return counts, True

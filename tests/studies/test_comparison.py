@@ -336,3 +336,9 @@ def test_lists_have_commas(command: Command, here: Path) -> None:
         )
     refuse(command, here, "compare 1f1b -n 2,", "-n: has nothing between two commas")
     refuse(command, here, "compare 1f1b -n 2,x", "n=x must be a whole number")
+
+
+def test_steps_without_a_number_go_on_after_a_warm_up() -> None:
+    """As those of a single request do."""
+    (row,) = compare("dpu", replicas=2, n=1, warm_up=10).measured
+    assert row.step == simulate("dpu", 1, replicas=2, warm_up=10).steady_state.period

@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -171,6 +172,38 @@ def test_runs_of_many_rounds_by_chance_need_no_repetition() -> None:
     assert run.program.steps == 601
 
 
+@pytest.mark.parametrize("lasts", [113, 116, 117])
+def test_a_worker_may_have_made_all_tasks_when_a_communication_ends(lasts: int) -> None:
+    """Where messages take no time, that is the moment at which it has handed over itself: it makes a block more."""
+    run = simulate("dpu", 1, replicas=2, slow={0: 10}, stop=[f"1:0:{lasts}"], steps=2)
+    assert not violations(run)
+    model = Model(stages=(Stage(forward=1, backward=2),))
+    for seed in range(60, 90):
+        assert not violations(simulate("dpu", model=model, replicas=3, jitter="lognormal:1", steps=12, seed=seed))
+
+
+@pytest.mark.parametrize("how", [{"jitter": "lognormal:1e-9"}, {"stop": ["0:0 s:1e-6 s"]}], ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("dpu", {"warm_up": 10}),
+        ("acco", {}),
+        ("post-local-sgd", {"warm_up": 6, "local_steps": 3}),
+        ("local-sgd", {"local_steps": 2}),
+        ("co2", {"local_steps": 2}),
+    ],
+)
+def test_figures_by_chance_are_those_of_steps_behind_a_warm_up(
+    name: str, options: dict[str, Any], how: dict[str, Any]
+) -> None:
+    """With hardly any chance: those of the run without it."""
+    asked: dict[str, Any] = options | {"model": "gpt2", "cluster": "pcie-box", "replicas": 4}
+    fixed, drawn = (simulate(name, **asked, **given).steady_state for given in ({}, how))
+    assert float(drawn.period) == pytest.approx(float(fixed.period), rel=1e-3)
+    assert drawn.bubble == pytest.approx(fixed.bubble, abs=1e-3)
+    assert drawn.updates / len(drawn.steps) == fixed.updates / len(fixed.steps)
+
+
 def test_a_stop_that_no_worker_can_wait_for_is_refused() -> None:
     """Others would compute all the while: 10^9 s of it are too many."""
     options: dict[str, Any] = {"model": Model(stages=(Stage(forward=1, backward=2),)), "replicas": 2}
@@ -217,14 +250,20 @@ def test_links_that_are_shared_make_no_worker_wait() -> None:
     assert not violations(run)
 
 
+def replace_overlap(cluster: Cluster, overlap: str) -> Cluster:
+    """The same links between devices that overlap messages and tasks in another way."""
+    return Cluster(devices=(Devices(overlap=overlap),), link=cluster.link)
+
+
 @pytest.mark.parametrize("how", [{"contention": "fair"}, {"jitter": "lognormal:0.3"}], ids=str)
 @pytest.mark.parametrize(("name", "stale"), [("dpu", 1), ("wp", 0), ("acco", 0)])
 def test_staleness_is_that_of_later_updates(name: str, stale: int, how: dict[str, Any]) -> None:
     """However few there are."""
     model = Model(stages=(Stage(forward=1, backward=2, parameters=4_000_000),))
     cluster = Cluster(link=Link(bandwidth=4e6))
-    for steps in (1, 2, 3):
-        run = simulate(name, model=model, cluster=cluster, replicas=2, steps=steps, **how)
+    for steps, overlap in product((1, 2, 3, 4), ("full", "none")):
+        beside = replace_overlap(cluster, overlap)
+        run = simulate(name, model=model, cluster=beside, replicas=2, steps=steps, **how)
         assert run.summary()["mean_staleness"] == stale
 
 
@@ -240,9 +279,15 @@ def test_the_last_gathers_of_weight_prediction_are_no_part_of_a_period() -> None
     model = Model(stages=(Stage(forward=1, backward=2, update=0.5, parameters=4_000_000),))
     cluster = Cluster(devices=(Devices(overlap="none"),), link=Link(bandwidth=4e6))
     options: dict[str, Any] = {"model": model, "cluster": cluster, "replicas": 4}
-    measured = simulate("wp", **options, jitter="lognormal:1e-9").steady_state
-    assert not measured.certified
-    assert measured.period == pytest.approx(float(simulate("wp", **options).steady_state.period), rel=1e-6)
+    for steps in (1, 2, 3, 6):
+        measured = simulate("wp", **options, jitter="lognormal:1e-9", steps=steps).steady_state
+        assert not measured.certified
+        assert measured.period == pytest.approx(float(simulate("wp", **options).steady_state.period), rel=1e-6)
+
+
+def batched_pairs(words: list[str]) -> list[tuple[str, str]]:
+    """Options and their values."""
+    return [*zip(words[::2], words[1::2], strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -250,16 +295,19 @@ def test_the_last_gathers_of_weight_prediction_are_no_part_of_a_period() -> None
     {
         "acco -n 2 --replicas 2 --steps 17": "n=2, m=1, replicas=2 with steps=17 is 140 tasks",
         "diloco -n 2 --replicas 2 --local-steps 8 --steps 4": "n=2, m=1, replicas=2 with steps=4 is 256 tasks",
+        "acco -n 1 --replicas 2 -m 1000": "n=1, m=1000, replicas=2 with steps=3 is 28,000 tasks",
     }.items(),
 )
 def test_what_does_not_fit_is_said_in_the_numbers_that_were_given(command: Command, line: str, fragment: str) -> None:
     """And what is said to fit fits."""
     told = command("simulate", *line.split(), "--max-memory", "100 kB")
     assert told.code == 2 and fragment in told.err
-    fitting = re.search(r"steps=(\d+) would fit", told.err)
+    fitting = re.search(r"(m|steps)=(\d+) would fit", told.err)
     if fitting:
-        shorter = [*line.split()[:-1], fitting[1], "--max-memory", "100 kB", "-q"]
-        assert command("simulate", *shorter).code == 0
+        name = "-m" if fitting[1] == "m" else "--steps"
+        shorter = [word for pair in batched_pairs(line.split()[1:]) if pair[0] != name for word in pair]
+        asked = [line.split()[0], *shorter, name, fitting[2], "--max-memory", "100 kB", "-q"]
+        assert command("simulate", *asked).code == 0
 
 
 RECORDED = ["acco", "-n", "1", "--replicas", "3", "--slow", "2:3"]
@@ -321,6 +369,7 @@ NO_COUNTS = {
     "far.csv": "has not each device of each round in a row",
     "no.csv": "has not each device of each round in a row",
     "words.csv": "line 2: micro_batches is 'x'",
+    "many.csv --slow 2:3": "counts: are no rounds of 1 updates",
 }
 
 
@@ -334,7 +383,8 @@ def test_counts_of_a_file_may_be_none(recorded: Path, command: Command, line: st
         "far": "0,999999999,1,2,2,2\n",
         "no": "",
     }
-    for name, text in (rows | {"words": "0,0,x,2,2,2\n"}).items():
+    many = "".join(f"{r},{d},{4294967297 if r else 1},2,2,2\n" for r in range(3) for d in range(3))
+    for name, text in (rows | {"words": "0,0,x,2,2,2\n", "many": many}).items():
         Path(f"{name}.csv").write_text(f"{HEADER}\n{text}")
     file, *options = line.split()
     assert_refused(command("rounds", *["acco", "-n", "1", "--replicas", "3", "--counts"], file, *options), fragment)

@@ -453,7 +453,8 @@ def count_rounds(counts: object, rounds: OverlappedRounds, shape: Shape, updates
         return np.broadcast_to(least, (len(least), shape.simulated))
     remedy = f"give each replica blocks of m={shape.m} in each round, and {least[0, 0]} in the first"
     table = _table_of(counts, (len(least), shape.simulated), remedy)
-    wrong = (table[0] != least[0]).any() or ((table[1:] < 1) | (table[1:] % shape.m > 0)).any()
+    most = np.iinfo(np.int32).max // len(table)
+    wrong = (table[0] != least[0]).any() or ((table[1:] < 1) | (table[1:] > most) | (table[1:] % shape.m > 0)).any()
     if wrong:
         raise RequestError("counts", f"are no rounds of {updates} updates; {remedy}")
     return table.astype(np.int32)
