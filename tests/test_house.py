@@ -145,6 +145,7 @@ HARNESS = (
     "replay",
     "ranks",
     "report",
+    "learn",
     "calibrate",
     "comparison",
     "peers",

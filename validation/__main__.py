@@ -28,6 +28,7 @@ def _serve(arguments: list[str]) -> int:
     from .calibrate.command import calibrate_command
     from .comparison.battery import battery_command
     from .comparison.command import replay_command
+    from .learn.command import learn_command
     from .peers.command import peers_command
     from .profile.command import profile_command
     from .program import serve_harness
@@ -35,7 +36,10 @@ def _serve(arguments: list[str]) -> int:
     from .replay.contents import ReplayError
     from .report.command import report_command
 
-    commands = (replay_command, profile_command, calibrate_command, report_command, battery_command, peers_command)
+    commands = (
+        *(replay_command, profile_command, calibrate_command, report_command, battery_command, peers_command),
+        learn_command,
+    )
     try:
         with inputs_kept():
             return serve_harness(commands, arguments)

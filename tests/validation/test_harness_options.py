@@ -10,11 +10,15 @@ from tests.helpers.field_tables import PAGES
 from validation.calibrate.command import calibrate_command
 from validation.comparison.battery import battery_command
 from validation.comparison.command import replay_command
+from validation.learn.command import learn_command
 from validation.peers.command import peers_command
 from validation.profile.command import profile_command
 from validation.report.command import report_command
 
-COMMANDS = (replay_command, profile_command, calibrate_command, report_command, battery_command, peers_command)
+COMMANDS = (
+    *(replay_command, profile_command, calibrate_command, report_command, battery_command, peers_command),
+    learn_command,
+)
 
 
 def options_page() -> str:

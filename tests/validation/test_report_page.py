@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 
 from tests.helpers.field_tables import require_fields
 from validation.calibrate import results
+from validation.learn import results as learn
 from validation.peers import schema as peers
 from validation.report import schema
 
@@ -42,6 +43,10 @@ FORMS: dict[str, type[msgspec.Struct]] = {
     "`collectives`": results.Collective,
     "`compute`": results.Compute,
     "`tasks`": results.Task,
+    "What was learnt: `learn -o DIR`": learn.Learned,
+    "`lags`": learn.ScheduleLags,
+    "`curves`": learn.LearningCurve,
+    "`answers`": learn.RateAnswer,
     "Peers: `peers -o FILE.json`": peers.PeersReport,
     "`peers`": peers.PeerReport,
     "`peers.request`": peers.PeerRequest,
@@ -58,7 +63,7 @@ def test_the_page_has_every_field() -> None:
 
 def written_forms() -> Iterator[type[msgspec.Struct]]:
     """All types of the files, but the two that only say that no other fields are allowed."""
-    for module in (schema, results, peers):
+    for module in (schema, results, learn, peers):
         for form in vars(module).values():
             if isinstance(form, type) and issubclass(form, msgspec.Struct) and form.__module__ == module.__name__:
                 yield form

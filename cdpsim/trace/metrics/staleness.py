@@ -1,5 +1,7 @@
 """The age of the parameters that tasks read."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from cdpsim.numeric.columns import Ints, Times
@@ -18,6 +20,25 @@ def stale_flags(program: Program, start: Times, end: Times) -> Ints:
     next_exists = exists[where[compute], tasks.stage[compute], tasks.version[compute] + 1]
     result[compute] = next_exists <= start[compute]
     return result
+
+
+class Lags(NamedTuple):
+    """How many steps older than the newest the parameters are that tasks of a step read: (micro-batch, stage)."""
+
+    forward: Ints
+    backward: Ints
+
+
+def lags_of_step(program: Program, step: int) -> Lags:
+    """Return the lags of a step's forwards and backwards, where each step makes one version.
+
+    >>> from cdpsim import simulate
+    >>> lags_of_step(simulate("multi-cdp", 2).program, 2).forward.tolist()
+    [[1, 1], [1, 0]]
+    """
+    version, passes = program.tasks.version, slice(*program.first_pass[step : step + 2].tolist())
+    forward, backward = (step - version[program.tasks_of_kind(kind)[passes]] for kind in (Kind.F, Kind.B))
+    return Lags(forward, backward)
 
 
 def mismatched(program: Program) -> int:

@@ -1,0 +1,440 @@
+"""Learning by the lags of traces: the update equation, torch's optimizers, scipy's statistics; what is written."""
+
+import csv
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn
+
+from cdpsim import SCHEDULES, RequestError
+from cdpsim.files.tables import format_table
+from cdpsim.trace.metrics.staleness import Lags
+from tests.validation.cases import OPTIMIZERS
+from validation.__main__ import main
+from validation.learn.data import DATA, Data, batches, load_data
+from validation.learn.figure import draw_learned
+from validation.learn.lags import Learner, read_learner
+from validation.learn.networks import Sizes, loss_of, make_stages
+from validation.learn.results import ANSWERS_HEADER, Learned, LearningCurve, answer_row, answers_of
+from validation.learn.stacked import Stack
+from validation.learn.statistics import BETTER, EQUIVALENT, OPEN, WORSE, compare, holm, interval, quantile, verdicts
+from validation.learn.training import Course, check_course, train_all
+from validation.learn.updates import KINDS, Update
+from validation.replay.equation import evaluate
+from validation.training.forms import Form, flatten
+from validation.training.models import even_cuts
+from validation.training.optimizer import Optimizer
+from validation.training.stages import Architecture, Draw, Training, cut
+
+LINES = [name for name, each in SCHEDULES.items() if each.order.waits]
+ONE_MICRO_BATCH = "pipedream"
+VECTORS = Data(
+    "vectors", (torch.zeros(8, 6), torch.zeros(8, dtype=torch.int64)), (torch.zeros(1, 6), torch.zeros(1)), 3
+)
+TOKENS = VECTORS._replace(name="tokens", train=(torch.zeros(8, 5, dtype=torch.int64), VECTORS.train[1]), tokens=7)
+SIZES = Sizes(layers=8, width=8, heads=2)
+STEPS = 5
+
+
+def shape_of(name: str) -> dict[str, Any]:
+    """The stages of a small case: dualpipe has pairs of devices and more micro-batches than stages."""
+    return {"n": 4} | ({"m": 8} if name == "dualpipe" else {})
+
+
+def learner_of(name: str) -> Learner:
+    asked = shape_of(name)
+    return read_learner(name, asked.pop("n"), asked)
+
+
+def training_of(network: str, data: Data, n: int) -> Training:
+    """The same stages, as the update equation takes them, and data that it draws."""
+    layers = [layer for stage in make_stages(network, data, SIZES, n, 0, torch.float64) for layer in stage]
+    if data.tokens:
+        inputs, targets = Draw(Form((2, 5), torch.int64), data.tokens), Draw(Form((2, 5), torch.int64), data.classes)
+    else:
+        inputs, targets = Draw(Form((2, 6), torch.float64)), Draw(Form((2,), torch.int64), data.classes)
+    return cut(Architecture(layers, inputs, targets, loss_of), even_cuts(len(layers), n))
+
+
+def stack_of(
+    network: str, data: Data, n: int, lags: Lags, update: Update, seeds: tuple[int, ...] = (0,), **how: Any
+) -> Stack:
+    twice = bool((lags.forward != lags.backward).any())
+    starts = [make_stages(network, data, SIZES, n, seed, torch.float64, twice=twice) for seed in seeds]
+    return Stack(starts, lags, update, **how)
+
+
+def drawn(training: Training, step: int, m: int) -> tuple[Tensor, Tensor]:
+    """A step's data for one run: (run, micro-batch, sample, ...)."""
+    pairs = [training.data(step, i) for i in range(m)]
+    x, y = (torch.stack(each)[None] for each in zip(*pairs, strict=True))
+    return x, y
+
+
+def learnt(stack: Stack, training: Training, m: int, rate: float, steps: int = STEPS) -> Tensor:
+    """The parameters after some steps, as one vector."""
+    for step in range(steps):
+        stack.step(*drawn(training, step, m), torch.tensor([rate], dtype=torch.float64))
+    return torch.cat([flatten(own[0] for own in stage.values()) for stage in stack.newest])
+
+
+@pytest.mark.parametrize(
+    ("network", "name"), [*(("mlp", name) for name in LINES), ("transformer", "multi-cdp"), ("transformer", "pipemare")]
+)
+def test_steps_are_those_of_the_update_equation(network: str, name: str) -> None:
+    """For every schedule whose versions follow one another, by the lags of its trace; PipeMare's two of each, too."""
+    learner, data = learner_of(name), TOKENS if network == "transformer" else VECTORS
+    n, m = learner.lags.forward.shape[1], learner.micro_batches
+    training = training_of(network, data, n)
+    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    expected = evaluate(training, Optimizer("sgd", options), learner.lags.forward, STEPS, None, learner.lags.backward)
+    found = learnt(stack_of(network, data, n, learner.lags, Update("momentum", 0.9, 0.01)), training, m, 0.1)
+    assert torch.allclose(found, torch.cat(expected), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "nesterov", "adamw"])
+def test_so_are_those_of_other_optimizers(kind: str) -> None:
+    options: dict[str, Any] = {"lr": 0.05, "weight_decay": 0.1}
+    options |= {"momentum": 0.8, "nesterov": True} if kind == "nesterov" else {}
+    learner, training = learner_of("multi-cdp"), training_of("mlp", VECTORS, 4)
+    made = Optimizer("adamw" if kind == "adamw" else "sgd", options)
+    expected = torch.cat(evaluate(training, made, learner.lags.forward, STEPS))
+    stack = stack_of("mlp", VECTORS, 4, learner.lags, Update(kind, 0.8, 0.1))
+    assert torch.allclose(learnt(stack, training, 4, 0.05), expected, rtol=0, atol=1e-12)
+
+
+def test_without_lags_it_is_torch_on_whole_batches() -> None:
+    training, learner = training_of("mlp", VECTORS, 4), learner_of("multi-dp")
+    model = nn.Sequential(
+        *[layer for stage in make_stages("mlp", VECTORS, SIZES, 4, 0, torch.float64) for layer in stage]
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        x, y = (values[0].flatten(0, 1) for values in drawn(training, step, 4))
+        optimizer.zero_grad()
+        loss_of(model(x), y).backward()
+        optimizer.step()
+    found = learnt(stack_of("mlp", VECTORS, 4, learner.lags, Update()), training, 4, 0.1)
+    assert torch.allclose(found, flatten(model.parameters()), rtol=0, atol=1e-12)
+
+
+def exact_muon(theta: Tensor, gradient: Tensor, steps: int, rate: float, mu: float = 0.9) -> Tensor:
+    """Muon by singular values, which its polynomial maps one by one: five times a s + b s^3 + c s^5."""
+    momentum = torch.zeros_like(gradient)
+    for _ in range(steps):
+        momentum = mu * momentum + (1 - mu) * gradient
+        u, s, v = torch.linalg.svd((1 - mu) * gradient + mu * momentum, full_matrices=False)
+        s = s / s.norm()
+        for _ in range(5):
+            s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+        theta = theta - rate * max(1, theta.shape[0] / theta.shape[1]) ** 0.5 * u @ torch.diag(s) @ v
+    return theta
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (7, 3)])
+def test_muon_is_its_polynomial_of_singular_values_and_torchs(shape: tuple[int, int]) -> None:
+    """torch has it in bfloat16, and so within a few per cent of a step."""
+    generator = torch.Generator().manual_seed(1)
+    theta, gradient = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
+    states, own = Update("muon").starting(), {"weight": theta[None]}
+    other = nn.Parameter(theta.clone())
+    optimizer = torch.optim.Muon([other], lr=0.1, momentum=0.9, weight_decay=0)
+    for _ in range(3):
+        own = states.step(own, {"weight": gradient[None]}, torch.tensor([0.1], dtype=torch.float64))
+        other.grad = gradient
+        optimizer.step()
+    found = own["weight"][0]
+    assert torch.allclose(found, exact_muon(theta, gradient, 3, 0.1), rtol=0, atol=1e-12)
+    assert (found - other).norm() < 0.03 * (found - theta).norm()
+
+
+@pytest.mark.parametrize("name", ["multi-cdp", "pipemare"])
+def test_runs_that_are_stacked_are_those_one_by_one(name: str) -> None:
+    learner, training = learner_of(name), training_of("mlp", VECTORS, 4)
+    rates = torch.tensor([0.1, 0.02, 0.05], dtype=torch.float64)
+    both = [
+        stack_of("mlp", VECTORS, 4, learner.lags, Update(), seeds=(0, 1, 2), one_by_one=one_by_one)
+        for one_by_one in (False, True)
+    ]
+    for step in range(STEPS):
+        x, y = (torch.cat([each, each.flip(2), each.flip(1)]) for each in drawn(training, step, 4))
+        losses = [stack.step(x, y, rates) for stack in both]
+        assert torch.allclose(*losses, rtol=0, atol=1e-10)
+    for one, other in zip(both[0].newest, both[1].newest, strict=True):
+        assert all(torch.allclose(one[name], other[name], rtol=0, atol=1e-10) for name in one)
+
+
+def test_schedules_with_the_same_lags_learn_the_same() -> None:
+    """CDP-v1 reads one step back everywhere, as PipeDream-2BW does; of one stage, CDP reads the newest."""
+    training = training_of("mlp", VECTORS, 4)
+    one, other = (learner_of(name) for name in ("multi-cdp:cdp-v1", "pipedream-2bw"))
+    found = [learnt(stack_of("mlp", VECTORS, 4, each.lags, Update()), training, 4, 0.1) for each in (one, other)]
+    assert torch.equal(*found)
+    assert all((each.forward == 0).all() for name in ("multi-cdp", "dp") for each in [read_learner(name, 1, {}).lags])
+
+
+@pytest.mark.parametrize(("micro_batch", "stage"), [(0, 0), (3, 3)])
+def test_a_lag_that_is_off_by_one_is_noticed(micro_batch: int, stage: int) -> None:
+    training, learner = training_of("mlp", VECTORS, 4), learner_of("multi-cdp")
+    other = learner.lags.forward.copy()
+    other[micro_batch, stage] += 1
+    lags = [learner.lags, Lags(other, other)]
+    found = [learnt(stack_of("mlp", VECTORS, 4, each, Update()), training, 4, 0.1) for each in lags]
+    assert (found[0] - found[1]).abs().max() > 1e-6
+
+
+def test_lags_are_the_papers() -> None:
+    """CDP-v2: what stage j of micro-batch i reads is new if i + j is N - 1 or more; 1F1B without flush as known."""
+    i, j = np.indices((4, 4))
+    assert (learner_of("multi-cdp").lags.forward == (i + j < 3)).all()
+    assert (learner_of("pipedream").lags.forward == [[3, 2, 1, 0]]).all()
+    assert (learner_of("pipemare").lags.backward == 0).all()
+    assert learner_of("multi-cdp").mean == 0.375
+
+
+# Data
+
+
+@pytest.mark.parametrize("name", [name for name in DATA if name != "digits"])
+def test_sequences_are_by_their_rules(name: str) -> None:
+    data = load_data(name)
+    (x, y), (test, _) = data.train, data.test
+    assert x.max() < data.tokens and y.max() < data.classes
+    assert len(test) == (len(x) + len(test)) // 5
+    rows = {tuple(row) for row in x.tolist()}
+    if name == "sequences:addition":
+        assert (y[:, 2] == (x[:, 0] + x[:, 1]) % 31).all() and (y[:, :2] == -1).all()
+        assert not rows & {tuple(row) for row in test.tolist()}
+    elif name == "sequences:parity":
+        assert (y[:, -1] == x.sum(dim=1) % 2).all() and (y[:, 0] == x[:, 0]).all()
+    elif name == "sequences:copy":
+        assert (y[:, 8:] == x[:, :8]).all() and (x[:, 9:] == x[:, :7]).all() and (x[:, 8] == 8).all()
+    else:
+        assert (x[:, 1:] == y[:, :-1]).all()
+
+
+def test_digits_come_with_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    with pytest.raises(RequestError, match=r"data: digits come with scikit-learn; run `pip install"):
+        DATA["digits"]()
+
+
+def test_each_epoch_has_an_order_of_its_own() -> None:
+    data = VECTORS._replace(train=(torch.zeros(10, 6), torch.zeros(10)))
+    first, again, second, other = (
+        torch.cat([*batches(data, *seed, 4)]).tolist() for seed in ((0, 0), (0, 0), (0, 1), (1, 0))
+    )
+    assert first == again and len({*map(tuple, (first, second, other))}) == 3
+    assert len({*first}) == 8  # two batches of four
+
+
+# Statistics
+
+
+def test_statistics_are_scipys() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    draw = random.Random(7)
+    for _ in range(200):
+        count, shift = draw.randint(2, 30), draw.choice([0, 0.3, 3])
+        one, other = ([draw.gauss(mean, 1) for _ in range(count)] for mean in (shift, 0))
+        found, pairs = compare(one, other, 0.5), np.subtract(one, other)
+        assert found.p_different == pytest.approx(stats.ttest_rel(one, other).pvalue, abs=1e-10)
+        apart = [
+            stats.ttest_1samp(pairs, bound, alternative=side).pvalue
+            for bound, side in ((-0.5, "greater"), (0.5, "less"))
+        ]
+        assert found.p_apart == pytest.approx(max(apart), abs=1e-10)
+        mean, half = found.difference
+        ends = stats.t.interval(0.95, count - 1, pairs.mean(), stats.sem(pairs))
+        assert (mean - half, mean + half) == pytest.approx(ends)
+        assert quantile(0.975, count - 1) == pytest.approx(stats.t.ppf(0.975, count - 1))
+
+
+def test_holm_is_as_defined() -> None:
+    """The k-th smallest of n counts n - k + 1 times, and no less than those before it; what has no value stays out."""
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert holm([0.5, 0.9])[0] == 1
+    found = holm([float("nan"), 0.02])
+    assert np.isnan(found[0]) and found[1] == 0.02
+
+
+def test_each_verdict_is_found() -> None:
+    base = [0.90 + 0.001 * k for k in range(10)]
+    near = [value + 0.0001 * (-1) ** k for k, value in enumerate(base)]
+    higher, lower = ([value + step + 0.001 * (-1) ** k for k, value in enumerate(base)] for step in (0.02, -0.02))
+    wide = [value + 0.02 * (-1) ** k for k, value in enumerate(base)]
+    compared = [compare(values, base, 0.005) for values in (near, higher, lower, wide)]
+    assert verdicts(compared, 0.005) == [EQUIVALENT, BETTER, WORSE, OPEN]
+    assert verdicts([compare([0.9], [0.8], 0.005)], 0.005) == [OPEN]
+    assert verdicts([compare(base, base, 0.005)], 0.005) == [EQUIVALENT]
+    assert interval([3.0]).half == float("inf")
+
+
+# What is written
+
+
+COURSE = Course("transformer", Sizes(4, 16), 2, rates=(0.05, 0.1), seeds=3, epochs=2, batch=64)
+
+
+def test_a_schedule_of_single_micro_batches_makes_more_steps() -> None:
+    """PipeDream's step is one micro-batch: of the same batches as others it makes n times as many steps."""
+    data = load_data("sequences:addition")
+    learners = [read_learner(name, 2, {}) for name in ("multi-dp", ONE_MICRO_BATCH)]
+    assert check_course(COURSE, learners, data) == 2
+    for learner in learners:
+        curves = train_all(learner, replace(COURSE, seeds=1), data, 2)
+        assert [(curve.rate, len(curve.loss)) for curve in curves] == [(0.05, 2), (0.1, 2)]
+
+
+def test_rates_fall_and_runs_that_diverge_count() -> None:
+    course = replace(COURSE, drops=(0.25, 0.5), drop_by=0.1)
+    assert [course.rate(done) for done in (0, 0.3, 0.5)] == pytest.approx([1, 0.1, 0.01])
+    learner, data = read_learner("pipedream-2bw", 2, {}), load_data("sequences:addition")
+    wild = train_all(learner, replace(COURSE, rates=(1e6,), seeds=2), data, 2)
+    assert all(curve.diverged and curve.loss[-1] is None for curve in wild)
+    still = [replace_name(curve, "multi-dp") for curve in wild]
+    found = answers_of([*still, *wild], {"multi-dp": 0.0, "pipedream-2bw": 1.0}, 0.5)
+    assert [answer.diverged for answer in found] == [2, 2]
+
+
+def replace_name(curve: LearningCurve, name: str) -> LearningCurve:
+    fields = {field: getattr(curve, field) for field in curve.__struct_fields__}
+    return LearningCurve(**fields | {"schedule": name})
+
+
+LINE = "learn multi-dp multi-cdp pipemare -n 2 --data sequences:addition --layers 4 --width 16 --seeds 2 --epochs 2"
+
+
+def test_the_command_writes_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """curves.csv and the picture; learn.json has the environment, too."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        assert main([*LINE.split(), "--lr", "0.05,0.1", "-o", name]) == 0
+    assert Path("one/curves.csv").read_bytes() == Path("two/curves.csv").read_bytes()
+    assert Path("one/learn.svg").read_bytes() == Path("two/learn.svg").read_bytes()
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].split()[:3] == ["schedule", "lag", "rate"]
+    assert len(told) == 2 * (2 + 6)
+    rows = [*csv.DictReader(Path("one/curves.csv").read_text().splitlines())]
+    assert len(rows) == 3 * 2 * 2 * 2
+    assert {row["epoch"] for row in rows} == {"1", "2"}
+    learned = json.loads(Path("one/learn.json").read_text())
+    assert learned["lags"]["multi-cdp"] == {"forward": [[1, 0], [0, 0]], "backward": [[1, 0], [0, 0]]}
+    assert learned["request"]["lr"] == "0.05,0.1" and "output" not in learned["request"]
+    last = [row for row in rows if (row["schedule"], row["rate"], row["epoch"]) == ("multi-cdp", "0.1", "2")]
+    answer = next(each for each in learned["answers"] if (each["schedule"], each["rate"]) == ("multi-cdp", 0.1))
+    assert answer["accuracy"][0] == pytest.approx(sum(float(row["accuracy"]) for row in last) / 2)
+    assert main([*LINE.split(), "-o", "one"]) == 2
+    assert "already exists" in capsys.readouterr().err
+
+
+def test_the_picture_has_a_row_for_each_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*LINE.split(), "--lr", "0.05,0.1", "-o", "one"]) == 0
+    learned = msgspec.json.decode(Path("one/learn.json").read_bytes(), type=Learned)
+    figure = draw_learned(learned, 0.5)
+    assert len(figure.axes) == 8
+    assert [len(axes.get_lines()) for axes in figure.axes[:3]] == [3, 3, 2]
+
+
+def test_an_expectation_that_does_not_hold_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = "learn multi-dp gpipe -n 2 --data sequences:addition --layers 4 --width 16 --seeds 2 --epochs 1"
+    assert main([*line.split(), "--expect", "gpipe=equivalent", "-o", "same"]) == 0
+    assert main([*line.split(), "--expect", "gpipe=worse", "-o", "other"]) == 1
+    assert "gpipe at 0.05 is equivalent, not worse" in capsys.readouterr().err
+
+
+REFUSED = {
+    "acco": "acco: has rounds, local steps or estimates",
+    "diloco": "diloco: has rounds, local steps or estimates",
+    "pipedream-2bw:acco": "has rounds, local steps or estimates",
+    "multi-dp --batch 30": "batch: 30 samples are not divided by 4 micro-batches; give 28 or 32",
+    "multi-dp --batch 3": "batch: 3 samples are not divided by 4 micro-batches; give 4",
+    "multi-dp --batch 4000": "batch: sequences:addition has 769 samples to learn from",
+    "multi-dp --data cifar": "data: unknown data 'cifar'",
+    "multi-dp --network resnet": "network: unknown network 'resnet'",
+    "multi-dp --network mlp": "network: mlp takes vectors, which sequences:addition has not",
+    "multi-dp --optimizer lion": "optimizer: unknown optimizer 'lion'",
+    "multi-dp --lr 0.1,x": "lr: 'x' is no number of at least 0",
+    "multi-dp --lr nan": "lr: 'nan' is no number of at least 0",
+    "multi-dp --momentum 1": "momentum: 1 must be at least 0 and below 1",
+    "multi-dp --seeds 0": "seeds: seeds=0 must be at least 1",
+    "multi-dp --layers 3": "layers: layers=3 must be at least 4",
+    "multi-dp --dtype int8": "dtype: unknown dtype 'int8'",
+    "multi-dp --width 30": "heads=4: must divide the width, which is 30",
+    "multi-dp --expect multi-cdp=worse": "expect: 'multi-cdp=worse' names no schedule behind the first",
+    "multi-dp multi-cdp --expect multi-cdp=fine": "expect: unknown expect 'fine'",
+    "zero-dp gpipe -m 6 --batch 60": "zero-dp: has 4 micro-batches, which do not divide the 6 of another",
+    "nothing": "schedule: unknown schedule 'nothing'",
+}
+
+
+@pytest.mark.parametrize(("line", "fragment"), REFUSED.items())
+def test_what_cannot_be_is_refused(
+    line: str, fragment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one line, before anything is trained."""
+    monkeypatch.chdir(tmp_path)
+    given = line.split()
+    asked = [*given, *([] if "--data" in given else ["--data", "sequences:addition"]), "-n", "4", "-o", "out"]
+    assert main(["learn", *asked]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert fragment in err
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_optimizer_learns(kind: str) -> None:
+    """The loss of sums modulo 31 falls."""
+    learner, data = read_learner("multi-cdp", 2, {}), load_data("sequences:addition")
+    rate = {"adamw": 0.003, "muon": 0.02}.get(kind, 0.1)
+    course = replace(COURSE, update=Update(kind), rates=(rate,), seeds=1, epochs=6)
+    (curve,) = train_all(learner, course, data, 2)
+    first, last = curve.loss[0], curve.loss[-1]
+    assert first is not None and last is not None and last < first
+
+
+def test_known_optimizers_are_named_alike() -> None:
+    assert {"sgd", "momentum", "adamw"} <= {*KINDS} & {*OPTIMIZERS}
+
+
+# What is kept
+
+
+KEPT = sorted((Path(__file__).parents[2] / "validation" / "results").glob("learn-*/learn.json"))
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.parent.name)
+def test_what_is_kept_is_of_the_lags_of_today(path: Path) -> None:
+    """And its answers are those of its curves."""
+    learned = msgspec.json.decode(path.read_bytes(), type=Learned)
+    n, margin = int(str(learned.request["n"])), float(str(learned.request["margin"]))
+    for name, lags in learned.lags.items():
+        today = read_learner(name, n, {}).lags
+        assert (today.forward.tolist(), today.backward.tolist()) == (lags.forward, lags.backward)
+    means = {name: float(np.mean(lags.forward)) for name, lags in learned.lags.items()}
+    assert answers_of(learned.curves, means, margin) == learned.answers
+    assert len(learned.curves) == 5 * 3 * 10
+
+
+def test_the_read_me_shows_what_is_kept() -> None:
+    text = (Path(__file__).parents[2] / "validation" / "README.md").read_text()
+    learned = msgspec.json.decode(KEPT[1].read_bytes(), type=Learned)
+    assert KEPT[1].parent.name == "learn-digits-n4" and len(KEPT) == 3
+    rows = [answer_row(answer, 0.5) for answer in learned.answers]
+    assert format_table("text", (), ANSWERS_HEADER, rows) in text

@@ -1,0 +1,1 @@
+"""What a schedule's staleness does to learning: networks trained by the lags of its trace."""

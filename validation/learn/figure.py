@@ -1,0 +1,84 @@
+"""The picture of what was learnt: a row for each rate; loss, accuracy, differences, and accuracy over the mean lag."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cdpsim.draw.canvas import GREY, plain
+from cdpsim.numeric.columns import Floats
+
+from .results import Learned, LearningCurve, RateAnswer
+from .statistics import interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_HUES = ("#2171b5", "#d94701", "#238b45", "#6a51a3", "#7a4a2b", "#e7298a", "#1b9e9e", "#b8860b", "#525252", "#99000d")
+
+
+def draw_learned(learned: Learned, margin: float) -> "Figure":
+    """Return the figure: means over seeds, and bands of 95 %."""
+    from matplotlib.figure import Figure
+
+    rates = [*dict.fromkeys(answer.rate for answer in learned.answers)]
+    hues = {name: _HUES[k % len(_HUES)] for k, name in enumerate(learned.lags)}
+    figure = Figure(figsize=(14, 0.7 + 3.1 * len(rates)), layout="constrained")
+    rows = figure.subplots(len(rates), 4, squeeze=False)
+    for row, rate in zip(rows, rates, strict=True):
+        curves = [curve for curve in learned.curves if curve.rate == rate]
+        loss = {name: np.log(own) for name, own in _by_name(curves, hues, "loss").items()}
+        _draw_curves(row[0], f"training loss (geometric mean), rate {rate:g}", loss, hues, drawn=np.exp)
+        row[0].set_yscale("log")
+        row[0].tick_params(which="both", labelsize=8)
+        accuracy = _by_name(curves, hues, "accuracy")
+        _draw_curves(row[1], "test accuracy, %", {name: 100 * own for name, own in accuracy.items()}, hues)
+        first = next(iter(accuracy))
+        apart = {name: 100 * (own - accuracy[first]) for name, own in accuracy.items() if name != first}
+        row[2].axhspan(-margin, margin, color=GREY, alpha=0.15, linewidth=0)
+        _draw_curves(row[2], f"difference from {first}, points", apart, hues)
+        _draw_over_lag(row[3], [answer for answer in learned.answers if answer.rate == rate], hues)
+    for axes in rows[-1][:3]:
+        axes.set_xlabel("epoch")
+    rows[-1][3].set_xlabel("mean lag, steps")
+    handles = rows[0][0].get_lines()
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6), frameon=False, fontsize=8)
+    return figure
+
+
+def _by_name(curves: Sequence[LearningCurve], names: dict[str, str], what: str) -> dict[str, Floats]:
+    """Return the numbers of each schedule's runs: a row for each seed."""
+    return {
+        name: np.array([getattr(curve, what) for curve in curves if curve.schedule == name], dtype=float)
+        for name in names
+    }
+
+
+def _draw_curves(
+    axes: "Axes",
+    title: str,
+    values: dict[str, Floats],
+    hues: dict[str, str],
+    drawn: Callable[[Floats], Floats] = np.asarray,
+) -> None:
+    """Draw means and bands of numbers over epochs, of which `drawn` is what the axis shows."""
+    from matplotlib.ticker import MaxNLocator
+
+    plain(axes, title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for name, own in values.items():
+        epochs = np.arange(1, own.shape[1] + 1)
+        found = [interval(column[np.isfinite(column)].tolist() or [np.nan]) for column in own.T]
+        mean = np.array([each.mean for each in found])
+        half = np.array([each.half if np.isfinite(each.half) else 0 for each in found])
+        axes.plot(epochs, drawn(mean), color=hues[name], linewidth=1.3, label=name)
+        axes.fill_between(epochs, drawn(mean - half), drawn(mean + half), color=hues[name], alpha=0.2, linewidth=0)
+
+
+def _draw_over_lag(axes: "Axes", answers: Sequence[RateAnswer], hues: dict[str, str]) -> None:
+    plain(axes, "test accuracy at the end, %")
+    for answer in answers:
+        mean, half = answer.accuracy
+        bar = None if half is None else 100 * half
+        axes.errorbar(answer.lag, 100 * mean, bar, fmt="o", color=hues[answer.schedule], markersize=4.5, capsize=2)

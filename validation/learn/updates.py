@@ -1,0 +1,91 @@
+"""Updates of many runs at once: torch's formulas, with a rate for each run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from cdpsim.errors import RequestError, choose
+
+KINDS = ("sgd", "momentum", "nesterov", "adamw", "muon")
+_BETAS, _EPSILON = (0.9, 0.999), 1e-8
+_NEWTON_SCHULZ, _LEAST_NORM, _ITERATIONS = (3.4445, -4.7750, 2.0315), 1e-7, 5
+
+
+@dataclass(frozen=True)
+class Update:
+    """An optimizer: sgd with or without momentum, AdamW, or Muon, which takes matrices and leaves the rest to AdamW."""
+
+    kind: str = "momentum"
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        choose("optimizer", self.kind, KINDS)
+        if not 0 <= self.momentum < 1:
+            raise RequestError("momentum", f"{self.momentum:g} must be at least 0 and below 1")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise RequestError("weight-decay", f"{self.weight_decay:g} must be at least 0")
+
+    def starting(self) -> "States":
+        """Return the state before the first update."""
+        return States(self)
+
+
+@dataclass
+class States:
+    """What updates keep of each parameter, by its name."""
+
+    update: Update
+    count: int = 0
+    kept: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+    def step(self, theta: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rate: Tensor) -> dict[str, Tensor]:
+        """Return the next parameters of all runs, of which the first dimension of each tensor is."""
+        self.count += 1
+        return {
+            name: self._next(name, own, gradients[name], rate.reshape(-1, *[1] * (own.dim() - 1)))
+            for name, own in theta.items()
+        }
+
+    def _next(self, name: str, theta: Tensor, gradient: Tensor, rate: Tensor) -> Tensor:
+        state = self.kept.setdefault(name, {})
+        if self.update.kind == "muon" and theta.dim() == 3:
+            return self._muon(theta, gradient, rate, state)
+        if self.update.kind in ("adamw", "muon"):
+            return self._adamw(theta, gradient, rate, state)
+        return self._sgd(theta, gradient, rate, state)
+
+    def _sgd(self, theta: Tensor, gradient: Tensor, rate: Tensor, state: dict[str, Tensor]) -> Tensor:
+        gradient = gradient + self.update.weight_decay * theta
+        if self.update.kind == "sgd":
+            return theta - rate * gradient
+        before = state.get("momentum")
+        state["momentum"] = gradient if before is None else self.update.momentum * before + gradient
+        nesterov = self.update.kind == "nesterov"
+        return theta - rate * (gradient + self.update.momentum * state["momentum"] if nesterov else state["momentum"])
+
+    def _adamw(self, theta: Tensor, gradient: Tensor, rate: Tensor, state: dict[str, Tensor]) -> Tensor:
+        theta = theta * (1 - rate * self.update.weight_decay)
+        zero = torch.zeros_like(gradient)
+        for name, beta, value in (("first", _BETAS[0], gradient), ("second", _BETAS[1], gradient**2)):
+            state[name] = beta * state.get(name, zero) + (1 - beta) * value
+        first, second = (1 - beta**self.count for beta in _BETAS)
+        return theta - rate / first * state["first"] / ((state["second"] / second).sqrt() + _EPSILON)
+
+    def _muon(self, theta: Tensor, gradient: Tensor, rate: Tensor, state: dict[str, Tensor]) -> Tensor:
+        """Orthogonalize the momentum by five Newton-Schulz steps (Jordan 2024)."""
+        theta = theta * (1 - rate * self.update.weight_decay)
+        mu, zero = self.update.momentum, torch.zeros_like(gradient)
+        state["momentum"] = mu * state.get("momentum", zero) + (1 - mu) * gradient
+        x = (1 - mu) * gradient + mu * state["momentum"]
+        rows, columns = x.shape[-2:]
+        x = x.mT if rows > columns else x
+        x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=_LEAST_NORM)
+        a, b, c = _NEWTON_SCHULZ
+        for _ in range(_ITERATIONS):
+            gram = x @ x.mT
+            x = a * x + (b * gram + c * gram @ gram) @ x
+        x = x.mT if rows > columns else x
+        return theta - rate * max(1, rows / columns) ** 0.5 * x
