@@ -279,7 +279,7 @@ def test_each_verdict_is_found() -> None:
     assert interval([3.0]).half == float("inf")
 
 
-# What is written
+# Output
 
 
 COURSE = Course("transformer", Sizes(4, 16), 2, rates=(0.05, 0.1), seeds=3, epochs=2, batch=64)
@@ -413,7 +413,7 @@ def test_known_optimizers_are_named_alike() -> None:
     assert {"sgd", "momentum", "adamw"} <= {*KINDS} & {*OPTIMIZERS}
 
 
-# What is kept
+# Kept results
 
 
 KEPT = sorted((Path(__file__).parents[2] / "validation" / "results").glob("learn-*/learn.json"))

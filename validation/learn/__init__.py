@@ -1,1 +1,1 @@
-"""What a schedule's staleness does to learning: networks trained by the lags of its trace."""
+"""Learning by the lags of a schedule's trace: the effect of its staleness on accuracy."""

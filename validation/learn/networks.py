@@ -7,7 +7,7 @@ the backward's.
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,36 +20,40 @@ from .data import Data
 BACK = "back"  # the name of a weight as backwards read it
 
 
-class Linear(nn.Linear):
-    """A linear layer whose backward may go through another weight."""
+class Doubled(nn.Module):
+    """A layer that may have its weight twice: as forwards read it, and as backwards do."""
 
+    weight: Any
     back: Tensor
 
     def twice(self) -> None:
         """Have the weight of backwards, too."""
         self.register_buffer(BACK, self.weight.detach().clone())
 
+    @property
+    def is_double(self) -> bool:
+        """Whether it has it."""
+        return BACK in self._buffers
+
+
+class Linear(Doubled, nn.Linear):
+    """A linear layer whose backward may go through another weight."""
+
     def forward(self, input: Tensor) -> Tensor:
         """Map the last dimension."""
-        if BACK not in self._buffers:
-            return super().forward(input)
+        if not self.is_double:
+            return nn.Linear.forward(self, input)
         fixed = input.detach()
         return nn.functional.linear(fixed, self.weight, self.bias) + nn.functional.linear(input - fixed, self.back)
 
 
-class Norm(nn.LayerNorm):
+class Norm(Doubled, nn.LayerNorm):
     """A layer norm whose backward may go through another weight."""
-
-    back: Tensor
-
-    def twice(self) -> None:
-        """Have the weight of backwards, too."""
-        self.register_buffer(BACK, self.weight.detach().clone())
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize the last dimension."""
-        if BACK not in self._buffers:
-            return super().forward(input)
+        if not self.is_double:
+            return nn.LayerNorm.forward(self, input)
         bare = nn.functional.layer_norm(input, self.normalized_shape, eps=self.eps)
         fixed = bare.detach()
         return fixed * self.weight + self.bias + (bare - fixed) * self.back
@@ -175,7 +179,7 @@ def make_stages(
         layers = build(data, sizes)
     if twice:
         for module in (own for layer in layers for own in layer.modules()):
-            if isinstance(module, Linear | Norm):
+            if isinstance(module, Doubled):
                 module.twice()
     ends = [0, *even_cuts(len(layers), n), len(layers)]
     return [nn.Sequential(*own).to(dtype) for own in _stage_layers(layers, ends)]

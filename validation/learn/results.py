@@ -1,4 +1,4 @@
-"""What was learnt: every run's curves, and of each schedule and rate what its seeds say together."""
+"""Results of learning: every run's curves, and for each schedule and rate the answer of all seeds."""
 
 from collections.abc import Iterator, Sequence
 from math import isfinite

@@ -15,7 +15,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from cdpsim.trace.metrics.staleness import Lags
 
-from .networks import BACK, Linear, Norm, loss_of
+from .networks import BACK, Doubled, loss_of
 from .updates import Update
 
 RunParameters = list[dict[str, Tensor]]  # of each stage, by name; rows are runs
@@ -99,9 +99,7 @@ class Stack:
 
 def _doubled(stage: nn.Module) -> list[str]:
     """Return the names of the modules of a stage that have the weights of backwards, too."""
-    return [
-        name for name, module in stage.named_modules() if isinstance(module, Linear | Norm) and BACK in module._buffers
-    ]
+    return [name for name, module in stage.named_modules() if isinstance(module, Doubled) and module.is_double]
 
 
 def _of_run(parameters: RunParameters, run: int) -> RunParameters:

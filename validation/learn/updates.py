@@ -35,7 +35,7 @@ class Update:
 
 @dataclass
 class States:
-    """What updates keep of each parameter, by its name."""
+    """The state that updates keep of each parameter, by its name."""
 
     update: Update
     count: int = 0
