@@ -331,7 +331,8 @@ def test_the_command_writes_the_same_bytes(
     assert {row["epoch"] for row in rows} == {"1", "2"}
     learned = json.loads(Path("one/learn.json").read_text())
     assert learned["lags"]["multi-cdp"] == {"forward": [[1, 0], [0, 0]], "backward": [[1, 0], [0, 0]]}
-    assert learned["request"]["lr"] == "0.05,0.1" and "output" not in learned["request"]
+    assert learned["request"]["lr"] == "0.05,0.1" and learned["request"]["network"] == "transformer"
+    assert not {"output", "help", "force", "verbosity"} & learned["request"].keys()
     last = [row for row in rows if (row["schedule"], row["rate"], row["epoch"]) == ("multi-cdp", "0.1", "2")]
     answer = next(each for each in learned["answers"] if (each["schedule"], each["rate"]) == ("multi-cdp", 0.1))
     assert answer["accuracy"][0] == pytest.approx(sum(float(row["accuracy"]) for row in last) / 2)

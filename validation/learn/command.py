@@ -38,6 +38,10 @@ from .training import Course, check_course, train_all
 from .updates import KINDS, Update
 
 FILES = ("curves.csv", "learn.svg", "learn.json")  # the last one is the seal
+_ASKED = (  # of the options, what learn.json has
+    *("names", "n", "m", "margin", "data", "network", "layers", "width", "dtype", "optimizer", "lr", "momentum"),
+    *("weight_decay", "drops", "drop_by", "epochs", "batch", "seeds"),
+)
 _TYPES = {"float32": torch.float32, "float64": torch.float64}
 
 _NETWORK = argument_group(
@@ -86,7 +90,7 @@ def learn_command(options: argparse.Namespace) -> int:
     learners = [read_learner(name, n, _own(name, given)) for name in dict.fromkeys(options.names)]
     micro_batches = check_course(course, learners, data)
     files.check_writable(options.output, FILES, force=options.force)
-    learned = learn(learners, course, data, micro_batches, margin, _request(options))
+    learned = learn(learners, course, data, micro_batches, margin, _request(options, course))
     with canvas.defaults():
         picture = canvas.rendered(draw_learned(learned, margin), FILES[1])
     table = as_csv(CURVES_HEADER, [*curve_rows(learned.curves)])
@@ -144,11 +148,12 @@ def _own(name: str, given: dict[str, Any]) -> dict[str, Any]:
     return given if declared is None or "m" in declared.options else {}
 
 
-def _request(options: argparse.Namespace) -> dict[str, object]:
-    """Return what was asked, but for where it is written."""
-    left_out = ("output", "force", "expect", "serve", "no_vmap")
-    kinds = (str, int, float, list, type(None))
-    return {name: value for name, value in vars(options).items() if name not in left_out and isinstance(value, kinds)}
+def _request(options: argparse.Namespace, course: Course) -> dict[str, object]:
+    """Return what was asked, and what it means where nothing was given."""
+    return {name: getattr(options, name) for name in _ASKED} | {
+        "network": course.network,
+        "layers": course.sizes.layers,
+    }
 
 
 def _read_numbers(name: str, text: str) -> tuple[float, ...]:
