@@ -34,7 +34,7 @@ def lags_of_step(program: Program, step: int) -> Lags:
 
     >>> from cdpsim import simulate
     >>> lags_of_step(simulate("multi-cdp", 2).program, 2).forward.tolist()
-    [[1, 1], [1, 0]]
+    [[1, 0], [0, 0]]
     """
     version, passes = program.tasks.version, slice(*program.first_pass[step : step + 2].tolist())
     forward, backward = (step - version[program.tasks_of_kind(kind)[passes]] for kind in (Kind.F, Kind.B))
