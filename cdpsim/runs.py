@@ -520,15 +520,24 @@ def _last_rounds(run: Run) -> SteadyState:
     warm_up, last = run.request.shape.warm_up, updates
     first = warm_up + (updates - warm_up) // 2
     if _waits_at_its_end(run):
-        last -= 1
-        if last == first and run.rerun is not None:
-            return _last_rounds(run.of_steps(updates + 1))
+        longer = run if last - first > 1 else _with_room(run, updates + 1)
+        if longer is not run:
+            return _last_rounds(longer)
+        last = max(last - 1, first + 1)
     steps, handed_over = range(int(ends[first]), int(ends[last])), found.posted.max(axis=1)
     low, high = handed_over[steps.start].item(), handed_over[steps.stop].item()
     period = _exact_quotient(high - low, last - first)
     low, high = found.posted[steps.start].max().item(), found.posted[steps.stop].min().item()
     low = low if low < high else 0
     return SteadyState(run, period, False, steps, _steps_of_rounds(run), low, high)
+
+
+def _with_room(run: Run, steps: int) -> Run:
+    """Return the same run with another number of steps, or this one if there is no room for them."""
+    try:
+        return run.of_steps(steps)
+    except RequestError:
+        return run
 
 
 def _waits_at_its_end(run: Run) -> bool:
@@ -541,7 +550,7 @@ def _waits_at_its_end(run: Run) -> bool:
 def _staleness_of_rounds(state: SteadyState) -> float:
     """Return the mean staleness of the last update's gradients; the first ones read what was there at the start."""
     run, least = state.run, LEAST_UPDATES_OF_ROUNDS + state.run.request.shape.warm_up
-    run = run.of_steps(least) if run.request.steps < least else run
+    run = _with_room(run, least) if run.request.steps < least else run
     update, stop = run.program.update_of_step, run.program.updated
     first = int(np.searchsorted(update, update[stop - 1]))
     return staleness.mean_staleness(run.program, range(first, stop))

@@ -267,6 +267,18 @@ def test_staleness_is_that_of_later_updates(name: str, stale: int, how: dict[str
         assert run.summary()["mean_staleness"] == stale
 
 
+@pytest.mark.parametrize("overlap", ["full", "none"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_without_room_for_others_has_figures_of_its_own(name: str, overlap: str) -> None:
+    """As few updates as were asked for are simulated where more do not fit."""
+    cluster = replace_overlap(Cluster(link=Link(bandwidth=4e6)), overlap)
+    model = Model(stages=(Stage(forward=1, backward=2, parameters=4_000_000),))
+    run = simulate(name, model=model, cluster=cluster, replicas=2, steps=1, jitter="lognormal:0.1", max_memory="60 kB")
+    with pytest.raises(RequestError, match="is what --max-memory allows"):
+        run.of_steps(3)
+    assert run.summary()["period"] > 0 and run.summary()["mean_staleness"] >= 0
+
+
 def test_shared_links_have_a_period_of_their_own_whatever_number_of_steps_there_is() -> None:
     model = Model(stages=(Stage(forward=1, backward=2, parameters=4_000_000),))
     options: dict[str, Any] = {"model": model, "cluster": Cluster(link=Link(bandwidth=1e6)), "replicas": 3}
