@@ -19,10 +19,10 @@ from cdpsim import SCHEDULES, RequestError
 from cdpsim.files.tables import format_table
 from cdpsim.trace.metrics.staleness import Lags
 from validation.__main__ import main
-from validation.learn.data import DATA, Data, batches, load_data
+from validation.learn.data import DATA, Data, Tensors, batches, cross_entropy, load_data
 from validation.learn.figure import draw_learned
 from validation.learn.lags import Learner, read_learner
-from validation.learn.networks import Sizes, loss_of, make_stages
+from validation.learn.networks import Sizes, make_stages
 from validation.learn.results import ANSWERS_HEADER, Learned, LearningCurve, answer_row, answers_of
 from validation.learn.stacked import Stack
 from validation.learn.statistics import BETTER, EQUIVALENT, OPEN, WORSE, compare, holm, interval, quantile, verdicts
@@ -36,10 +36,9 @@ from validation.training.stages import Architecture, Draw, Training, cut
 
 LINES = [name for name, each in SCHEDULES.items() if each.order.waits]
 ONE_MICRO_BATCH = "pipedream"
-VECTORS = Data(
-    "vectors", (torch.zeros(8, 6), torch.zeros(8, dtype=torch.int64)), (torch.zeros(1, 6), torch.zeros(1)), 3
-)
-TOKENS = VECTORS._replace(name="tokens", train=(torch.zeros(8, 5, dtype=torch.int64), VECTORS.train[1]), tokens=7)
+LABELS = torch.zeros(8, dtype=torch.int64)
+VECTORS = Data("vectors", Tensors(torch.zeros(8, 6), LABELS), Tensors(torch.zeros(1, 6), LABELS[:1]), 3)
+TOKENS = VECTORS._replace(name="tokens", test=Tensors(torch.zeros(1, 5, dtype=torch.int64), LABELS[:1]), tokens=7)
 SIZES = Sizes(layers=8, width=8, heads=2)
 STEPS = 5
 
@@ -61,7 +60,7 @@ def training_of(network: str, data: Data, n: int) -> Training:
         inputs, targets = Draw(Form((2, 5), torch.int64), data.tokens), Draw(Form((2, 5), torch.int64), data.classes)
     else:
         inputs, targets = Draw(Form((2, 6), torch.float64)), Draw(Form((2,), torch.int64), data.classes)
-    return cut(Architecture(layers, inputs, targets, loss_of), even_cuts(len(layers), n))
+    return cut(Architecture(layers, inputs, targets, cross_entropy), even_cuts(len(layers), n))
 
 
 def stack_of(
@@ -120,7 +119,7 @@ def test_without_lags_it_is_torch_on_whole_batches() -> None:
     for step in range(STEPS):
         x, y = (values[0].flatten(0, 1) for values in drawn(training, step, 4))
         optimizer.zero_grad()
-        loss_of(model(x), y).backward()
+        cross_entropy(model(x), y).backward()
         optimizer.step()
     found = learnt(stack_of("mlp", VECTORS, 4, learner.lags, Update()), training, 4, 0.1)
     assert torch.allclose(found, flatten(model.parameters()), rtol=0, atol=1e-12)
@@ -206,7 +205,8 @@ def test_lags_are_the_papers() -> None:
 @pytest.mark.parametrize("name", [name for name in DATA if name != "digits"])
 def test_sequences_are_by_their_rules(name: str) -> None:
     data = load_data(name)
-    (x, y), (test, _) = data.train, data.test
+    x, y = data.train.take(torch.arange(data.samples))
+    test, _ = data.test.take(torch.arange(len(data.test)))
     assert x.max() < data.tokens and y.max() < data.classes
     assert len(test) == (len(x) + len(test)) // 5
     rows = {tuple(row) for row in x.tolist()}
@@ -228,7 +228,7 @@ def test_digits_come_with_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_epoch_has_an_order_of_its_own() -> None:
-    data = VECTORS._replace(train=(torch.zeros(10, 6), torch.zeros(10)))
+    data = VECTORS._replace(train=Tensors(torch.zeros(10, 6), torch.zeros(10)))
     first, again, second, other = (
         torch.cat([*batches(data, *seed, 4)]).tolist() for seed in ((0, 0), (0, 0), (0, 1), (1, 0))
     )

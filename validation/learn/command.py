@@ -112,7 +112,7 @@ def learn(
     return Learned(
         request=request,
         environment=environment(),
-        data=", ".join([data.name, f"{data.samples} samples, {len(data.test[0])} in the test", *data.about]),
+        data=", ".join([data.name, f"{data.samples} samples, {len(data.test)} in the test", *data.about]),
         lags={each.name: ScheduleLags(*(own.tolist() for own in each.lags)) for each in learners},
         curves=curves,
         answers=answers_of(curves, {each.name: each.mean for each in learners}, margin),

@@ -2,13 +2,14 @@
 
 import pydoc_data.topics
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cdpsim.errors import RequestError, choose
 
@@ -19,20 +20,62 @@ LENGTH = 64  # of a sequence of characters
 TESTED = 5  # one sample in so many is kept for the test
 
 
+Draws = tuple[int, int]  # the seed and the epoch by which samples are altered at random
+
+
+class Samples(Protocol):
+    """Samples by their numbers."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        ...
+
+    def take(self, numbers: Tensor, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
+        """Return inputs and labels; with draws, as they are learnt from: altered at random, always the same of both."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Samples that are two tensors, and are never altered."""
+
+    inputs: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.inputs)
+
+    def take(self, numbers: Tensor, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
+        """Return inputs and labels."""
+        return self.inputs[numbers], self.labels[numbers]
+
+
+def cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
+    """Return the mean cross entropy of labels, of which those below 0 do not count."""
+    return nn.functional.cross_entropy(scores.flatten(0, -2), target.flatten(), ignore_index=-1)
+
+
 class Data(NamedTuple):
-    """Samples to learn from and samples for a test: inputs and labels. Labels below 0 do not count."""
+    """Samples to learn from and samples for a test. Labels below 0 do not count."""
 
     name: str
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
+    train: Samples
+    test: Samples
     classes: int
-    tokens: int = 0  # the number of tokens that inputs have; 0: they are vectors
+    tokens: int = 0  # the number of tokens that inputs have; 0: they are numbers
     about: tuple[str, ...] = ()
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy  # of scores and labels, a mean
 
     @property
     def samples(self) -> int:
         """The number of samples to learn from."""
-        return len(self.train[0])
+        return len(self.train)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of an input."""
+        return self.test.take(torch.zeros(1, dtype=torch.int64))[0].shape[1:]
 
 
 def digits() -> Data:
@@ -106,7 +149,7 @@ def _divided(name: str, x: Tensor, y: Tensor, classes: int, tokens: int = 0, abo
     order = torch.tensor(np.random.default_rng(0).permutation(len(x)))
     test = order[: len(x) // TESTED]
     train = order[len(x) // TESTED :]
-    return Data(name, (x[train], y[train]), (x[test], y[test]), classes, tokens, about)
+    return Data(name, Tensors(x[train], y[train]), Tensors(x[test], y[test]), classes, tokens, about)
 
 
 def batches(data: Data, seed: int, epoch: int, batch: int) -> Iterator[Tensor]:

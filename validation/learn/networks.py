@@ -147,7 +147,7 @@ Layers = Callable[[Data, Sizes], list[nn.Module]]
 
 def residual_perceptron(data: Data, sizes: Sizes) -> list[nn.Module]:
     """Return the layers of an MLP from vectors to labels."""
-    inputs, width = data.train[0].shape[-1], sizes.width
+    inputs, width = data.shape[-1], sizes.width
     hidden = [Residual(width) for _ in range(sizes.layers - 2)]
     return [First(inputs, width), *hidden, Linear(width, data.classes)]
 
@@ -157,7 +157,7 @@ def causal_transformer(data: Data, sizes: Sizes) -> list[nn.Module]:
     if sizes.width % sizes.heads:
         raise RequestError(f"heads={sizes.heads}", f"must divide the width, which is {sizes.width}")
     blocks = [CausalLayer(sizes.width, sizes.heads) for _ in range(sizes.layers - 2)]
-    return [Embedding(data.tokens, data.train[0].shape[-1], sizes.width), *blocks, Head(sizes.width, data.classes)]
+    return [Embedding(data.tokens, data.shape[-1], sizes.width), *blocks, Head(sizes.width, data.classes)]
 
 
 NETWORKS: dict[str, Layers] = {"mlp": residual_perceptron, "transformer": causal_transformer}
@@ -187,11 +187,6 @@ def make_stages(
 
 def _stage_layers(layers: Sequence[nn.Module], ends: Sequence[int]) -> list[Sequence[nn.Module]]:
     return [layers[first:end] for first, end in pairwise(ends)]
-
-
-def loss_of(scores: Tensor, target: Tensor) -> Tensor:
-    """Return the mean cross entropy of labels, of which those below 0 do not count."""
-    return nn.functional.cross_entropy(scores.flatten(0, -2), target.flatten(), ignore_index=-1)
 
 
 def right(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

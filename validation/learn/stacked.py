@@ -5,7 +5,7 @@ with the same lags go through the network together.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -15,7 +15,8 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from cdpsim.trace.metrics.staleness import Lags
 
-from .networks import BACK, Doubled, loss_of
+from .data import cross_entropy
+from .networks import BACK, Doubled
 from .updates import Update
 
 RunParameters = list[dict[str, Tensor]]  # of each stage, by name; rows are runs
@@ -25,9 +26,15 @@ class Stack:
     """Runs of one schedule that differ in their start, their data or their rate."""
 
     def __init__(
-        self, starts: Sequence[Sequence[nn.Module]], lags: Lags, update: Update, *, one_by_one: bool = False
+        self,
+        starts: Sequence[Sequence[nn.Module]],
+        lags: Lags,
+        update: Update,
+        loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+        *,
+        one_by_one: bool = False,
     ) -> None:
-        self._stages, self._lags, self._one_by_one = starts[0], lags, one_by_one
+        self._stages, self._lags, self._of, self._one_by_one = starts[0], lags, loss, one_by_one
         first = [
             {name: torch.stack([dict(run[j].named_parameters())[name].detach() for run in starts]) for name in own}
             for j, own in enumerate(dict(stage.named_parameters()) for stage in starts[0])
@@ -87,7 +94,7 @@ class Stack:
         return self._versions[max(len(self._versions) - 1 - lag, 0)][stage]
 
     def _loss(self, parameters: RunParameters, back: RunParameters, x: Tensor, y: Tensor) -> Tensor:
-        return loss_of(self.scores(parameters, x, back), y)
+        return self._of(self.scores(parameters, x, back), y)
 
     def scores(self, parameters: RunParameters, x: Tensor, back: RunParameters | None = None) -> Tensor:
         """Return what the network says of inputs with one run's parameters."""

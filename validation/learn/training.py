@@ -13,7 +13,7 @@ from cdpsim.errors import RequestError
 from ..training.passes import one_thread
 from .data import Data, batches
 from .lags import Learner
-from .networks import Sizes, loss_of, make_stages, right
+from .networks import Sizes, make_stages, right
 from .results import TENTH, LearningCurve
 from .stacked import Stack, is_finite
 from .updates import Update
@@ -79,7 +79,11 @@ class _Trained:
         ]
         self._runs = [(rate, seed) for rate in course.rates for seed in range(course.seeds)]
         self._stack = Stack(
-            [starts[seed] for _, seed in self._runs], learner.lags, course.update, one_by_one=course.one_by_one
+            [starts[seed] for _, seed in self._runs],
+            learner.lags,
+            course.update,
+            data.loss,
+            one_by_one=course.one_by_one,
         )
         self._rates = torch.tensor([rate for rate, _ in self._runs], dtype=course.dtype)
 
@@ -92,7 +96,7 @@ class _Trained:
             rows = zip(*(batches(self._data, seed, epoch, course.batch) for seed in range(course.seeds)), strict=True)
             for numbers in rows:
                 factor = course.rate(len(losses) / (course.epochs * per_epoch))
-                losses.append(self._step(torch.stack(numbers), factor * self._rates))
+                losses.append(self._step(numbers, epoch, factor * self._rates))
             tests.append(self._test())
             done(1)
         loss = torch.stack(losses).to(torch.float64)
@@ -111,28 +115,33 @@ class _Trained:
                 diverged=not bool(finite[r]),
             )
 
-    def _step(self, numbers: Tensor, rates: Tensor) -> Tensor:
+    def _step(self, numbers: Sequence[Tensor], epoch: int, rates: Tensor) -> Tensor:
         """Let all runs learn from a batch, of which each seed has its own; return their losses.
 
         A schedule with fewer micro-batches in a step makes more steps of it.
         """
-        course, m = self._course, self._learner.micro_batches
-        of_runs = numbers.repeat(len(course.rates), 1).reshape(len(self._runs), self._steps, m, -1)
-        parts = []
-        for part in range(self._steps):
-            x, y = (values[of_runs[:, part]] for values in self._data.train)
-            x = x.to(course.dtype) if x.is_floating_point() else x
-            parts.append(self._stack.step(x, y, rates))
-        return torch.stack(parts).mean(dim=0)
+        m = self._learner.micro_batches
+        taken = [self._data.train.take(own, (seed, epoch)) for seed, own in enumerate(numbers)]
+        x, y = (self._for_runs(torch.stack(own)) for own in zip(*taken, strict=True))
+        x, y = (values.unflatten(1, (self._steps, m, -1)) for values in (x, y))
+        losses = [self._stack.step(x[:, part], y[:, part], rates) for part in range(self._steps)]
+        return torch.stack(losses).mean(dim=0)
+
+    def _for_runs(self, of_seeds: Tensor) -> Tensor:
+        """Return the data of each run, in the type of its parameters."""
+        values = of_seeds.to(self._course.dtype) if of_seeds.is_floating_point() else of_seeds
+        return values.repeat(len(self._course.rates), *[1] * (values.dim() - 1))
 
     def _test(self) -> tuple[Tensor, Tensor]:
         """Return each run's loss and accuracy in the test."""
-        x, y = self._data.test
+        x, y = self._data.test.take(torch.arange(len(self._data.test)))
         x = x.to(self._course.dtype) if x.is_floating_point() else x
         with torch.no_grad():
             scores = vmap(lambda parameters: self._stack.scores(parameters, x))(self._stack.newest)
         hits, of = zip(*(right(own, y) for own in scores), strict=True)
-        return torch.stack([loss_of(own, y) for own in scores]).to(torch.float64), torch.stack(hits) / torch.stack(of)
+        return torch.stack([self._data.loss(own, y) for own in scores]).to(torch.float64), torch.stack(
+            hits
+        ) / torch.stack(of)
 
 
 def _or_none(values: Tensor) -> list[float | None]:
