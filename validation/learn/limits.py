@@ -1,0 +1,143 @@
+"""Limits of the rate: the largest at which trainings by a schedule's lags end below their start, beside the theory.
+
+The theory is that of a quadratic (see `stability`) whose curvature is the sharpness of the loss where trainings start.
+Either each direction of the parameters lies in one stage, or all stages share the sharpest one; in a network it is
+something between these.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import torch
+
+from cdpsim.errors import RequestError
+from cdpsim.numeric.columns import Flags, Floats
+
+from ..training.passes import one_thread
+from .data import Data, batches
+from .lags import Learner
+from .sharpness import in_type, sharpness_of, starting_models
+from .stability import first_failing, limit_of
+from .training import Course, train_all
+from .updates import Update
+
+BELOW = 0.8  # the share of seeds that must end below their start
+_WITH_THEORY = ("sgd", "momentum", "nesterov")
+_AROUND = 4.0  # the first rates tried go from the least limit by the theory over this to the largest one times this
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest rate of a schedule, and that of both theories; ratios are to the first schedule's."""
+
+    schedule: str
+    lag: float
+    lower: float  # the largest rate tried at which enough seeds end below their start, as at all lower ones tried
+    upper: float  # the next one tried
+    own: float  # by the theory, if each stage has a curvature of its own
+    shared: float  # by the theory, if all stages share one direction
+    ratio: float
+    own_ratio: float
+    shared_ratio: float
+    sharpness: float  # the mean over seeds
+    spread: float  # their standard deviation
+
+
+def find_limits(
+    learners: Sequence[Learner],
+    course: Course,
+    data: Data,
+    micro_batches: int,
+    done: Callable[[int], object] = int,
+    *,
+    count: int = 8,
+    tolerance: float = 0.01,
+) -> list[Limit]:
+    """Return the limit of each schedule, to a relative tolerance; so many rates are trained at once.
+
+    The rates of the course do not matter. Weight decay and drops are part of the trainings, and not of the theory.
+    """
+    numbers = [theoretical_limits(learner, course.update) for learner in learners]
+    with one_thread():
+        sharpness, starts = sharpness_of(course, data), _starting_losses(course, data)
+    limits: list[Limit] = []
+    for learner, number in zip(learners, numbers, strict=True):
+
+        def are_below(rates: Floats, learner: Learner = learner) -> Flags:
+            """Return for each rate whether enough seeds end below their start."""
+            curves = train_all(learner, replace(course, rates=tuple(rates.tolist())), data, micro_batches, done)
+            ends = np.array([None if curve.diverged else curve.loss[-1] for curve in curves], dtype=float)
+            below: Flags = (ends.reshape(len(rates), -1) < starts).mean(axis=1) >= BELOW
+            return below
+
+        theory = [each / float(sharpness.mean()) for each in number]
+        bracket = first_failing(are_below, (min(theory) / _AROUND, max(theory) * _AROUND), count, tolerance)
+        limits.append(_beside_first(learner, bracket, theory, sharpness, limits))
+    return limits
+
+
+def theoretical_limits(learner: Learner, update: Update) -> tuple[float, float]:
+    """Return the limit of the rate times the curvature: of each stage by itself, and of one direction of all stages."""
+    if update.kind not in _WITH_THEORY:
+        known = f"{', '.join(_WITH_THEORY[:-1])} or {_WITH_THEORY[-1]}"
+        raise RequestError("optimizer", f"{update.kind} has no limit on a quadratic to compare with; take {known}")
+    momentum, nesterov = 0.0 if update.kind == "sgd" else update.momentum, update.kind == "nesterov"
+    own, shared = (
+        limit_of(learner.lags, momentum=momentum, nesterov=nesterov, shared=shared) for shared in (False, True)
+    )
+    return own, shared
+
+
+def _starting_losses(course: Course, data: Data) -> Floats:
+    """Return the loss of each seed's first batch before the first step."""
+    losses = []
+    for seed, model in enumerate(starting_models(course, data)):
+        x, y = data.train.take(next(batches(data, seed, 0, course.batch)), (seed, 0))
+        with torch.no_grad():
+            losses.append(data.loss(model(in_type(x, course.dtype)), y).item())
+    return np.array(losses)
+
+
+def _beside_first(
+    learner: Learner,
+    bracket: tuple[float, float],
+    theory: Sequence[float],
+    sharpness: Floats,
+    before: Sequence[Limit],
+) -> Limit:
+    """Return the limit of a schedule, of which the first one of those before is the measure."""
+    rates = (bracket[0], *theory)
+    first = (before[0].lower, before[0].own, before[0].shared) if before else rates
+    ratio, own_ratio, shared_ratio = (rate / other for rate, other in zip(rates, first, strict=True))
+    return Limit(
+        schedule=learner.name,
+        lag=learner.mean,
+        lower=bracket[0],
+        upper=bracket[1],
+        own=theory[0],
+        shared=theory[1],
+        ratio=ratio,
+        own_ratio=own_ratio,
+        shared_ratio=shared_ratio,
+        sharpness=float(sharpness.mean()),
+        spread=float(sharpness.std()),
+    )
+
+
+LIMITS_HEADER = (
+    *("schedule", "lag", "largest rate", "theory, own", "theory, shared"),
+    *("to the first", "theory, own", "theory, shared", "sharpness"),
+)
+
+
+def limit_row(limit: Limit) -> tuple[str, ...]:
+    """Return the cells of a limit, for people."""
+    rates = (limit.lower, limit.own, limit.shared)
+    ratios = (limit.ratio, limit.own_ratio, limit.shared_ratio)
+    return (
+        limit.schedule,
+        *(f"{value:.4g}" for value in (limit.lag, *rates)),
+        *(f"{value:.3f}" for value in ratios),
+        f"{limit.sharpness:.3g} ± {limit.spread:.2g}",
+    )
