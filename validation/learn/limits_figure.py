@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MARKS: tuple[tuple[str, dict[str, Any]], ...] = (
+_SERIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("measured", {"marker": "o", "color": INK, "zorder": 3}),
     ("theory, each stage its own curvature", {"marker": "<", "color": "#2171b5"}),
     ("theory, one direction of all stages", {"marker": ">", "color": "#d94701"}),
@@ -43,6 +43,6 @@ def _draw_rows(axes: "Axes", title: str, rows: Sequence[tuple[float, float, floa
     axes.xaxis.set_minor_formatter(NullFormatter())
     places = range(len(rows))
     axes.hlines(places, [min(row[1:]) for row in rows], [max(row[1:]) for row in rows], color=GREY, linewidth=0.8)
-    for (name, look), values in zip(_MARKS, zip(*rows, strict=True), strict=True):
+    for (name, look), values in zip(_SERIES, zip(*rows, strict=True), strict=True):
         axes.plot(values, places, linestyle="none", markersize=6, label=name, **look)
     axes.margins(x=0.08, y=0.12)

@@ -21,7 +21,7 @@ _SETTLED, _MOST_PRODUCTS = 1e-4, 200
 def sharpness_of(course: Course, data: Data) -> Floats:
     """Return the sharpness of the mean loss of at most 1,024 labels, where the training of each seed starts."""
     of_sample = data.train.take(torch.zeros(1, dtype=torch.int64))[1].numel()
-    drawn = torch.tensor(np.random.default_rng(0).permutation(data.samples)[: MOST_LABELS // of_sample])
+    drawn = torch.tensor(np.random.default_rng(0).permutation(data.samples)[: max(MOST_LABELS // of_sample, 1)])
     inputs, labels = data.train.take(drawn)
     products, start = hessian_products(
         starting_models(course, data), lambda scores: data.loss(scores, labels), in_type(inputs, course.dtype)
