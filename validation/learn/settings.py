@@ -1,0 +1,136 @@
+"""Settings of a training: what is asked, what the paper has, and what is usual where nothing is given."""
+
+from collections.abc import Mapping
+from math import isfinite
+from types import MappingProxyType
+
+import torch
+
+from cdpsim.errors import RequestError, choose, short_repr, whole_number
+from cdpsim.files.units import size_bytes
+
+from ..ranks.member import check_device
+from .networks import NETWORKS, Sizes
+from .training import Course
+from .updates import KINDS, Update
+
+Settings = Mapping[str, str]  # by the names of options
+TYPES = {"float32": torch.float32, "float64": torch.float64}
+FIXED: tuple[str, ...] = ()  # networks that have layers of their own
+IMAGES: tuple[str, ...] = ()  # data of images
+USUAL: Settings = MappingProxyType(
+    {
+        "data": "digits",
+        "width": "32",
+        "cut": "layers",
+        "dtype": "float32",
+        "optimizer": "momentum",
+        "lr": "0.05",
+        "momentum": "0.9",
+        "weight_decay": "0",
+        "drops": "",
+        "drop_by": "0.2",
+        "warm_up": "0",
+        "epochs": "20",
+        "batch": "64",
+        "seeds": "10",
+        "margin": "0.5",
+        "best_of": "1",
+        "device": "cpu",
+        "max_memory": "4 GiB",
+    }
+)
+# Fournier and Oyallon, section 5, by the data. Of a ResNet-50, the decay is another one with some.
+_PAPERS: Mapping[str, Settings] = MappingProxyType(
+    {
+        "cifar10": {
+            "network": "resnet18",
+            "cut": "flops",
+            "batch": "128",
+            "epochs": "100",
+            "lr": "0.05",
+            "drops": "0.3,0.6,0.9",
+            "drop_by": "0.2",
+            "weight_decay": "5e-4",
+            "seeds": "5",
+        },
+        "imagenet": {
+            "network": "resnet18",
+            "cut": "flops",
+            "batch": "256",
+            "epochs": "90",
+            "lr": "0.1",
+            "drop_by": "0.1",
+            "weight_decay": "1e-4",
+            "seeds": "3",
+            "best_of": "10",
+            "drops": f"{1 / 3},{2 / 3}",
+        },
+    }
+)
+_DECAYS_OF_RESNET_50 = {"cifar10": "1e-3"}
+
+
+def settings_of(given: Settings, *, like_paper: bool = False) -> dict[str, str]:
+    """Return all settings of a training of which some are given."""
+    kind = given.get("data", USUAL["data"]).partition(":")[0]
+    paper: dict[str, str] = {}
+    if like_paper:
+        if kind not in _PAPERS:
+            raise RequestError("like-paper", f"is for {' and '.join(_PAPERS)}; give --data {next(iter(_PAPERS))}:DIR")
+        paper = {**_PAPERS[kind]}
+        if given.get("network") == "resnet50":
+            paper["weight_decay"] = _DECAYS_OF_RESNET_50.get(kind, paper["weight_decay"])
+    usual = "mlp" if kind == "digits" else "conv" if kind in IMAGES else "transformer"
+    settings = {**USUAL, "network": usual, **paper, **given}
+    if settings["network"] in FIXED:
+        for name in ("layers", "width"):
+            if name in given:
+                raise RequestError(name, f"{settings['network']} has layers of its own; leave --{name} out")
+    return settings
+
+
+def course_of(settings: Settings, n: int, *, one_by_one: bool = False) -> Course:
+    """Return the course of settings, for n stages."""
+    update = Update(
+        choose("optimizer", settings["optimizer"], KINDS),
+        read_number("momentum", settings["momentum"]),
+        read_number("weight-decay", settings["weight_decay"]),
+    )
+    check_device(settings["device"], "gloo", 1)
+    return Course(
+        network=choose("network", settings["network"], NETWORKS),
+        sizes=Sizes(
+            whole_number("layers", settings.get("layers", max(n, 8)), at_least=max(n, 2)),
+            whole_number("width", settings["width"], at_least=1),
+        ),
+        stages=n,
+        update=update,
+        rates=read_numbers("lr", settings["lr"]),
+        drops=read_numbers("drops", settings["drops"]) if settings["drops"] else (),
+        drop_by=read_number("drop-by", settings["drop_by"]),
+        warm_up=whole_number("warm-up", settings["warm_up"], at_least=0),
+        seeds=whole_number("seeds", settings["seeds"], at_least=1),
+        epochs=whole_number("epochs", settings["epochs"], at_least=1),
+        batch=whole_number("batch", settings["batch"], at_least=1),
+        dtype=TYPES[choose("dtype", settings["dtype"], TYPES)],
+        device=settings["device"],
+        one_by_one=one_by_one,
+        most_bytes=size_bytes(settings["max_memory"]),
+    )
+
+
+def read_numbers(name: str, text: str) -> tuple[float, ...]:
+    """Return different numbers of at least 0."""
+    return tuple(dict.fromkeys(read_number(name, part) for part in text.split(",")))
+
+
+def read_number(name: str, text: str) -> float:
+    """Return a finite number of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not (isfinite(value) and value >= 0):
+        raise RequestError(name, f"{short_repr(text)} is no number of at least 0")
+    return value
