@@ -19,7 +19,7 @@ from cdpsim import SCHEDULES, Request, RequestError, assemble
 from cdpsim.files.tables import format_table
 from cdpsim.trace.metrics.staleness import Lags
 from validation.__main__ import main
-from validation.learn.data import DATA, Data, Tensors, batches, cross_entropy, load_data
+from validation.learn.data import DATA, Data, Tensors, batches, label_loss, load_data
 from validation.learn.figure import draw_learned
 from validation.learn.lags import Learner, learner_of, read_learner
 from validation.learn.networks import Sizes, make_stages
@@ -63,7 +63,7 @@ def training_of(network: str, data: Data, n: int) -> Training:
         inputs, targets = Draw(Form((2, 5), torch.int64), data.tokens), Draw(Form((2, 5), torch.int64), data.classes)
     else:
         inputs, targets = Draw(Form((2, 6), torch.float64)), Draw(Form((2,), torch.int64), data.classes)
-    return cut(Architecture(layers, inputs, targets, cross_entropy), even_cuts(len(layers), n))
+    return cut(Architecture(layers, inputs, targets, label_loss), even_cuts(len(layers), n))
 
 
 def stack_of(
@@ -122,7 +122,7 @@ def test_without_lags_it_is_torch_on_whole_batches() -> None:
     for step in range(STEPS):
         x, y = (values[0].flatten(0, 1) for values in drawn(training, step, 4))
         optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
+        label_loss(model(x), y).backward()
         optimizer.step()
     found = learnt(stack_of("mlp", VECTORS, 4, learner, Update()), training, 4, 0.1)
     assert torch.allclose(found, flatten(model.parameters()), rtol=0, atol=1e-12)
@@ -389,7 +389,7 @@ def test_the_command_writes_the_same_bytes(
 def test_runs_that_do_not_fit_are_trained_one_after_another() -> None:
     learner, data = read_learner("multi-cdp", 2, {}), load_data("sequences:addition")
     course = replace(COURSE, dtype=torch.float64)
-    whole, parts = (train_all(learner, replace(course, most_bytes=most), data, 2) for most in (2**30, 2_500_000))
+    whole, parts = (train_all(learner, replace(course, most_bytes=most), data, 2) for most in (2**30, 10_000_000))
     assert [(curve.rate, curve.seed) for curve in parts] == [(curve.rate, curve.seed) for curve in whole]
     for one, other in zip(whole, parts, strict=True):
         assert one.loss == pytest.approx(other.loss, abs=1e-10) and one.accuracy == other.accuracy

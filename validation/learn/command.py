@@ -35,17 +35,17 @@ from .results import (
     answers_of,
     curve_rows,
 )
-from .settings import USUAL, course_of, read_number, settings_of
+from .settings import USUAL_SETTINGS, course_of, read_number, settings_of
 from .statistics import VERDICTS
 from .training import Course, check_course, train_all
 from .unfinished import Unfinished
 from .updates import KINDS
 
 FILES = ("curves.csv", "learn.svg", "learn.json")  # the last one is the seal
-OPTIONS = ("m", "chunks", "vertical_sync", "replicas", "local_steps", "outer")  # of a request, which lags depend on
+LAG_OPTIONS = ("m", "chunks", "vertical_sync", "replicas", "local_steps", "outer")  # of a request, which lags depend on
 _SCHEDULES = argument_group(
     "what is asked of schedules, of those that take it",
-    lambda group: add_options(group, OPTIONS),
+    lambda group: add_options(group, LAG_OPTIONS),
     argument("--schedule-warm-up", metavar="W", help="steps before rounds or local steps whose updates are waited for"),
 )
 _NETWORK = argument_group(
@@ -60,7 +60,7 @@ _NETWORK = argument_group(
         "--batch-norm", action="store_true", help="of images: each micro-batch's own statistics (default: groups)"
     ),
 )
-_COURSE = argument_group(
+_TRAINED = argument_group(
     "how it is trained",
     argument("--like-paper", action="store_true", help="as Fournier and Oyallon: cifar10 or imagenet, a ResNet"),
     argument("--optimizer", metavar="NAME", help=f"{', '.join(KINDS)} (default momentum)"),
@@ -74,7 +74,7 @@ _COURSE = argument_group(
     argument("--batch", metavar="B", help="samples of an update (default 64)"),
     argument("--seeds", metavar="S", help="runs with other starts and orders (default 10)"),
 )
-_MACHINE = argument_group(
+_COMPUTED = argument_group(
     "how it is computed",
     argument("--device", metavar="DEVICE", help="cpu (default) or cuda"),
     argument("--max-memory", metavar="SIZE", help="of runs that are trained at once (default 4 GiB)"),
@@ -95,22 +95,24 @@ _MACHINE = argument_group(
     argument("--force", action="store_true", help="overwrite files that exist, and begin anew"),
     _SCHEDULES,
     _NETWORK,
-    _COURSE,
-    _MACHINE,
+    _TRAINED,
+    _COMPUTED,
 )
 def learn_command(options: argparse.Namespace) -> int:
     """Train networks with the staleness of schedules: what it does to their accuracy."""
     n = whole_number("n", options.n, at_least=1)
-    given = {name: own for name in (*USUAL, "network", "layers") if (own := getattr(options, name)) is not None}
+    given = {
+        name: own for name in (*USUAL_SETTINGS, "network", "layers") if (own := getattr(options, name)) is not None
+    }
     settings = settings_of(given, like_paper=options.like_paper)
     expected = [_expected(text, options.names) for text in options.expect]
     course, data = course_of(settings, n, one_by_one=options.no_vmap), load_data(settings["data"])
     requests = PartialRequests()
-    learners = [read_learner(name, n, _given(options), requests) for name in dict.fromkeys(options.names)]
+    learners = [read_learner(name, n, _of_schedules(options), requests) for name in dict.fromkeys(options.names)]
     micro_batches = check_course(course, learners, data)
     report_untaken(requests)
     files.check_writable(options.output, FILES, force=options.force)
-    asked = {"of_schedules": _given(options)} if _given(options) else {}
+    asked = {"of_schedules": _of_schedules(options)} if _of_schedules(options) else {}
     request = {"names": options.names, "n": n, **asked, **settings}
     margin, best_of = (
         read_number("margin", settings["margin"]),
@@ -158,9 +160,9 @@ def _write(options: argparse.Namespace, learned: Learned, margin: float) -> None
     write_stdout(format_table("text", (), ANSWERS_HEADER, [answer_row(answer, margin) for answer in learned.answers]))
 
 
-def _given(options: argparse.Namespace) -> dict[str, Any]:
+def _of_schedules(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of requests that are given."""
-    given = {name: getattr(options, name) for name in OPTIONS} | {"warm_up": options.schedule_warm_up}
+    given = {name: getattr(options, name) for name in LAG_OPTIONS} | {"warm_up": options.schedule_warm_up}
     return {name: own for name, own in given.items() if own is not None}
 
 

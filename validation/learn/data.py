@@ -51,7 +51,7 @@ class Tensors:
         return self.inputs[numbers], self.labels[numbers]
 
 
-def cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
+def label_loss(scores: Tensor, target: Tensor) -> Tensor:
     """Return the mean cross entropy of labels, of which those below 0 do not count."""
     return nn.functional.cross_entropy(scores.flatten(0, -2), target.flatten(), ignore_index=-1)
 
@@ -65,7 +65,7 @@ class Data(NamedTuple):
     classes: int
     tokens: int = 0  # the number of tokens that inputs have; 0: they are numbers
     about: tuple[str, ...] = ()
-    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy  # of scores and labels, a mean
+    loss: Callable[[Tensor, Tensor], Tensor] = label_loss  # of scores and labels, a mean
 
     @property
     def samples(self) -> int:

@@ -113,10 +113,11 @@ class CausalLayer(nn.Module):
         return x + y
 
     def _attend(self, x: Tensor) -> Tensor:
-        parts = self.attention_in(x).unflatten(-1, (3, self.heads, -1))
-        query, key, value = (parts[..., k, :, :].transpose(-2, -3) for k in range(3))
-        later = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool, device=x.device).triu(1)
-        weights = (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).masked_fill(later, -torch.inf).softmax(-1)
+        query, key, value = (
+            own.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for own in self.attention_in(x).chunk(3, -1)
+        )
+        later = torch.full((x.shape[-2], x.shape[-2]), -torch.inf, dtype=x.dtype, device=x.device).triu(1)
+        weights = (query / query.shape[-1] ** 0.5 @ key.transpose(-1, -2) + later).softmax(-1)
         attended: Tensor = self.attention_out((weights @ value).transpose(-2, -3).flatten(-2))
         return attended
 

@@ -15,10 +15,10 @@ from .training import Course
 from .updates import KINDS, Update
 
 Settings = Mapping[str, str]  # by the names of options
-TYPES = {"float32": torch.float32, "float64": torch.float64}
+NUMBER_TYPES = {"float32": torch.float32, "float64": torch.float64}
 FIXED: tuple[str, ...] = ()  # networks that have layers of their own
 IMAGES: tuple[str, ...] = ()  # data of images
-USUAL: Settings = MappingProxyType(
+USUAL_SETTINGS: Settings = MappingProxyType(
     {
         "data": "digits",
         "width": "32",
@@ -73,7 +73,7 @@ _DECAYS_OF_RESNET_50 = {"cifar10": "1e-3"}
 
 def settings_of(given: Settings, *, like_paper: bool = False) -> dict[str, str]:
     """Return all settings of a training of which some are given."""
-    kind = given.get("data", USUAL["data"]).partition(":")[0]
+    kind = given.get("data", USUAL_SETTINGS["data"]).partition(":")[0]
     paper: dict[str, str] = {}
     if like_paper:
         if kind not in _PAPERS:
@@ -82,7 +82,7 @@ def settings_of(given: Settings, *, like_paper: bool = False) -> dict[str, str]:
         if given.get("network") == "resnet50":
             paper["weight_decay"] = _DECAYS_OF_RESNET_50.get(kind, paper["weight_decay"])
     usual = "mlp" if kind == "digits" else "conv" if kind in IMAGES else "transformer"
-    settings = {**USUAL, "network": usual, **paper, **given}
+    settings = {**USUAL_SETTINGS, "network": usual, **paper, **given}
     if settings["network"] in FIXED:
         for name in ("layers", "width"):
             if name in given:
@@ -113,7 +113,7 @@ def course_of(settings: Settings, n: int, *, one_by_one: bool = False) -> Course
         seeds=whole_number("seeds", settings["seeds"], at_least=1),
         epochs=whole_number("epochs", settings["epochs"], at_least=1),
         batch=whole_number("batch", settings["batch"], at_least=1),
-        dtype=TYPES[choose("dtype", settings["dtype"], TYPES)],
+        dtype=NUMBER_TYPES[choose("dtype", settings["dtype"], NUMBER_TYPES)],
         device=settings["device"],
         one_by_one=one_by_one,
         most_bytes=size_bytes(settings["max_memory"]),

@@ -1,8 +1,9 @@
 """Training of many runs of one schedule at once: each parameter is one tensor, whose rows are the runs.
 
 A micro-batch takes its gradient at the versions that the schedule's lags say, of each stage by itself. Micro-batches
-with the same lags go through the network together. Steps make versions as in the update equation of replays: each of
-its base, with the parameters and the optimizer's state that the base has, and of the mean gradients of some steps.
+with the same lags go through the network together, unless these are kept `apart`. Steps make versions as in the update
+equation of replays: each of its base, with the parameters and the optimizer's state that the base has, and of the mean
+gradients of some steps.
 
 Workers that may have versions of their own are rows, too: those of a run stand one after another.
 """
@@ -21,7 +22,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from cdpsim.numeric.columns import Ints
 from cdpsim.trace.metrics.staleness import Lags
 
-from .data import cross_entropy
+from .data import label_loss
 from .lags import Learner
 from .networks import BACK, Doubled
 from .outer import OuterUpdates
@@ -40,9 +41,10 @@ class Stack:
         learner: Learner,
         update: Update,
         steps: int,
-        loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+        loss: Callable[[Tensor, Tensor], Tensor] = label_loss,
         *,
         one_by_one: bool = False,
+        apart: bool = False,
     ) -> None:
         self._stages, self._learner, self._update = starts[0], learner, update
         self._loss_of, self._one_by_one = loss, one_by_one
@@ -55,7 +57,8 @@ class Stack:
         self._taken: dict[int, RowParameters] = {}  # the mean gradients of steps that a later version takes
         self._last_kept = 0
         self._outer = OuterUpdates(learner.outer, self._means(first))
-        self._groups = [_alike(each) for each in (_first_workers(learner), _newest(_first_workers(learner)))]
+        own = _first_workers(learner)
+        self._groups = [(each, _alike(each, apart=apart)) for each in (own, _newest(own))]
 
     @property
     def kept(self) -> RowParameters:
@@ -122,7 +125,7 @@ class Stack:
                 self._versions[version] = self._on_rows(self._outer.step(self._means(self._versions[averaged])))
                 self._states[version] = self._states[base]
             else:
-                gradients = _mean([self._taken[t] for t in range(int(made.first[row]), step + 1)])
+                gradients = _mean_gradients([self._taken[t] for t in range(int(made.first[row]), step + 1)])
                 gradients = gradients if made.own[row] else self._on_rows(self._means(gradients))
                 rows = zip(self._states[base], self._versions[base], gradients, strict=True)
                 pairs = [state.step(theta, gradient, rates) for state, theta, gradient in rows]
@@ -157,7 +160,7 @@ class Stack:
         if not self._one_by_one:
             found: tuple[RowParameters, Tensor] = vmap(gradient)(forward, back, x, y)
             return found
-        rows = [gradient(_of_row(forward, r), _of_row(back, r), x[r], y[r]) for r in range(len(x))]
+        rows = [gradient(_one_row(forward, r), _one_row(back, r), x[r], y[r]) for r in range(len(x))]
         gradients = [
             {name: torch.stack([each[j][name] for each, _ in rows]) for name in own} for j, own in enumerate(forward)
         ]
@@ -177,11 +180,11 @@ class Stack:
         """Return the means over each run's workers."""
         if self._learner.workers == 1:
             return rows
-        return _each(rows, lambda own: own.unflatten(0, (-1, self._learner.workers)).mean(dim=1))
+        return _mapped(rows, lambda own: own.unflatten(0, (-1, self._learner.workers)).mean(dim=1))
 
     def _on_rows(self, runs: RowParameters) -> RowParameters:
         """Return the same for each of a run's workers."""
-        return _each(runs, lambda own: own.repeat_interleave(self._learner.workers, 0))
+        return _mapped(runs, lambda own: own.repeat_interleave(self._learner.workers, 0))
 
 
 def _doubled(stage: nn.Module) -> list[str]:
@@ -197,11 +200,11 @@ def _stacked(starts: Sequence[Sequence[nn.Module]]) -> RowParameters:
     ]
 
 
-def _each(rows: RowParameters, change: Callable[[Tensor], Tensor]) -> RowParameters:
+def _mapped(rows: RowParameters, change: Callable[[Tensor], Tensor]) -> RowParameters:
     return [{name: change(own) for name, own in stage.items()} for stage in rows]
 
 
-def _mean(of: Sequence[RowParameters]) -> RowParameters:
+def _mean_gradients(of: Sequence[RowParameters]) -> RowParameters:
     """Return the mean of several steps' gradients."""
     if len(of) == 1:
         return of[0]
@@ -210,7 +213,7 @@ def _mean(of: Sequence[RowParameters]) -> RowParameters:
     ]
 
 
-def _of_row(parameters: RowParameters, row: int) -> RowParameters:
+def _one_row(parameters: RowParameters, row: int) -> RowParameters:
     return [{name: own[row] for name, own in stage.items()} for stage in parameters]
 
 
@@ -224,10 +227,12 @@ def _newest(lags: Lags) -> Lags:
     return Lags(*(np.zeros_like(own) for own in lags))
 
 
-def _alike(lags: Lags) -> tuple[Lags, list[Ints]]:
-    """Return lags, and which micro-batches have the same."""
+def _alike(lags: Lags, *, apart: bool) -> list[Ints]:
+    """Return which micro-batches have the same lags, or each of them apart."""
     rows = np.concatenate([lags.forward, lags.backward], axis=1)
-    return lags, [np.flatnonzero((rows == row).all(axis=1)) for row in np.unique(rows, axis=0)]
+    if apart:
+        return [*np.arange(len(rows))[:, None]]
+    return [np.flatnonzero((rows == row).all(axis=1)) for row in np.unique(rows, axis=0)]
 
 
 def _last_uses(step: Ints, *sources: Ints) -> Mapping[int, int]:

@@ -80,7 +80,8 @@ def train_all(
     steps = micro_batches // learner.micro_batches * learner.steps_per_update
     with one_thread():
         runs = [(rate, seed) for rate in course.rates for seed in range(course.seeds)]
-        at_once = max(course.most_bytes // _bytes_of_run(learner, course, data, steps), 1)
+        own, of_sample = _bytes_of_run(learner, course, data)
+        at_once = max(course.most_bytes // (own + of_sample * (course.batch // steps)), 1)
         blocks = [runs[first : first + at_once] for first in range(0, len(runs), at_once)]
         return [
             curve
@@ -89,8 +90,8 @@ def train_all(
         ]
 
 
-def _bytes_of_run(learner: Learner, course: Course, data: Data, steps: int) -> int:
-    """Return about how many bytes a run takes: versions, states and gradients, and what autograd keeps of one pass."""
+def _bytes_of_run(learner: Learner, course: Course, data: Data) -> tuple[int, int]:
+    """Return about how many bytes a run takes: versions, states and gradients; and what autograd keeps of a sample."""
     stages, kept = _starts(learner, course, data, [0])[0], [0]
 
     def count(tensor: Tensor) -> Tensor:
@@ -102,7 +103,7 @@ def _bytes_of_run(learner: Learner, course: Course, data: Data, steps: int) -> i
         data.loss(nn.Sequential(*stages).to(x.device)(x), y)
     parameters = sum(own.numel() * own.element_size() for stage in stages for own in stage.parameters())
     copies = int(learner.lags.forward.max()) + course.update.copies + 5
-    return parameters * copies * learner.workers + kept[0] * (course.batch // steps)
+    return parameters * copies * learner.workers, kept[0]
 
 
 class _Trained:
