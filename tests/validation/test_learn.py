@@ -29,6 +29,7 @@ from validation.learn.statistics import BETTER, EQUIVALENT, OPEN, WORSE, compare
 from validation.learn.training import Course, check_course, train_all
 from validation.learn.unfinished import Unfinished
 from validation.learn.updates import KINDS, Update
+from validation.replay.case import Case, largest_difference, play_in_process, prepare, profiled
 from validation.replay.equation import evaluate
 from validation.replay.local_equation import evaluate_local
 from validation.training.forms import Form, flatten
@@ -36,6 +37,16 @@ from validation.training.models import even_cuts
 from validation.training.optimizer import Optimizer
 from validation.training.stages import Architecture, Draw, Training, cut
 
+GRAPHS: dict[str, dict[str, Any]] = {
+    "dpu": {"replicas": 3, "warm_up": 2},
+    "wp": {"replicas": 2},
+    "acco": {"replicas": 2, "m": 2},
+    "local-sgd": {"replicas": 2, "local_steps": 2},
+    "post-local-sgd": {"replicas": 2, "local_steps": 2, "warm_up": 2},
+    "slowmo": {"replicas": 2, "local_steps": 2, "m": 2},
+    "diloco": {"replicas": 3, "local_steps": 3, "outer": "nesterov:0.7:0.9"},
+    "co2": {"replicas": 2, "local_steps": 2},
+}
 LINES = [name for name, each in SCHEDULES.items() if each.order.waits]
 ONE_MICRO_BATCH = "pipedream"
 LABELS = torch.zeros(8, dtype=torch.int64)
@@ -100,6 +111,26 @@ def test_steps_are_those_of_the_update_equation(network: str, name: str) -> None
     expected = evaluate(training, Optimizer("sgd", options), learner.lags.forward, STEPS, None, learner.lags.backward)
     found = learnt(stack_of(network, data, n, learner, Update("momentum", 0.9, 0.01)), training, m, 0.1)
     assert torch.allclose(found, torch.cat(expected), rtol=0, atol=1e-12)
+
+
+NINE = [name for name in SCHEDULES if name.split("-")[-1] in ("dp", "cdp") and name != "dp"]
+
+
+@pytest.mark.parametrize("name", [*NINE, *GRAPHS])
+def test_steps_are_those_of_replays(name: str) -> None:
+    """Five updates of messages and devices, in one process, of the harness's own MLP.
+
+    ACCO's first round, its seed, has one micro-batch a worker there, and as many as all others here.
+    """
+    more, n = GRAPHS.get(name, {}) | ({"m": 1} if name == "acco" else {}), 1 if name in GRAPHS else 3
+    case = Case(name, n, STEPS, optimizer=Optimizer("sgd", {"lr": 0.1, "momentum": 0.9}), **more)
+    prepared = prepare(profiled(case))
+    training, request = prepared.training, prepared.case.request
+    learner = learner_of(name, request)
+    stack = Stack([training.stages], learner, Update(), MOST, lambda scores, target: training.loss(scores, target, 1))
+    learnt(stack, training, learner.micro_batches, 0.1, prepared.plan.program.updated)
+    found = [flatten(own[0] for own in stage.values()) for stage in stack.kept]
+    assert largest_difference(play_in_process(prepared), found) < 1e-12
 
 
 @pytest.mark.parametrize("kind", ["sgd", "nesterov", "adamw"])
@@ -203,18 +234,6 @@ def test_lags_are_the_papers() -> None:
 
 
 # Versions that are no line, and workers that have versions of their own
-
-
-GRAPHS: dict[str, dict[str, Any]] = {
-    "dpu": {"replicas": 3, "warm_up": 2},
-    "wp": {"replicas": 2},
-    "acco": {"replicas": 2, "m": 2},
-    "local-sgd": {"replicas": 2, "local_steps": 2},
-    "post-local-sgd": {"replicas": 2, "local_steps": 2, "warm_up": 2},
-    "slowmo": {"replicas": 2, "local_steps": 2, "m": 2},
-    "diloco": {"replicas": 3, "local_steps": 3, "outer": "nesterov:0.7:0.9"},
-    "co2": {"replicas": 2, "local_steps": 2},
-}
 
 
 @pytest.mark.parametrize("kind", ["momentum", "adamw"])
