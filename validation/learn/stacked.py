@@ -1,7 +1,8 @@
 """Training of many runs of one schedule at once: each parameter is one tensor, whose rows are the runs.
 
 A micro-batch takes its gradient at the versions that the schedule's lags say, of each stage by itself. Micro-batches
-with the same lags go through the network together, unless these are kept `apart`. Steps make versions as in the update
+with the same lags go through the network together, and groups of one size are rows beside each other, unless all
+are kept `apart`. Steps make versions as in the update
 equation of replays: each of its base, with the parameters and the optimizer's state that the base has, and of the mean
 gradients of some steps.
 
@@ -75,14 +76,15 @@ class Stack:
         total = [
             {name: torch.zeros_like(own) for name, own in stage.items()} for stage in self._versions[self._last_kept]
         ]
-        for group in groups:
-            share = len(group) / len(lags.forward)
-            read = [[self._read(int(lag), j) for j, lag in enumerate(own[group[0]])] for own in lags]
-            gradients, loss = self._gradients(read, *(values[:, group].flatten(1, 2) for values in (x, y)))
-            losses = losses + share * loss
+        for alike in groups:
+            share = alike.shape[1] / len(lags.forward)
+            read = [[self._read(row, j) for j, row in enumerate(own[alike[:, 0]].T.tolist())] for own in lags]
+            parts = (values[:, alike].transpose(0, 1).flatten(2, 3).flatten(0, 1) for values in (x, y))
+            gradients, loss = self._gradients(read, *parts)
+            losses = losses + share * loss.unflatten(0, (len(alike), -1)).sum(dim=0)
             for own, more in zip(total, gradients, strict=True):
                 for name in own:
-                    own[name] += share * more[name]
+                    own[name] += share * more[name].unflatten(0, (len(alike), -1)).sum(dim=0)
         self._taken[self._at] = total
         self._make_versions(rates.repeat_interleave(self._learner.workers))
         return losses.unflatten(0, (-1, self._learner.workers)).mean(dim=1)
@@ -145,9 +147,10 @@ class Stack:
         """The newest version that the steps so far have made."""
         return int(np.searchsorted(self._made.step, self._at))
 
-    def _read(self, lag: int, stage: int) -> Parameters:
-        """Return the parameters of a version; of steps before there was such a one, the first."""
-        return self._versions[max(self._newest - lag, 0)][stage]
+    def _read(self, lags: Sequence[int], stage: int) -> Parameters:
+        """Return the parameters of versions, one after another; the first one of steps before there was such a one."""
+        read = [self._versions[max(self._newest - lag, 0)][stage] for lag in lags]
+        return read[0] if len(read) == 1 else {name: torch.cat([own[name] for own in read]) for name in read[0]}
 
     def _gradients(self, read: list[RowParameters], x: Tensor, y: Tensor) -> tuple[RowParameters, Tensor]:
         """Return the gradients and the losses of all rows at the versions that forwards and backwards read."""
@@ -228,11 +231,18 @@ def _newest(lags: Lags) -> Lags:
 
 
 def _alike(lags: Lags, *, apart: bool) -> list[Ints]:
-    """Return which micro-batches have the same lags, or each of them apart."""
+    """Return groups of micro-batches with the same lags, as rows of arrays: together those of one size.
+
+    Apart, each micro-batch is a group, and no two are together.
+    """
     rows = np.concatenate([lags.forward, lags.backward], axis=1)
     if apart:
-        return [*np.arange(len(rows))[:, None]]
-    return [np.flatnonzero((rows == row).all(axis=1)) for row in np.unique(rows, axis=0)]
+        return [*np.arange(len(rows))[:, None, None]]
+    groups: dict[int, list[Ints]] = {}
+    for row in np.unique(rows, axis=0):
+        own = np.flatnonzero((rows == row).all(axis=1))
+        groups.setdefault(len(own), []).append(own)
+    return [np.stack(own) for own in groups.values()]
 
 
 def _last_uses(step: Ints, *sources: Ints) -> Mapping[int, int]:
