@@ -15,6 +15,7 @@ class Doubled(nn.Module):
     """A layer that may have its weight twice: as forwards read it, and as backwards do."""
 
     weight: Any
+    bias: Any
     back: Tensor
 
     def twice(self) -> None:

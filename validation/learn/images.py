@@ -104,18 +104,21 @@ def read_pickled(path: Path) -> tuple[Pixels, NDArray[np.int64]]:
     """Return the images and labels of a pickle, by listing its operations: nothing in it is run."""
     found: list[bytes] = []
     labels: list[int] = []
-    transposed = open_ = False
+    behind_labels = marked = transposed = False
     try:
         for operation, argument, _ in pickletools.genops(_content(path)):
             if isinstance(argument, str | bytes | bytearray):
                 content = argument.encode("latin-1") if isinstance(argument, str) else bytes(argument)
-                found += [content] if len(content) == ROWS * PIXELS else []
+                if len(content) == ROWS * PIXELS:
+                    found.append(content)
+                    transposed = marked
                 # Python 3 writes bytes for protocol 2 as a text and the name of its encoding.
-                open_ = content == b"labels" or (open_ and content == b"latin1")
-                transposed |= content == b"F"
-            elif open_ and operation.name in _INTEGERS:
-                labels.append(int(argument))
-            transposed |= operation.name == "NEWTRUE"  # numpy's mark of an array that is stored by columns
+                behind_labels = content == b"labels" or (behind_labels and content == b"latin1")
+                transposed |= content == b"F"  # by which numpy says from protocol 5 on that columns come first
+            elif operation.name in ("NEWTRUE", "NEWFALSE"):
+                marked = operation.name == "NEWTRUE"  # and so before, in front of the array's bytes
+            elif behind_labels and operation.name in _INTEGERS and isinstance(argument, int):
+                labels.append(argument)
     except ValueError as error:
         raise RequestError(str(path), f"is no pickle of CIFAR-10: {error}; take the file of the archive") from None
     if len(found) != 1 or len(labels) != ROWS:
@@ -247,17 +250,18 @@ def _decoded(path: str, draws: tuple[int, int, int] | None) -> Pixels:
         seed, epoch, number = draws
         drawn = iter(uniforms(seed, epoch, ALTERING, 1 + 4 * TRIES, number).tolist())
         flipped = next(drawn) < 0.5
-        part = picture.crop(random_box(*picture.size, drawn)).resize((CROP, CROP), image.BILINEAR)
+        part = picture.crop(random_box(picture.size, drawn)).resize((CROP, CROP), image.BILINEAR)
         part = part.transpose(image.FLIP_LEFT_RIGHT) if flipped else part
     return np.array(part)
 
 
-def random_box(width: int, height: int, drawn: Iterator[float]) -> Box:
+def random_box(size: tuple[int, int], drawn: Iterator[float]) -> Box:
     """Return a part of an image with an area and a ratio of sides that are drawn: ten tries, then the centre."""
+    width, height = size
     for area, ratio, left, top in zip(*[drawn] * 4, strict=True):
-        size = width * height * (AREA[0] + area * (AREA[1] - AREA[0]))
+        pixels = width * height * (AREA[0] + area * (AREA[1] - AREA[0]))
         aspect = RATIO[0] * (RATIO[1] / RATIO[0]) ** ratio
-        across, down = round(sqrt(size * aspect)), round(sqrt(size / aspect))
+        across, down = round(sqrt(pixels * aspect)), round(sqrt(pixels / aspect))
         if 0 < across <= width and 0 < down <= height:
             return _placed(across, down, int(left * (width - across + 1)), int(top * (height - down + 1)))
     across, down = min(width, round(height * RATIO[1])), min(height, round(width / RATIO[0]))

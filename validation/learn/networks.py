@@ -195,8 +195,9 @@ def make_stages(
 def _check_network(network: str, data: Data, *, batch_norm: bool) -> None:
     """Refuse an unknown network, one that does not take what the data are, and batch norms that it has not."""
     takes = _TAKES.get(choose("network", network, NETWORKS), "images")
-    digits = network == "conv" and data.shape == (prod(DIGIT),)
-    if takes != _kind(data) and not digits:
+    kind = _kind(data)
+    digits = network == "conv" and kind == "vectors" and data.shape == (prod(DIGIT),)
+    if takes != kind and not digits:
         raise RequestError("network", f"{network} takes {takes}, which {data.name} has not; leave it out")
     if batch_norm and takes != "images":
         raise RequestError(
@@ -206,12 +207,9 @@ def _check_network(network: str, data: Data, *, batch_norm: bool) -> None:
 
 def _flop_cuts(layers: Sequence[nn.Module], data: Data, n: int) -> Cuts:
     """Return the cuts with which the largest stage has as few FLOP as possible, as a profile cuts layers."""
-    inputs, targets = (
-        Draw(Form((BATCH, *own.shape[1:]), own.dtype), classes)
-        for own, classes in zip(
-            data.test.take(torch.zeros(1, dtype=torch.int64)), (data.tokens, data.classes), strict=True
-        )
-    )
+    x, y = data.test.take(torch.zeros(1, dtype=torch.int64))
+    inputs = Draw(Form((BATCH, *x.shape[1:]), torch.int64 if data.tokens else torch.float32), data.tokens)
+    targets = Draw(Form((BATCH, *y.shape[1:]), y.dtype), data.classes)
     return find_cuts(Architecture(layers, inputs, targets, data.loss), n, "flops", Optimizer())
 
 
