@@ -5,6 +5,7 @@ import pickletools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from math import sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, short_repr
 from cdpsim.numeric.random_factors import uniforms
 
 ALTERING = 1  # the stream of the random numbers by which images are altered
@@ -59,13 +60,17 @@ class SmallImages:
         return x if draws is None else self._cropped(x, numbers, draws), self.labels[numbers]
 
     def _cropped(self, x: Tensor, numbers: Tensor, draws: tuple[int, int]) -> Tensor:
-        drawn = torch.tensor(uniforms(*draws, ALTERING, 3 * len(self)).reshape(-1, 3))[numbers]
-        row, column = (drawn[:, :2] * (2 * PADDING + 1)).long().T[..., None]
-        along = torch.arange(SIDE)
-        columns = column + torch.where(drawn[:, 2:] < 0.5, along, along.flip(0))
-        places = torch.arange(len(x))[:, None, None, None], torch.arange(3)[:, None, None]
-        padded = torch.nn.functional.pad(x, [PADDING] * 4)
-        return padded[*places, (row + along)[:, None, :, None], columns[:, None, None, :]]
+        drawn = _drawn(*draws, len(self))[numbers]
+        row, column = (drawn[:, :2] * (2 * PADDING + 1)).long().T
+        windows = torch.nn.functional.pad(x, [PADDING] * 4).unfold(2, SIDE, 1).unfold(3, SIDE, 1)
+        cropped = windows[torch.arange(len(x)), :, row, column]
+        return torch.where(drawn[:, 2, None, None, None] < 0.5, cropped, cropped.flip(-1))
+
+
+@lru_cache(maxsize=64)  # seeds of an epoch
+def _drawn(seed: int, epoch: int, count: int) -> Tensor:
+    """Draw three numbers between 0 and 1 for each image of a set."""
+    return torch.from_numpy(uniforms(seed, epoch, ALTERING, 3 * count).reshape(-1, 3))
 
 
 def cifar10(folder: Path) -> tuple[SmallImages, SmallImages, int]:
@@ -97,7 +102,7 @@ def read_binary(path: Path) -> tuple[Pixels, NDArray[np.int64]]:
     if len(content) != ROWS * (1 + PIXELS):
         raise _other_size(path, f"{len(content):,} bytes", f"{ROWS * (1 + PIXELS):,}")
     rows = content.reshape(ROWS, 1 + PIXELS)
-    return _checked(path, rows[:, 1:], rows[:, 0])
+    return _checked(path, rows[:, 1:], rows[:, 0].tolist())
 
 
 def read_pickled(path: Path) -> tuple[Pixels, NDArray[np.int64]]:
@@ -128,11 +133,11 @@ def read_pickled(path: Path) -> tuple[Pixels, NDArray[np.int64]]:
     return _checked(path, pixels.reshape(PIXELS, ROWS).T if transposed else pixels.reshape(ROWS, PIXELS), labels)
 
 
-def _checked(path: Path, pixels: Pixels, labels: Any) -> tuple[Pixels, NDArray[np.int64]]:
-    numbers = np.asarray(labels, dtype=np.int64)
-    if wrong := numbers[(numbers < 0) | (numbers > 9)].tolist():
-        raise RequestError(str(path), f"has a label {wrong[0]}; labels are 0 to 9; take the file of the archive")
-    return pixels, numbers
+def _checked(path: Path, pixels: Pixels, labels: Sequence[int]) -> tuple[Pixels, NDArray[np.int64]]:
+    if wrong := [label for label in labels if not 0 <= label <= 9]:
+        problem = f"has a label {short_repr(wrong[0])}; labels are 0 to 9; take the file of the archive"
+        raise RequestError(str(path), problem)
+    return pixels, np.array(labels, dtype=np.int64)
 
 
 def _other_size(path: Path, found: str, expected: str) -> RequestError:
