@@ -1,19 +1,21 @@
-"""Data to learn from that need no download: digits, text that comes with Python, and sequences by a rule."""
+"""Data to learn from that need no download: digits, text that comes with Python, sequences by a rule, and folders."""
 
 import pydoc_data.topics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cdpsim.errors import RequestError, choose
+from cdpsim.errors import RequestError, choose, short_repr
 
 from .. import install_command
+from .images import FOLDERS
 
 CHARACTERS = 200_000  # of a text
 LENGTH = 64  # of a sequence of characters
@@ -129,6 +131,13 @@ def copying() -> Data:
     return _divided("sequences:copy", torch.tensor(x), torch.tensor(y), letters, tokens=letters + 1)
 
 
+def fake() -> Data:
+    """Return drawn images with drawn labels, to measure how long learning takes: they can only be memorised."""
+    draw, samples = np.random.default_rng(0), 2048
+    x = torch.tensor(draw.standard_normal((samples, 3, 32, 32), dtype=np.float32))
+    return _divided("fake", x, torch.tensor(draw.integers(0, 10, samples)), 10)
+
+
 DATA: dict[str, Callable[[], Data]] = {
     "digits": digits,
     "text": text,
@@ -136,12 +145,18 @@ DATA: dict[str, Callable[[], Data]] = {
     "sequences:copy": copying,
     "sequences:parity": parity,
 }
+ALL_DATA = (*DATA, "fake", *(f"{kind}:DIR" for kind in FOLDERS))
 
 
 @cache
 def load_data(name: str) -> Data:
-    """Return the data of a name."""
-    return DATA[choose("data", name, DATA)]()
+    """Return the data of a name; those of a user's folder have it behind a colon."""
+    kind, _, folder = name.partition(":")
+    if kind not in FOLDERS:
+        return {**DATA, "fake": fake}[choose("data", name, ALL_DATA)]()
+    if not folder:
+        raise RequestError("data", f"{short_repr(name)} lies in a folder of yours; give it: {kind}:DIR")
+    return Data(kind, *FOLDERS[kind](Path(folder).expanduser()))
 
 
 def _divided(name: str, x: Tensor, y: Tensor, classes: int, tokens: int = 0, about: tuple[str, ...] = ()) -> Data:
