@@ -31,12 +31,12 @@ from validation.learn.convolutions import (
     residual_network,
     using,
 )
-from validation.learn.data import Data, Tensors, cross_entropy, fake, load_data
+from validation.learn.data import Data, Tensors, fake, label_loss, load_data
 from validation.learn.images import ImageFiles, SmallImages, cifar10, imagenet, random_box, read_binary, read_pickled
 from validation.learn.lags import read_learner
 from validation.learn.networks import Sizes, make_stages, usual_network
 from validation.learn.stacked import Stack
-from validation.learn.training import Course, train_all
+from validation.learn.training import Course, Trained, train_all
 from validation.learn.updates import Update
 from validation.profile.cuts import find_cuts
 from validation.replay.equation import evaluate
@@ -472,16 +472,16 @@ def test_steps_are_those_of_the_update_equation(name: str, data: Data, batch_nor
     make = partial(make_stages, "conv", data, SIZES, n, 0, torch.float64, batch_norm=batch_norm)
     layers = [layer for stage in make() for layer in stage]
     form = Form((3, *data.shape), torch.float64)
-    architecture = Architecture(layers, Draw(form), Draw(Form((3,), torch.int64), data.classes), cross_entropy)
+    architecture = Architecture(layers, Draw(form), Draw(Form((3,), torch.int64), data.classes), label_loss)
     training = cut(architecture, even_cuts(len(layers), n))
     optimizer = Optimizer("sgd", {"lr": 0.1, "momentum": 0.9})
     expected = evaluate(training, optimizer, learner.lags.forward, 4, None, learner.lags.backward)
-    stack = Stack([make(twice=name == "pipemare")], learner.lags, Update())
+    stack = Stack([make(twice=name == "pipemare")], learner, Update(), 4)
     for step in range(4):
         pairs = [training.data(step, i) for i in range(m)]
         x, y = (torch.stack(each)[None] for each in zip(*pairs, strict=True))
         stack.step(x, y, torch.tensor([0.1], dtype=torch.float64))
-    found = torch.cat([flatten(own[0] for own in stage.values()) for stage in stack.newest])
+    found = torch.cat([flatten(own[0] for own in stage.values()) for stage in stack.kept])
     assert torch.allclose(found, torch.cat(expected), rtol=0, atol=1e-12)
 
 
@@ -492,14 +492,14 @@ def test_runs_that_are_stacked_are_those_one_by_one() -> None:
     runs = [nn.Sequential(*make_stages("resnet18", images(64), SIZES, 2, seed, torch.float64)) for seed in range(2)]
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(functional_call(runs[0], parameters, (x,)), y)
+        return label_loss(functional_call(runs[0], parameters, (x,)), y)
 
     own = [{name: value.detach() for name, value in run.named_parameters()} for run in runs]
     gradients, losses = vmap(grad_and_value(loss))(
         {name: torch.stack([each[name] for each in own]) for name in own[0]}, x, y
     )
     for r, run in enumerate(runs):
-        value = cross_entropy(run(x[r]), y[r])
+        value = label_loss(run(x[r]), y[r])
         value.backward()
         assert torch.allclose(losses[r], value, rtol=1e-10)
         for name, parameter in run.named_parameters():
@@ -570,6 +570,25 @@ def test_tests_take_the_statistics_of_the_training_set(network: str, side: int) 
 
 
 # Stages
+
+
+def test_trainings_take_them_before_each_test() -> None:
+    """The loss in the test is that of torch's batch norms, which have seen micro-batches of all samples."""
+    x, labels = torch.randn(48, 3, 8, 8, dtype=torch.float64), torch.randint(5, (48,))
+    data = images(8)._replace(train=Tensors(x[:40], labels[:40]), test=Tensors(x[40:], labels[40:]))
+    course = Course("conv", SIZES, 2, batch_norm=True, seeds=2, epochs=2, batch=8, dtype=torch.float64)
+    trained = Trained(read_learner("multi-cdp", 2, {}), course, data, 1, [(0.05, 0), (0.05, 1)])
+    curves = [*trained.curves(int, None, "")]
+    for r, curve in enumerate(curves):
+        model = nn.Sequential(*make_stages("conv", data, SIZES, 2, r, torch.float64, batch_norm=True))
+        theta = {f"{j}.{name}": own[r] for j, stage in enumerate(trained.kept) for name, own in stage.items()}
+        model.load_state_dict(theta)
+        theirs = with_torchs_norms(model)
+        with torch.no_grad():
+            for part in x[:40].split(4):
+                theirs(part)
+            expected = label_loss(theirs.eval()(x[40:]), labels[40:])
+        assert curve.test_loss[-1] == pytest.approx(float(expected), abs=1e-10)
 
 
 def layer_flops(layers: list[nn.Module], x: Tensor) -> list[int]:

@@ -21,7 +21,7 @@ from cdpsim.studies.partial_requests import PartialRequests
 
 from ..program import harness_command
 from ..report.environment import environment, source_hash
-from .data import DATA, Data, load_data
+from .data import ALL_DATA, Data, load_data
 from .figure import draw_learned
 from .lags import Learner, read_learner
 from .networks import NETWORKS
@@ -35,7 +35,7 @@ from .results import (
     answers_of,
     curve_rows,
 )
-from .settings import USUAL_SETTINGS, course_of, read_number, settings_of
+from .settings import SETTINGS_OF_NETWORK, USUAL_SETTINGS, course_of, read_number, recorded, settings_of
 from .statistics import VERDICTS
 from .training import Course, check_course, train_all
 from .unfinished import Unfinished
@@ -50,7 +50,7 @@ _SCHEDULES = argument_group(
 )
 _NETWORK = argument_group(
     "the network and its data",
-    argument("--data", metavar="DATA", help=f"{', '.join(DATA)} (default digits)"),
+    argument("--data", metavar="DATA", help=f"{', '.join(ALL_DATA)} (default digits)"),
     argument("--network", metavar="NAME", help=f"{', '.join(NETWORKS)} (default: as the data are)"),
     argument("--layers", metavar="K", help="its layers (default 8, or N)"),
     argument("--width", metavar="K", help="numbers, or channels, between layers (default 32)"),
@@ -102,18 +102,19 @@ def learn_command(options: argparse.Namespace) -> int:
     """Train networks with the staleness of schedules: what it does to their accuracy."""
     n = whole_number("n", options.n, at_least=1)
     given = {
-        name: own for name in (*USUAL_SETTINGS, "network", "layers") if (own := getattr(options, name)) is not None
+        name: own for name in (*USUAL_SETTINGS, *SETTINGS_OF_NETWORK) if (own := getattr(options, name)) is not None
     }
     settings = settings_of(given, like_paper=options.like_paper)
     expected = [_expected(text, options.names) for text in options.expect]
-    course, data = course_of(settings, n, one_by_one=options.no_vmap), load_data(settings["data"])
+    data, batch_norm = load_data(settings["data"]), options.batch_norm or options.like_paper
+    course = course_of(settings, data, n, batch_norm=batch_norm, one_by_one=options.no_vmap)
     requests = PartialRequests()
     learners = [read_learner(name, n, _of_schedules(options), requests) for name in dict.fromkeys(options.names)]
     micro_batches = check_course(course, learners, data)
     report_untaken(requests)
     files.check_writable(options.output, FILES, force=options.force)
     asked = {"of_schedules": _of_schedules(options)} if _of_schedules(options) else {}
-    request = {"names": options.names, "n": n, **asked, **settings}
+    request = {"names": options.names, "n": n, **asked, **settings, **recorded(course)}
     margin, best_of = (
         read_number("margin", settings["margin"]),
         whole_number("best-of", settings["best_of"], at_least=1),

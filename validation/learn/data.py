@@ -144,8 +144,9 @@ DATA: dict[str, Callable[[], Data]] = {
     "sequences:addition": addition,
     "sequences:copy": copying,
     "sequences:parity": parity,
+    "fake": fake,
 }
-ALL_DATA = (*DATA, "fake", *(f"{kind}:DIR" for kind in FOLDERS))
+ALL_DATA = (*DATA, *(f"{kind}:DIR" for kind in FOLDERS))
 
 
 @cache
@@ -153,7 +154,7 @@ def load_data(name: str) -> Data:
     """Return the data of a name; those of a user's folder have it behind a colon."""
     kind, _, folder = name.partition(":")
     if kind not in FOLDERS:
-        return {**DATA, "fake": fake}[choose("data", name, ALL_DATA)]()
+        return DATA[choose("data", name, ALL_DATA)]()
     if not folder:
         raise RequestError("data", f"{short_repr(name)} lies in a folder of yours; give it: {kind}:DIR")
     return Data(kind, *FOLDERS[kind](Path(folder).expanduser()))

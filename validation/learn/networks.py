@@ -19,9 +19,7 @@ from ..training.optimizer import Optimizer
 from ..training.stages import Architecture, Draw
 from .convolutions import DIGIT, BatchNorm, GroupNorm, Normalize, residual_network, small_network
 from .data import Data
-from .doubled import BACK as BACK
-from .doubled import Doubled as Doubled
-from .doubled import Linear, Norm
+from .doubled import Doubled, Linear, Norm
 
 BATCH = 2  # samples with which the FLOP of layers are counted
 

@@ -10,18 +10,17 @@ from cdpsim.errors import RequestError, choose, short_repr, whole_number
 from cdpsim.files.units import size_bytes
 
 from ..ranks.member import check_device
-from .networks import NETWORKS, Sizes
+from .data import Data
+from .networks import CUTS, FIXED, Sizes, usual_network
 from .training import Course
 from .updates import KINDS, Update
 
 Settings = Mapping[str, str]  # by the names of options
 NUMBER_TYPES = {"float32": torch.float32, "float64": torch.float64}
-FIXED: tuple[str, ...] = ()  # networks that have layers of their own
-IMAGES: tuple[str, ...] = ()  # data of images
+SETTINGS_OF_NETWORK = ("network", "layers", "width")  # which depend on the data
 USUAL_SETTINGS: Settings = MappingProxyType(
     {
         "data": "digits",
-        "width": "32",
         "cut": "layers",
         "dtype": "float32",
         "optimizer": "momentum",
@@ -81,17 +80,16 @@ def settings_of(given: Settings, *, like_paper: bool = False) -> dict[str, str]:
         paper = {**_PAPERS[kind]}
         if given.get("network") == "resnet50":
             paper["weight_decay"] = _DECAYS_OF_RESNET_50.get(kind, paper["weight_decay"])
-    usual = "mlp" if kind == "digits" else "conv" if kind in IMAGES else "transformer"
-    settings = {**USUAL_SETTINGS, "network": usual, **paper, **given}
-    if settings["network"] in FIXED:
+    settings = {**USUAL_SETTINGS, **paper, **given}
+    if (network := settings.get("network")) in FIXED:
         for name in ("layers", "width"):
             if name in given:
-                raise RequestError(name, f"{settings['network']} has layers of its own; leave --{name} out")
+                raise RequestError(name, f"{network} has sizes of its own; leave --{name} out")
     return settings
 
 
-def course_of(settings: Settings, n: int, *, one_by_one: bool = False) -> Course:
-    """Return the course of settings, for n stages."""
+def course_of(settings: Settings, data: Data, n: int, *, batch_norm: bool = False, one_by_one: bool = False) -> Course:
+    """Return the course of settings, for data and n stages."""
     update = Update(
         choose("optimizer", settings["optimizer"], KINDS),
         read_number("momentum", settings["momentum"]),
@@ -99,12 +97,14 @@ def course_of(settings: Settings, n: int, *, one_by_one: bool = False) -> Course
     )
     check_device(settings["device"], "gloo", 1)
     return Course(
-        network=choose("network", settings["network"], NETWORKS),
+        network=settings.get("network", usual_network(data)),
         sizes=Sizes(
             whole_number("layers", settings.get("layers", max(n, 8)), at_least=max(n, 2)),
-            whole_number("width", settings["width"], at_least=1),
+            whole_number("width", settings.get("width", "32"), at_least=1),
         ),
         stages=n,
+        cut=choose("cut", settings["cut"], CUTS),
+        batch_norm=batch_norm,
         update=update,
         rates=read_numbers("lr", settings["lr"]),
         drops=read_numbers("drops", settings["drops"]) if settings["drops"] else (),
@@ -118,6 +118,12 @@ def course_of(settings: Settings, n: int, *, one_by_one: bool = False) -> Course
         one_by_one=one_by_one,
         most_bytes=size_bytes(settings["max_memory"]),
     )
+
+
+def recorded(course: Course) -> dict[str, object]:
+    """Return what settings mean where it depends on the data."""
+    sizes = {} if course.network in FIXED else {"layers": course.sizes.layers, "width": course.sizes.width}
+    return {"network": course.network, **sizes, "batch_norm": course.batch_norm}
 
 
 def read_numbers(name: str, text: str) -> tuple[float, ...]:

@@ -1,8 +1,8 @@
 """Training of many runs of one schedule at once: each parameter is one tensor, whose rows are the runs.
 
 A micro-batch takes its gradient at the versions that the schedule's lags say, of each stage by itself. Micro-batches
-with the same lags go through the network together, and groups of one size are rows beside each other, unless all
-are kept `apart`. Steps make versions as in the update
+with the same lags go through the network together, and groups of one size are rows beside each other; where samples of
+a batch depend on each other, by a batch norm, each micro-batch goes by itself. Steps make versions as in the update
 equation of replays: each of its base, with the parameters and the optimizer's state that the base has, and of the mean
 gradients of some steps.
 
@@ -23,9 +23,10 @@ from torch.func import functional_call, grad_and_value, vmap
 from cdpsim.numeric.columns import Ints
 from cdpsim.trace.metrics.staleness import Lags
 
+from .convolutions import has_statistics
 from .data import label_loss
+from .doubled import BACK, Doubled
 from .lags import Learner
-from .networks import BACK, Doubled
 from .outer import OuterUpdates
 from .unfinished import Tree, placed
 from .updates import Parameters, States, Update
@@ -45,7 +46,6 @@ class Stack:
         loss: Callable[[Tensor, Tensor], Tensor] = label_loss,
         *,
         one_by_one: bool = False,
-        apart: bool = False,
     ) -> None:
         self._stages, self._learner, self._update = starts[0], learner, update
         self._loss_of, self._one_by_one = loss, one_by_one
@@ -58,7 +58,7 @@ class Stack:
         self._taken: dict[int, RowParameters] = {}  # the mean gradients of steps that a later version takes
         self._last_kept = 0
         self._outer = OuterUpdates(learner.outer, self._means(first))
-        own = _first_workers(learner)
+        own, apart = _first_workers(learner), has_statistics(self._stages)
         self._groups = [(each, _alike(each, apart=apart)) for each in (own, _newest(own))]
 
     @property

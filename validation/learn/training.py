@@ -12,11 +12,12 @@ from torch.func import vmap
 from cdpsim.errors import RequestError
 
 from ..training.passes import one_thread
+from .convolutions import Statistics, collecting, using
 from .data import Data, batches
 from .lags import Learner
 from .networks import Sizes, make_stages, right
 from .results import TENTH, LearningCurve
-from .stacked import Stack, is_finite
+from .stacked import RowParameters, Stack, is_finite
 from .unfinished import Unfinished
 from .updates import Update
 
@@ -30,6 +31,8 @@ class Course:
     network: str
     sizes: Sizes
     stages: int
+    cut: str = "layers"
+    batch_norm: bool = False
     update: Update = field(default_factory=Update)
     rates: tuple[float, ...] = (0.05,)
     seeds: int = 10
@@ -86,7 +89,7 @@ def train_all(
         return [
             curve
             for k, block in enumerate(blocks)
-            for curve in _Trained(learner, course, data, steps, block).curves(done, unfinished, f"{learner.name}-{k}")
+            for curve in Trained(learner, course, data, steps, block).curves(done, unfinished, f"{learner.name}-{k}")
         ]
 
 
@@ -106,7 +109,7 @@ def _bytes_of_run(learner: Learner, course: Course, data: Data) -> tuple[int, in
     return parameters * copies * learner.workers, kept[0]
 
 
-class _Trained:
+class Trained:
     """Some runs of a schedule, trained at once; a batch is so many of its steps."""
 
     def __init__(
@@ -146,6 +149,11 @@ class _Trained:
             done(len(self._runs))
         yield from self._found()
 
+    @property
+    def kept(self) -> RowParameters:
+        """Each run's newest parameters."""
+        return self._stack.kept
+
     def _train(self, epoch: int) -> None:
         """Let all runs see all samples once."""
         course = self._course
@@ -183,14 +191,43 @@ class _Trained:
     def _test(self) -> Tensor:
         """Return each run's loss and accuracy in the test."""
         kept, totals = self._stack.kept, torch.zeros(3, len(self._runs), dtype=torch.float64)
+        statistics = self._statistics(kept) if self._course.batch_norm else []
         for numbers in torch.arange(len(self._data.test)).split(max(self._course.batch, _TESTED_AT_ONCE)):
             x, y = _typed(self._data.test.take(numbers), self._course)
-            with torch.no_grad():
-                scores = vmap(lambda parameters, x=x: self._stack.scores(parameters, x))(kept)
-            for r, own in enumerate(scores):
+            for r, own in enumerate(self._scores(kept, x, statistics)):
                 hits, of = right(own, y)
                 totals[:, r] += torch.stack([self._data.loss(own, y) * of, hits, of]).to("cpu", torch.float64)
         return totals[:2] / totals[2]
+
+    def _scores(self, kept: RowParameters, x: Tensor, statistics: Statistics) -> Tensor:
+        """Return what each run's network says of inputs; batch norms use statistics."""
+
+        def scores(parameters: RowParameters, own: Statistics) -> Tensor:
+            if not own:
+                return self._stack.scores(parameters, x)
+            with using(own):
+                return self._stack.scores(parameters, x)
+
+        with torch.no_grad():
+            return vmap(scores)(kept, statistics)
+
+    def _statistics(self, kept: RowParameters) -> Statistics:
+        """Return the statistics of each run's batch norms: means over micro-batches of all samples to learn from."""
+
+        def collect(parameters: RowParameters, x: Tensor) -> Statistics:
+            with collecting() as found:
+                self._stack.scores(parameters, x)
+            return found
+
+        size = self._course.batch // self._steps // self._learner.micro_batches
+        parts = [part for part in torch.arange(self._data.samples).split(size) if len(part) == size]
+        found = []
+        for numbers in parts:
+            x, _ = _typed(self._data.train.take(numbers), self._course)
+            with torch.no_grad():
+                found.append(vmap(collect, in_dims=(0, None))(kept, x))
+        pairs = (zip(*of_norm, strict=True) for of_norm in zip(*found, strict=True))
+        return [(torch.stack(means).mean(dim=0), torch.stack(variances).mean(dim=0)) for means, variances in pairs]
 
 
 def _starts(learner: Learner, course: Course, data: Data, seeds: Sequence[int]) -> list[list[nn.Sequential]]:
@@ -198,7 +235,12 @@ def _starts(learner: Learner, course: Course, data: Data, seeds: Sequence[int]) 
     forward, backward = learner.lags
     twice = bool((forward != backward).any())
     return [
-        make_stages(course.network, data, course.sizes, course.stages, seed, course.dtype, twice=twice)
+        make_stages(
+            *(course.network, data, course.sizes, course.stages, seed, course.dtype),
+            twice=twice,
+            cut=course.cut,
+            batch_norm=course.batch_norm,
+        )
         for seed in seeds
     ]
 
