@@ -15,25 +15,38 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn
 
-from cdpsim import SCHEDULES, RequestError
+from cdpsim import SCHEDULES, Request, RequestError, assemble
 from cdpsim.files.tables import format_table
 from cdpsim.trace.metrics.staleness import Lags
 from validation.__main__ import main
-from validation.learn.data import DATA, Data, Tensors, batches, cross_entropy, load_data
+from validation.learn.data import DATA, Data, Tensors, batches, label_loss, load_data
 from validation.learn.figure import draw_learned
-from validation.learn.lags import Learner, read_learner
+from validation.learn.lags import Learner, learner_of, read_learner
 from validation.learn.networks import Sizes, make_stages
 from validation.learn.results import ANSWERS_HEADER, Learned, LearningCurve, answer_row, answers_of
 from validation.learn.stacked import Stack
 from validation.learn.statistics import BETTER, EQUIVALENT, OPEN, WORSE, compare, holm, interval, quantile, verdicts
 from validation.learn.training import Course, check_course, train_all
+from validation.learn.unfinished import Unfinished
 from validation.learn.updates import KINDS, Update
+from validation.replay.case import Case, largest_difference, play_in_process, prepare, profiled
 from validation.replay.equation import evaluate
+from validation.replay.local_equation import evaluate_local
 from validation.training.forms import Form, flatten
 from validation.training.models import even_cuts
 from validation.training.optimizer import Optimizer
 from validation.training.stages import Architecture, Draw, Training, cut
 
+GRAPHS: dict[str, dict[str, Any]] = {
+    "dpu": {"replicas": 3, "warm_up": 2},
+    "wp": {"replicas": 2},
+    "acco": {"replicas": 2, "m": 2},
+    "local-sgd": {"replicas": 2, "local_steps": 2},
+    "post-local-sgd": {"replicas": 2, "local_steps": 2, "warm_up": 2},
+    "slowmo": {"replicas": 2, "local_steps": 2, "m": 2},
+    "diloco": {"replicas": 3, "local_steps": 3, "outer": "nesterov:0.7:0.9"},
+    "co2": {"replicas": 2, "local_steps": 2},
+}
 LINES = [name for name, each in SCHEDULES.items() if each.order.waits]
 ONE_MICRO_BATCH = "pipedream"
 LABELS = torch.zeros(8, dtype=torch.int64)
@@ -41,6 +54,7 @@ VECTORS = Data("vectors", Tensors(torch.zeros(8, 6), LABELS), Tensors(torch.zero
 TOKENS = VECTORS._replace(name="tokens", test=Tensors(torch.zeros(1, 5, dtype=torch.int64), LABELS[:1]), tokens=7)
 SIZES = Sizes(layers=8, width=8, heads=2)
 STEPS = 5
+MOST = 24  # steps of a stack
 
 
 def shape_of(name: str) -> dict[str, Any]:
@@ -48,7 +62,7 @@ def shape_of(name: str) -> dict[str, Any]:
     return {"n": 4} | ({"m": 8} if name == "dualpipe" else {})
 
 
-def learner_of(name: str) -> Learner:
+def asked_learner(name: str) -> Learner:
     asked = shape_of(name)
     return read_learner(name, asked.pop("n"), asked)
 
@@ -60,15 +74,15 @@ def training_of(network: str, data: Data, n: int) -> Training:
         inputs, targets = Draw(Form((2, 5), torch.int64), data.tokens), Draw(Form((2, 5), torch.int64), data.classes)
     else:
         inputs, targets = Draw(Form((2, 6), torch.float64)), Draw(Form((2,), torch.int64), data.classes)
-    return cut(Architecture(layers, inputs, targets, cross_entropy), even_cuts(len(layers), n))
+    return cut(Architecture(layers, inputs, targets, label_loss), even_cuts(len(layers), n))
 
 
 def stack_of(
-    network: str, data: Data, n: int, lags: Lags, update: Update, seeds: tuple[int, ...] = (0,), **how: Any
+    network: str, data: Data, n: int, learner: Learner, update: Update, seeds: tuple[int, ...] = (0,), **how: Any
 ) -> Stack:
-    twice = bool((lags.forward != lags.backward).any())
+    twice = bool((learner.lags.forward != learner.lags.backward).any())
     starts = [make_stages(network, data, SIZES, n, seed, torch.float64, twice=twice) for seed in seeds]
-    return Stack(starts, lags, update, **how)
+    return Stack(starts, learner, update, MOST, **how)
 
 
 def drawn(training: Training, step: int, m: int) -> tuple[Tensor, Tensor]:
@@ -82,7 +96,7 @@ def learnt(stack: Stack, training: Training, m: int, rate: float, steps: int = S
     """The parameters after some steps, as one vector."""
     for step in range(steps):
         stack.step(*drawn(training, step, m), torch.tensor([rate], dtype=torch.float64))
-    return torch.cat([flatten(own[0] for own in stage.values()) for stage in stack.newest])
+    return torch.cat([flatten(own[0] for own in stage.values()) for stage in stack.kept])
 
 
 @pytest.mark.parametrize(
@@ -90,28 +104,48 @@ def learnt(stack: Stack, training: Training, m: int, rate: float, steps: int = S
 )
 def test_steps_are_those_of_the_update_equation(network: str, name: str) -> None:
     """For every schedule whose versions follow one another, by the lags of its trace; PipeMare's two of each, too."""
-    learner, data = learner_of(name), TOKENS if network == "transformer" else VECTORS
+    learner, data = asked_learner(name), TOKENS if network == "transformer" else VECTORS
     n, m = learner.lags.forward.shape[1], learner.micro_batches
     training = training_of(network, data, n)
     options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
     expected = evaluate(training, Optimizer("sgd", options), learner.lags.forward, STEPS, None, learner.lags.backward)
-    found = learnt(stack_of(network, data, n, learner.lags, Update("momentum", 0.9, 0.01)), training, m, 0.1)
+    found = learnt(stack_of(network, data, n, learner, Update("momentum", 0.9, 0.01)), training, m, 0.1)
     assert torch.allclose(found, torch.cat(expected), rtol=0, atol=1e-12)
+
+
+NINE = [name for name in SCHEDULES if name.split("-")[-1] in ("dp", "cdp") and name != "dp"]
+
+
+@pytest.mark.parametrize("name", [*NINE, *GRAPHS])
+def test_steps_are_those_of_replays(name: str) -> None:
+    """Five updates of messages and devices, in one process, of the harness's own MLP.
+
+    ACCO's first round, its seed, has one micro-batch a worker there, and as many as all others here.
+    """
+    more, n = GRAPHS.get(name, {}) | ({"m": 1} if name == "acco" else {}), 1 if name in GRAPHS else 3
+    case = Case(name, n, STEPS, optimizer=Optimizer("sgd", {"lr": 0.1, "momentum": 0.9}), **more)
+    prepared = prepare(profiled(case))
+    training, request = prepared.training, prepared.case.request
+    learner = learner_of(name, request)
+    stack = Stack([training.stages], learner, Update(), MOST, lambda scores, target: training.loss(scores, target, 1))
+    learnt(stack, training, learner.micro_batches, 0.1, prepared.plan.program.updated)
+    found = [flatten(own[0] for own in stage.values()) for stage in stack.kept]
+    assert largest_difference(play_in_process(prepared), found) < 1e-12
 
 
 @pytest.mark.parametrize("kind", ["sgd", "nesterov", "adamw"])
 def test_so_are_those_of_other_optimizers(kind: str) -> None:
     options: dict[str, Any] = {"lr": 0.05, "weight_decay": 0.1}
     options |= {"momentum": 0.8, "nesterov": True} if kind == "nesterov" else {}
-    learner, training = learner_of("multi-cdp"), training_of("mlp", VECTORS, 4)
+    learner, training = asked_learner("multi-cdp"), training_of("mlp", VECTORS, 4)
     made = Optimizer("adamw" if kind == "adamw" else "sgd", options)
     expected = torch.cat(evaluate(training, made, learner.lags.forward, STEPS))
-    stack = stack_of("mlp", VECTORS, 4, learner.lags, Update(kind, 0.8, 0.1))
+    stack = stack_of("mlp", VECTORS, 4, learner, Update(kind, 0.8, 0.1))
     assert torch.allclose(learnt(stack, training, 4, 0.05), expected, rtol=0, atol=1e-12)
 
 
 def test_without_lags_it_is_torch_on_whole_batches() -> None:
-    training, learner = training_of("mlp", VECTORS, 4), learner_of("multi-dp")
+    training, learner = training_of("mlp", VECTORS, 4), asked_learner("multi-dp")
     model = nn.Sequential(
         *[layer for stage in make_stages("mlp", VECTORS, SIZES, 4, 0, torch.float64) for layer in stage]
     )
@@ -119,9 +153,9 @@ def test_without_lags_it_is_torch_on_whole_batches() -> None:
     for step in range(STEPS):
         x, y = (values[0].flatten(0, 1) for values in drawn(training, step, 4))
         optimizer.zero_grad()
-        cross_entropy(model(x), y).backward()
+        label_loss(model(x), y).backward()
         optimizer.step()
-    found = learnt(stack_of("mlp", VECTORS, 4, learner.lags, Update()), training, 4, 0.1)
+    found = learnt(stack_of("mlp", VECTORS, 4, learner, Update()), training, 4, 0.1)
     assert torch.allclose(found, flatten(model.parameters()), rtol=0, atol=1e-12)
 
 
@@ -143,11 +177,11 @@ def test_muon_is_its_polynomial_of_singular_values_and_torchs(shape: tuple[int, 
     """torch has it in bfloat16, and so within a few per cent of a step."""
     generator = torch.Generator().manual_seed(1)
     theta, gradient = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
-    states, own = Update("muon").starting(), {"weight": theta[None]}
+    state, own = Update("muon").starting(), {"weight": theta[None]}
     other = nn.Parameter(theta.clone())
     optimizer = torch.optim.Muon([other], lr=0.1, momentum=0.9, weight_decay=0)
     for _ in range(3):
-        own = states.step(own, {"weight": gradient[None]}, torch.tensor([0.1], dtype=torch.float64))
+        own, state = state.step(own, {"weight": gradient[None]}, torch.tensor([0.1], dtype=torch.float64))
         other.grad = gradient
         optimizer.step()
     found = own["weight"][0]
@@ -157,52 +191,84 @@ def test_muon_is_its_polynomial_of_singular_values_and_torchs(shape: tuple[int, 
 
 @pytest.mark.parametrize("name", ["multi-cdp", "pipemare"])
 def test_runs_that_are_stacked_are_those_one_by_one(name: str) -> None:
-    learner, training = learner_of(name), training_of("mlp", VECTORS, 4)
+    learner, training = asked_learner(name), training_of("mlp", VECTORS, 4)
     rates = torch.tensor([0.1, 0.02, 0.05], dtype=torch.float64)
     both = [
-        stack_of("mlp", VECTORS, 4, learner.lags, Update(), seeds=(0, 1, 2), one_by_one=one_by_one)
+        stack_of("mlp", VECTORS, 4, learner, Update(), seeds=(0, 1, 2), one_by_one=one_by_one)
         for one_by_one in (False, True)
     ]
     for step in range(STEPS):
         x, y = (torch.cat([each, each.flip(2), each.flip(1)]) for each in drawn(training, step, 4))
         losses = [stack.step(x, y, rates) for stack in both]
         assert torch.allclose(*losses, rtol=0, atol=1e-10)
-    for one, other in zip(both[0].newest, both[1].newest, strict=True):
+    for one, other in zip(both[0].kept, both[1].kept, strict=True):
         assert all(torch.allclose(one[name], other[name], rtol=0, atol=1e-10) for name in one)
 
 
 def test_schedules_with_the_same_lags_learn_the_same() -> None:
     """CDP-v1 reads one step back everywhere, as PipeDream-2BW does; of one stage, CDP reads the newest."""
     training = training_of("mlp", VECTORS, 4)
-    one, other = (learner_of(name) for name in ("multi-cdp:cdp-v1", "pipedream-2bw"))
-    found = [learnt(stack_of("mlp", VECTORS, 4, each.lags, Update()), training, 4, 0.1) for each in (one, other)]
+    one, other = (asked_learner(name) for name in ("multi-cdp:cdp-v1", "pipedream-2bw"))
+    found = [learnt(stack_of("mlp", VECTORS, 4, each, Update()), training, 4, 0.1) for each in (one, other)]
     assert torch.equal(*found)
     assert all((each.forward == 0).all() for name in ("multi-cdp", "dp") for each in [read_learner(name, 1, {}).lags])
 
 
 @pytest.mark.parametrize(("micro_batch", "stage"), [(0, 0), (3, 3)])
 def test_a_lag_that_is_off_by_one_is_noticed(micro_batch: int, stage: int) -> None:
-    training, learner = training_of("mlp", VECTORS, 4), learner_of("multi-cdp")
+    training, learner = training_of("mlp", VECTORS, 4), asked_learner("multi-cdp")
     other = learner.lags.forward.copy()
     other[micro_batch, stage] += 1
-    lags = [learner.lags, Lags(other, other)]
-    found = [learnt(stack_of("mlp", VECTORS, 4, each, Update()), training, 4, 0.1) for each in lags]
+    both = learner, learner._replace(lags=Lags(other, other))
+    found = [learnt(stack_of("mlp", VECTORS, 4, each, Update()), training, 4, 0.1) for each in both]
     assert (found[0] - found[1]).abs().max() > 1e-6
 
 
 def test_lags_are_the_papers() -> None:
     """CDP-v2: what stage j of micro-batch i reads is new if i + j is N - 1 or more; 1F1B without flush as known."""
     i, j = np.indices((4, 4))
-    assert (learner_of("multi-cdp").lags.forward == (i + j < 3)).all()
-    assert (learner_of("pipedream").lags.forward == [[3, 2, 1, 0]]).all()
-    assert (learner_of("pipemare").lags.backward == 0).all()
-    assert learner_of("multi-cdp").mean == 0.375
+    assert (asked_learner("multi-cdp").lags.forward == (i + j < 3)).all()
+    assert (asked_learner("pipedream").lags.forward == [[3, 2, 1, 0]]).all()
+    assert (asked_learner("pipemare").lags.backward == 0).all()
+    assert asked_learner("multi-cdp").mean == 0.375
+
+
+# Versions that are no line, and workers that have versions of their own
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adamw"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_rounds_and_local_steps_are_those_of_replays(name: str, kind: str) -> None:
+    """Estimates with the state of their base, late means, outer optimizers: the equations of replays, to 1e-12."""
+    request = Request(name, 1, steps=6, **GRAPHS[name])
+    learner, training = learner_of(name, request), training_of("mlp", VECTORS, 1)
+    options = {"lr": 0.05, "weight_decay": 0.1} | ({"momentum": 0.9} if kind == "momentum" else {})
+    optimizer = Optimizer("adamw" if kind == "adamw" else "sgd", options)
+    steps, m, local = learner.steps_per_update * 6, learner.micro_batches, request.schedule.order.local
+    if local is None:
+        how: dict[str, Any] = {"versions": request.rule.versions, "counts": [m] * steps, "waits": request.shape.warm_up}
+        expected = evaluate(training, optimizer, learner.lags.forward, steps, **how)
+    else:
+        program = assemble(request)
+        steps, expected = program.steps, evaluate_local(training, optimizer, program, local)
+    stack = stack_of("mlp", VECTORS, 1, learner, Update(kind, 0.9, 0.1))
+    found = learnt(stack, training, m, 0.05, steps)
+    assert torch.allclose(found, torch.cat(expected), rtol=0, atol=1e-12)
+
+
+def test_an_update_of_acco_takes_the_batch_of_others_in_two_rounds() -> None:
+    learners = [read_learner(name, 1, {"replicas": 4}) for name in ("dp", "acco", "dpu", "local-sgd")]
+    assert [each.steps_per_update for each in learners] == [1, 2, 1, 1]
+    course = replace(COURSE, stages=1)
+    assert check_course(course, learners, load_data("sequences:addition")) == 4
+    with pytest.raises(RequestError, match="60 samples are not divided by 8 micro-batches; give 56 or 64"):
+        check_course(replace(course, batch=60), learners, load_data("sequences:addition"))
 
 
 # Data
 
 
-@pytest.mark.parametrize("name", [name for name in DATA if name != "digits"])
+@pytest.mark.parametrize("name", [name for name in DATA if name not in ("digits", "fake")])
 def test_sequences_are_by_their_rules(name: str) -> None:
     data = load_data(name)
     x, y = data.train.take(torch.arange(data.samples))
@@ -296,7 +362,7 @@ def test_a_schedule_of_single_micro_batches_makes_more_steps() -> None:
 
 def test_rates_fall_and_runs_that_diverge_count() -> None:
     course = replace(COURSE, drops=(0.25, 0.5), drop_by=0.1)
-    assert [course.rate(done) for done in (0, 0.3, 0.5)] == pytest.approx([1, 0.1, 0.01])
+    assert [course.rate(batch, 10) for batch in (0, 3, 5)] == pytest.approx([1, 0.1, 0.01])
     learner, data = read_learner("pipedream-2bw", 2, {}), load_data("sequences:addition")
     wild = train_all(learner, replace(COURSE, rates=(1e6,), seeds=2), data, 2)
     assert all(curve.diverged and curve.loss[-1] is None for curve in wild)
@@ -339,6 +405,69 @@ def test_the_command_writes_the_same_bytes(
     assert "already exists" in capsys.readouterr().err
 
 
+def test_runs_that_do_not_fit_are_trained_one_after_another() -> None:
+    learner, data = read_learner("multi-cdp", 2, {}), load_data("sequences:addition")
+    course = replace(COURSE, dtype=torch.float64)
+    whole, parts = (train_all(learner, replace(course, most_bytes=most), data, 2) for most in (2**30, 10_000_000))
+    assert [(curve.rate, curve.seed) for curve in parts] == [(curve.rate, curve.seed) for curve in whole]
+    for one, other in zip(whole, parts, strict=True):
+        assert one.loss == pytest.approx(other.loss, abs=1e-10) and one.accuracy == other.accuracy
+
+
+KILLED = {
+    "multi-cdp -n 2": "--optimizer momentum",
+    "acco -n 1 --replicas 2": "--optimizer adamw",
+    "co2 -n 1 --replicas 2 --local-steps 3": "--optimizer sgd",
+    "pipemare -n 2": "--optimizer muon --lr 0.01,0.02",
+}
+
+
+@pytest.mark.parametrize(("names", "more"), KILLED.items(), ids=[line.split()[0] for line in KILLED])
+def test_a_killed_training_goes_on_and_ends_with_the_same_bytes(
+    names: str, more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After its second epoch; another request does not go on from there."""
+    monkeypatch.chdir(tmp_path)
+    line = f"learn {names} {more} --data sequences:addition --layers 4 --width 16 --seeds 2 --epochs 4".split()
+    assert main([*line, "-o", "whole"]) == 0
+    saves, save = [], Unfinished.save
+
+    def killed(self: Unfinished, name: str, state: Any) -> None:
+        save(self, name, state)
+        saves.append(name)
+        if len(saves) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Unfinished, "save", killed)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            raise SystemExit(main([*line, "-o", "parts"]))
+    assert {path.suffix for path in Path("parts/unfinished").iterdir()} == {".json", ".npz"}
+    capsys.readouterr()
+    assert main([*line, "--batch", "32", "-o", "parts"]) == 2
+    assert "parts/unfinished: has an unfinished training of another request" in capsys.readouterr().err
+    with monkeypatch.context() as patch:
+        patch.setattr(Unfinished, "save", lambda self, name, state: saves.append(name))
+        assert main([*line, "-o", "parts"]) == 0
+    assert len(saves) == 2 + 2  # epochs
+    assert not Path("parts/unfinished").exists()
+    for name in ("curves.csv", "learn.svg"):
+        assert Path("parts", name).read_bytes() == Path("whole", name).read_bytes()
+
+
+def test_a_state_that_is_none_is_refused(tmp_path: Path) -> None:
+    """No pickle in it is loaded."""
+    state = Unfinished(tmp_path, {"n": 2})
+    state.save("multi-cdp-0", {"losses": torch.zeros(2)})
+    (file,) = tmp_path.rglob("*.npz")
+    np.savez(file, losses=np.array([{}], dtype=object))
+    with pytest.raises(RequestError, match=r"is no state of a training \(Object arrays cannot be loaded"):
+        state.load("multi-cdp-0")
+    file.write_bytes(b"PK")
+    with pytest.raises(RequestError, match="is no state of a training"):
+        state.load("multi-cdp-0")
+
+
 def test_the_picture_has_a_row_for_each_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*LINE.split(), "--lr", "0.05,0.1", "-o", "one"]) == 0
@@ -359,9 +488,8 @@ def test_an_expectation_that_does_not_hold_is_said(
 
 
 REFUSED = {
-    "acco": "acco: has rounds, local steps or estimates",
-    "diloco": "diloco: has rounds, local steps or estimates",
-    "pipedream-2bw:acco": "has rounds, local steps or estimates",
+    "multi-dp --local-steps 4": "local-steps: multi-dp does not take this option",
+    "pipedream-2bw:acco": "versions: start from one another in a line",
     "multi-dp --batch 30": "batch: 30 samples are not divided by 4 micro-batches; give 28 or 32",
     "multi-dp --batch 3": "batch: 3 samples are not divided by 4 micro-batches; give 4",
     "multi-dp --batch 4000": "batch: sequences:addition has 769 samples to learn from",

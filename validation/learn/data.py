@@ -1,19 +1,21 @@
-"""Data to learn from that need no download: digits, text that comes with Python, and sequences by a rule."""
+"""Data to learn from that need no download: digits, text that comes with Python, sequences by a rule, and folders."""
 
 import pydoc_data.topics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cdpsim.errors import RequestError, choose
+from cdpsim.errors import RequestError, choose, short_repr
 
 from .. import install_command
+from .images import FOLDERS
 
 CHARACTERS = 200_000  # of a text
 LENGTH = 64  # of a sequence of characters
@@ -51,7 +53,7 @@ class Tensors:
         return self.inputs[numbers], self.labels[numbers]
 
 
-def cross_entropy(scores: Tensor, target: Tensor) -> Tensor:
+def label_loss(scores: Tensor, target: Tensor) -> Tensor:
     """Return the mean cross entropy of labels, of which those below 0 do not count."""
     return nn.functional.cross_entropy(scores.flatten(0, -2), target.flatten(), ignore_index=-1)
 
@@ -65,7 +67,7 @@ class Data(NamedTuple):
     classes: int
     tokens: int = 0  # the number of tokens that inputs have; 0: they are numbers
     about: tuple[str, ...] = ()
-    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy  # of scores and labels, a mean
+    loss: Callable[[Tensor, Tensor], Tensor] = label_loss  # of scores and labels, a mean
 
     @property
     def samples(self) -> int:
@@ -129,19 +131,33 @@ def copying() -> Data:
     return _divided("sequences:copy", torch.tensor(x), torch.tensor(y), letters, tokens=letters + 1)
 
 
+def fake() -> Data:
+    """Return drawn images with drawn labels, to measure how long learning takes: they can only be memorised."""
+    draw, samples = np.random.default_rng(0), 2048
+    x = torch.tensor(draw.standard_normal((samples, 3, 32, 32), dtype=np.float32))
+    return _divided("fake", x, torch.tensor(draw.integers(0, 10, samples)), 10)
+
+
 DATA: dict[str, Callable[[], Data]] = {
     "digits": digits,
     "text": text,
     "sequences:addition": addition,
     "sequences:copy": copying,
     "sequences:parity": parity,
+    "fake": fake,
 }
+ALL_DATA = (*DATA, *(f"{kind}:DIR" for kind in FOLDERS))
 
 
 @cache
 def load_data(name: str) -> Data:
-    """Return the data of a name."""
-    return DATA[choose("data", name, DATA)]()
+    """Return the data of a name; those of a user's folder have it behind a colon."""
+    kind, _, folder = name.partition(":")
+    if kind not in FOLDERS:
+        return DATA[choose("data", name, ALL_DATA)]()
+    if not folder:
+        raise RequestError("data", f"{short_repr(name)} lies in a folder of yours; give it: {kind}:DIR")
+    return Data(kind, *FOLDERS[kind](Path(folder).expanduser()))
 
 
 def _divided(name: str, x: Tensor, y: Tensor, classes: int, tokens: int = 0, about: tuple[str, ...] = ()) -> Data:

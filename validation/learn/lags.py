@@ -1,21 +1,31 @@
 """The lags of a schedule's trace: how many training steps older than the newest the parameters are that tasks read."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.front import assemble
 from cdpsim.numeric.columns import Ints
 from cdpsim.request import Request
+from cdpsim.schedules.local import Outer
+from cdpsim.schedules.rule import Versions
+from cdpsim.studies.partial_requests import PartialRequests
 from cdpsim.trace.metrics.staleness import Lags, lags_of_step
 
 MOST_STEPS = 96  # until two steps have the same lags
 
 
 class Learner(NamedTuple):
-    """A schedule that is learnt with: its name as it was given, and its lags."""
+    """A schedule that is learnt with: its name as it was given, its lags, and the versions that its steps make."""
 
     name: str
     lags: Lags
+    versions: Versions = Versions()
+    waits: int = 0  # the first steps, besides step 0, that read the newest version
+    workers: int = 1  # that may have versions of their own; each has its part of a step's micro-batches
+    outer: Outer | None = None  # the optimizer that takes the means of their parameters
 
     @property
     def micro_batches(self) -> int:
@@ -27,27 +37,40 @@ class Learner(NamedTuple):
         """The mean lag of forwards."""
         return float(self.lags.forward.mean())
 
+    @property
+    def steps_per_update(self) -> int:
+        """The steps whose gradients a version takes that is kept."""
+        made = self.versions.made(MOST_STEPS)
+        return int(MOST_STEPS // len(np.unique(made.step[~made.estimate])))
 
-def read_learner(name: str, n: int, options: dict[str, Any]) -> Learner:
-    """Return a schedule by its name and, behind a colon, its rule: `multi-cdp`, `multi-cdp:cdp-v1`, a CSV file."""
+
+def read_learner(name: str, n: int, options: Mapping[str, Any], requests: PartialRequests | None = None) -> Learner:
+    """Return a schedule by its name and, behind a colon, its rule: `multi-cdp`, `multi-cdp:cdp-v1`, a CSV file.
+
+    It has those of the options that it takes.
+    """
     schedule, _, rule = name.partition(":")
-    given = options | ({"rule": rule} if rule else {})
-    request = Request(schedule, n, **given)
-    order, rule_of = request.schedule.order, request.rule
-    if not order.waits or not rule_of.versions.is_line:
-        why = "whose versions do not follow one another, an update after each step"
-        raise RequestError(name, f"has rounds, local steps or estimates, {why}; take another schedule or rule")
-    return Learner(name, settled_lags(request))
+    given = {"schedule": schedule, "n": n, **options, **({"rule": rule} if rule else {})}
+    return (requests or PartialRequests()).serve(given, lambda request: learner_of(name, request), needed=("rule",))
+
+
+def learner_of(name: str, request: Request) -> Learner:
+    """Return what is learnt with of a request, under a name."""
+    shape, local = request.shape, request.schedule.order.local
+    if local is None:
+        return Learner(name, settled_lags(request), request.rule.versions, shape.warm_up)
+    lags = settled_lags(request)
+    return Learner(name, lags, local.versions(shape), shape.warm_up, shape.replicas, local.outer)
 
 
 def settled_lags(request: Request) -> Lags:
     """Return the lags of the first step that has those of the step before; refuse a schedule without one."""
-    steps = min(request.steps, MOST_STEPS)
+    steps, first = min(request.steps, MOST_STEPS), 1 + request.shape.warm_up
     while True:
         program = assemble(request.with_steps(steps))
-        for step in range(1, steps):
+        for step in range(first, program.updated):
             before, now = lags_of_step(program, step - 1), lags_of_step(program, step)
-            if step - 1 >= int(max(before.forward.max(), before.backward.max())) and _equal(before, now):
+            if step - first >= int(max(before.forward.max(), before.backward.max())) and _equal(before, now):
                 return now
         if steps == MOST_STEPS:
             problem = f"reads other versions in each of {MOST_STEPS} steps, so that it has no lags"

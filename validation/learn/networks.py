@@ -1,62 +1,27 @@
-"""Networks to learn with: layers for labels of vectors and for the next token at each place of a sequence.
-
-Where backwards read other parameters than their forwards, a weight is there twice: y = x W_f with the input held fixed,
-and (x - x) W_b with W_b held fixed. So the gradient of the weight is the forward's, and that of the input goes through
-the backward's.
-"""
+"""Networks to learn with: layers for labels of vectors and images, and for the next token at each place of a text."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError, choose
+from cdpsim.model.partition import Cuts
 
+from ..profile.cuts import find_cuts
+from ..training.forms import Form
 from ..training.models import even_cuts
+from ..training.optimizer import Optimizer
+from ..training.stages import Architecture, Draw
+from .convolutions import DIGIT, BatchNorm, GroupNorm, Normalize, residual_network, small_network
 from .data import Data
+from .doubled import Doubled, Linear, Norm
 
-BACK = "back"  # the name of a weight as backwards read it
-
-
-class Doubled(nn.Module):
-    """A layer that may have its weight twice: as forwards read it, and as backwards do."""
-
-    weight: Any
-    back: Tensor
-
-    def twice(self) -> None:
-        """Have the weight of backwards, too."""
-        self.register_buffer(BACK, self.weight.detach().clone())
-
-    @property
-    def is_double(self) -> bool:
-        """Whether it has it."""
-        return BACK in self._buffers
-
-
-class Linear(Doubled, nn.Linear):
-    """A linear layer whose backward may go through another weight."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Map the last dimension."""
-        if not self.is_double:
-            return nn.Linear.forward(self, input)
-        fixed = input.detach()
-        return nn.functional.linear(fixed, self.weight, self.bias) + nn.functional.linear(input - fixed, self.back)
-
-
-class Norm(Doubled, nn.LayerNorm):
-    """A layer norm whose backward may go through another weight."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalize the last dimension."""
-        if not self.is_double:
-            return nn.LayerNorm.forward(self, input)
-        bare = nn.functional.layer_norm(input, self.normalized_shape, eps=self.eps)
-        fixed = bare.detach()
-        return fixed * self.weight + self.bias + (bare - fixed) * self.back
+BATCH = 2  # samples with which the FLOP of layers are counted
 
 
 class First(nn.Module):
@@ -113,10 +78,11 @@ class CausalLayer(nn.Module):
         return x + y
 
     def _attend(self, x: Tensor) -> Tensor:
-        parts = self.attention_in(x).unflatten(-1, (3, self.heads, -1))
-        query, key, value = (parts[..., k, :, :].transpose(-2, -3) for k in range(3))
-        later = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool, device=x.device).triu(1)
-        weights = (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).masked_fill(later, -torch.inf).softmax(-1)
+        query, key, value = (
+            own.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for own in self.attention_in(x).chunk(3, -1)
+        )
+        later = torch.full((x.shape[-2], x.shape[-2]), -torch.inf, dtype=x.dtype, device=x.device).triu(1)
+        weights = (query / query.shape[-1] ** 0.5 @ key.transpose(-1, -2) + later).softmax(-1)
         attended: Tensor = self.attention_out((weights @ value).transpose(-2, -3).flatten(-2))
         return attended
 
@@ -142,7 +108,7 @@ class Sizes(NamedTuple):
     heads: int = 4
 
 
-Layers = Callable[[Data, Sizes], list[nn.Module]]
+Layers = Callable[..., list[nn.Module]]  # of data and sizes; those of images may take a norm
 
 
 def residual_perceptron(data: Data, sizes: Sizes) -> list[nn.Module]:
@@ -160,33 +126,90 @@ def causal_transformer(data: Data, sizes: Sizes) -> list[nn.Module]:
     return [Embedding(data.tokens, data.shape[-1], sizes.width), *blocks, Head(sizes.width, data.classes)]
 
 
-NETWORKS: dict[str, Layers] = {"mlp": residual_perceptron, "transformer": causal_transformer}
+def convolutional(data: Data, sizes: Sizes, normalize: Normalize = GroupNorm) -> list[nn.Module]:
+    """Return the layers of a small convolutional network from images, or from vectors that are digits, to labels."""
+    channels = (data.shape if len(data.shape) == 3 else DIGIT)[0]
+    return small_network(channels, sizes.width, sizes.layers, data.classes, normalize)
+
+
+def _resnet(depth: int, data: Data, sizes: Sizes, normalize: Normalize = GroupNorm) -> list[nn.Module]:
+    """Return the layers of a residual network, whose sizes are its own."""
+    channels, *sides = data.shape
+    return residual_network(depth, channels, min(sides), data.classes, normalize)
+
+
+NETWORKS: dict[str, Layers] = {
+    "mlp": residual_perceptron,
+    "transformer": causal_transformer,
+    "conv": convolutional,
+    "resnet18": partial(_resnet, 18),
+    "resnet50": partial(_resnet, 50),
+}
+FIXED = frozenset({"resnet18", "resnet50"})  # which have sizes of their own
+CUTS = ("layers", "flops")  # how layers become stages: so many of them, or so much work, in each
+_TAKES = {"mlp": "vectors", "transformer": "tokens"}  # all others: images
+_found_cuts: dict[object, Cuts] = {}  # by all that they depend on
+
+
+def usual_network(data: Data) -> str:
+    """Return the network that data are learnt by, unless another one is asked for."""
+    return {"vectors": "mlp", "tokens": "transformer", "images": "conv"}[_kind(data)]
+
+
+def _kind(data: Data) -> str:
+    """Return what a network takes to learn from data."""
+    return "tokens" if data.tokens else "images" if len(data.shape) == 3 else "vectors"
 
 
 def make_stages(
-    network: str, data: Data, sizes: Sizes, n: int, seed: int, dtype: torch.dtype, *, twice: bool = False
+    network: str,
+    data: Data,
+    sizes: Sizes,
+    n: int,
+    seed: int,
+    dtype: torch.dtype,
+    *,
+    twice: bool = False,
+    cut: str = "layers",
+    batch_norm: bool = False,
 ) -> list[nn.Sequential]:
     """Return n stages of a network with its first parameters, always the same of a seed.
 
-    With `twice` they have the weights of backwards, too.
+    With `twice` they have the weights of backwards, too; with `batch_norm`, networks of images have batch norms.
     """
-    build = NETWORKS[choose("network", network, NETWORKS)]
-    if (network == "transformer") != bool(data.tokens):
-        takes = "tokens" if network == "transformer" else "vectors"
-        raise RequestError("network", f"{network} takes {takes}, which {data.name} has not; leave it out")
+    _check_network(network, data, batch_norm=batch_norm)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        layers = build(data, sizes)
+        layers = NETWORKS[network](data, sizes, **({"normalize": BatchNorm} if batch_norm else {}))
+    key = (network, batch_norm, data.name, data.shape, data.classes, sizes, n, choose("cut", cut, CUTS))
+    if key not in _found_cuts:
+        _found_cuts[key] = tuple(even_cuts(len(layers), n)) if cut == "layers" else _flop_cuts(layers, data, n)
     if twice:
         for module in (own for layer in layers for own in layer.modules()):
             if isinstance(module, Doubled):
                 module.twice()
-    ends = [0, *even_cuts(len(layers), n), len(layers)]
-    return [nn.Sequential(*own).to(dtype) for own in _stage_layers(layers, ends)]
+    return [nn.Sequential(*layers[first:end]).to(dtype) for first, end in pairwise((0, *_found_cuts[key], len(layers)))]
 
 
-def _stage_layers(layers: Sequence[nn.Module], ends: Sequence[int]) -> list[Sequence[nn.Module]]:
-    return [layers[first:end] for first, end in pairwise(ends)]
+def _check_network(network: str, data: Data, *, batch_norm: bool) -> None:
+    """Refuse an unknown network, one that does not take what the data are, and batch norms that it has not."""
+    takes = _TAKES.get(choose("network", network, NETWORKS), "images")
+    kind = _kind(data)
+    digits = network == "conv" and kind == "vectors" and data.shape == (prod(DIGIT),)
+    if takes != kind and not digits:
+        raise RequestError("network", f"{network} takes {takes}, which {data.name} has not; leave it out")
+    if batch_norm and takes != "images":
+        raise RequestError(
+            "batch-norm", f"{network} has layer norms or none; leave it out, or take a network of images"
+        )
+
+
+def _flop_cuts(layers: Sequence[nn.Module], data: Data, n: int) -> Cuts:
+    """Return the cuts with which the largest stage has as few FLOP as possible, as a profile cuts layers."""
+    x, y = data.test.take(torch.zeros(1, dtype=torch.int64))
+    inputs = Draw(Form((BATCH, *x.shape[1:]), torch.int64 if data.tokens else torch.float32), data.tokens)
+    targets = Draw(Form((BATCH, *y.shape[1:]), y.dtype), data.classes)
+    return find_cuts(Architecture(layers, inputs, targets, data.loss), n, "flops", Optimizer())
 
 
 def right(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

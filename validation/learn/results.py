@@ -20,6 +20,7 @@ class LearningCurve(msgspec.Struct, frozen=True, kw_only=True):
     loss: list[float | None]  # the mean over an epoch's steps, at the versions that are read; null where not finite
     test_loss: list[float | None]
     accuracy: list[float]
+    first_loss: float | None  # of the first step, at the first parameters
     loss_at_a_tenth: float | None
     diverged: bool  # whether parameters or losses are not finite at the end
 
@@ -57,16 +58,22 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
     answers: list[RateAnswer]
 
 
-def answers_of(curves: Sequence[LearningCurve], lags: dict[str, float], margin: float) -> list[RateAnswer]:
-    """Return what may be said of each schedule and rate, beside the first schedule; the margin is in points."""
+def answers_of(
+    curves: Sequence[LearningCurve], lags: dict[str, float], margin: float, best_of: int = 1
+) -> list[RateAnswer]:
+    """Return what may be said of each schedule and rate, beside the first schedule; the margin is in points.
+
+    A run's accuracy is the best of the last epochs, by default of the last one.
+    """
     first, groups = next(iter(lags)), _by_schedule_and_rate(curves)
+    accuracies = {key: [max(curve.accuracy[-best_of:]) for curve in own] for key, own in groups.items()}
     others = [key for key in groups if key[0] != first]
-    compared = [
-        statistics.compare(_accuracies(groups[key]), _accuracies(groups[first, key[1]]), margin / 100) for key in others
-    ]
+    compared = [statistics.compare(accuracies[key], accuracies[first, key[1]], margin / 100) for key in others]
     said = statistics.verdicts(compared, margin / 100)
     found = dict(zip(others, zip(compared, said, strict=True), strict=True))
-    return [_answer(key, own, lags[key[0]], *found.get(key, (None, None))) for key, own in groups.items()]
+    return [
+        _answer(key, own, accuracies[key], lags[key[0]], *found.get(key, (None, None))) for key, own in groups.items()
+    ]
 
 
 def _by_schedule_and_rate(curves: Sequence[LearningCurve]) -> dict[tuple[str, float], list[LearningCurve]]:
@@ -76,13 +83,10 @@ def _by_schedule_and_rate(curves: Sequence[LearningCurve]) -> dict[tuple[str, fl
     return groups
 
 
-def _accuracies(curves: Sequence[LearningCurve]) -> list[float]:
-    return [curve.accuracy[-1] for curve in curves]
-
-
 def _answer(
     key: tuple[str, float],
     curves: Sequence[LearningCurve],
+    accuracies: Sequence[float],
     lag: float,
     compared: Comparison | None,
     verdict: str | None,
@@ -92,7 +96,7 @@ def _answer(
         schedule=key[0],
         lag=lag,
         rate=key[1],
-        accuracy=_plain(statistics.interval(_accuracies(curves))),
+        accuracy=_plain(statistics.interval(accuracies)),
         difference=_plain(compared.difference) if compared else None,
         loss_at_a_tenth=_plain(statistics.interval(tenth)) if tenth else None,
         diverged=sum(curve.diverged for curve in curves),

@@ -1,25 +1,37 @@
-"""Training of many runs of one schedule at once: each parameter of all runs is one tensor, whose rows are the runs.
+"""Training of many runs of one schedule at once: each parameter is one tensor, whose rows are the runs.
 
 A micro-batch takes its gradient at the versions that the schedule's lags say, of each stage by itself. Micro-batches
-with the same lags go through the network together.
+with the same lags go through the network together, and groups of one size are rows beside each other; where samples of
+a batch depend on each other, by a batch norm, each micro-batch goes by itself. Steps make versions as in the update
+equation of replays: each of its base, with the parameters and the optimizer's state that the base has, and of the mean
+gradients of some steps.
+
+Workers that may have versions of their own are rows, too: those of a run stand one after another.
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from itertools import chain
+from operator import add
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from cdpsim.numeric.columns import Ints
 from cdpsim.trace.metrics.staleness import Lags
 
-from .data import cross_entropy
-from .networks import BACK, Doubled
-from .updates import Update
+from .convolutions import has_statistics
+from .data import label_loss
+from .doubled import BACK, Doubled
+from .lags import Learner
+from .outer import OuterUpdates
+from .unfinished import Tree, placed
+from .updates import Parameters, States, Update
 
-RunParameters = list[dict[str, Tensor]]  # of each stage, by name; rows are runs
+RowParameters = list[Parameters]  # of each stage
 
 
 class Stack:
@@ -28,80 +40,154 @@ class Stack:
     def __init__(
         self,
         starts: Sequence[Sequence[nn.Module]],
-        lags: Lags,
+        learner: Learner,
         update: Update,
-        loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+        steps: int,
+        loss: Callable[[Tensor, Tensor], Tensor] = label_loss,
         *,
         one_by_one: bool = False,
     ) -> None:
-        self._stages, self._lags, self._of, self._one_by_one = starts[0], lags, loss, one_by_one
-        first = [
-            {name: torch.stack([dict(run[j].named_parameters())[name].detach() for run in starts]) for name in own}
-            for j, own in enumerate(dict(stage.named_parameters()) for stage in starts[0])
-        ]
-        self._versions: deque[RunParameters] = deque([first], maxlen=1 + int(max(map(np.max, lags))))
-        self._states = [update.starting() for _ in self._stages]
+        self._stages, self._learner, self._update = starts[0], learner, update
+        self._loss_of, self._one_by_one = loss, one_by_one
         self._twice = [_doubled(stage) for stage in self._stages]
-        rows = np.concatenate([lags.forward, lags.backward], axis=1)
-        self._groups = [np.flatnonzero((rows == row).all(axis=1)) for row in np.unique(rows, axis=0)]
+        self._made, self._at = learner.versions.made(steps), 0
+        self._last_use = _last_uses(self._made.step, self._made.base, self._made.averaged)
+        first = self._on_rows(_stacked(starts))
+        self._versions: dict[int, RowParameters] = {0: first}
+        self._states: dict[int, list[States]] = {0: [update.starting() for _ in self._stages]}
+        self._taken: dict[int, RowParameters] = {}  # the mean gradients of steps that a later version takes
+        self._last_kept = 0
+        self._outer = OuterUpdates(learner.outer, self._means(first))
+        own, apart = _first_workers(learner), has_statistics(self._stages)
+        self._groups = [(each, _alike(each, apart=apart)) for each in (own, _newest(own))]
 
     @property
-    def newest(self) -> RunParameters:
-        """The parameters of the newest version."""
-        return self._versions[-1]
+    def kept(self) -> RowParameters:
+        """Each run's parameters of the newest version that is no estimate; of workers, the mean."""
+        return self._means(self._versions[self._last_kept])
 
     def step(self, inputs: Tensor, labels: Tensor, rates: Tensor) -> Tensor:
         """Make a training step of all runs, and return their losses; data are (run, micro-batch, sample, ...)."""
-        total: RunParameters = [{name: torch.zeros_like(own) for name, own in stage.items()} for stage in self.newest]
-        losses = torch.zeros(len(inputs), dtype=next(iter(self.newest[0].values())).dtype)
-        for group in self._groups:
-            share = len(group) / len(self._lags.forward)
-            x, y = (values[:, group].flatten(1, 2) for values in (inputs, labels))
-            gradients, loss = self._gradients(int(group[0]), x, y)
-            losses = losses + share * loss
+        late = self._at > self._learner.waits
+        lags, groups = self._groups[0 if late else 1]
+        x, y = (values.reshape(-1, len(lags.forward), *values.shape[2:]) for values in (inputs, labels))
+        here = next(iter(self._versions[self._last_kept][0].values()))
+        losses = torch.zeros(len(x), dtype=here.dtype, device=here.device)
+        total = [
+            {name: torch.zeros_like(own) for name, own in stage.items()} for stage in self._versions[self._last_kept]
+        ]
+        for alike in groups:
+            share = alike.shape[1] / len(lags.forward)
+            read = [[self._read(row, j) for j, row in enumerate(own[alike[:, 0]].T.tolist())] for own in lags]
+            parts = (values[:, alike].transpose(0, 1).flatten(2, 3).flatten(0, 1) for values in (x, y))
+            gradients, loss = self._gradients(read, *parts)
+            losses = losses + share * loss.unflatten(0, (len(alike), -1)).sum(dim=0)
             for own, more in zip(total, gradients, strict=True):
                 for name in own:
-                    own[name] += share * more[name]
-        self._versions.append(
-            [
-                state.step(theta, gradient, rates)
-                for state, theta, gradient in zip(self._states, self.newest, total, strict=True)
-            ]
-        )
-        return losses
+                    own[name] += share * more[name].unflatten(0, (len(alike), -1)).sum(dim=0)
+        self._taken[self._at] = total
+        self._make_versions(rates.repeat_interleave(self._learner.workers))
+        return losses.unflatten(0, (-1, self._learner.workers)).mean(dim=1)
 
-    def _gradients(self, micro_batch: int, x: Tensor, y: Tensor) -> tuple[RunParameters, Tensor]:
-        """Return the gradients and the losses of all runs at the versions that a micro-batch reads."""
-        forward, backward = (
-            [self._read(lag, j) for j, lag in enumerate(own[micro_batch].tolist())] for own in self._lags
-        )
+    @property
+    def state(self) -> Tree:
+        """All that later steps need."""
+        return {
+            "at": {"step": torch.tensor(self._at), "kept": torch.tensor(self._last_kept)},
+            "versions": {v: dict(enumerate(own)) for v, own in self._versions.items()},
+            "counts": {v: {j: torch.tensor(own.count) for j, own in enumerate(of)} for v, of in self._states.items()},
+            "states": {v: {j: own.kept for j, own in enumerate(of)} for v, of in self._states.items()},
+            "taken": {t: dict(enumerate(own)) for t, own in self._taken.items()},
+            "outer": {"common": dict(enumerate(self._outer.common)), "momentum": dict(enumerate(self._outer.momentum))},
+        }
+
+    def go_on_from(self, state: Tree, device: str) -> None:
+        """Have a state that was saved, in which what is empty is missing."""
+
+        def rows(tree: Tree) -> list[Any]:
+            return [placed(tree.get(j, {}), device) for j in range(len(self._stages))]
+
+        self._at, self._last_kept = (int(state["at"][name]) for name in ("step", "kept"))
+        self._versions = {v: rows(own) for v, own in state["versions"].items()}
+        self._taken = {t: rows(own) for t, own in state.get("taken", {}).items()}
+        kept = state.get("states", {})
+        self._states = {
+            v: [States(self._update, int(of[j]), own) for j, own in enumerate(rows(kept.get(v, {})))]
+            for v, of in state.get("counts", {}).items()
+        }
+        if "outer" in state:
+            self._outer.common, self._outer.momentum = (rows(state["outer"][name]) for name in ("common", "momentum"))
+
+    def _make_versions(self, rates: Tensor) -> None:
+        """Make the versions of a step, and let go of what no later step needs."""
+        made, step = self._made, self._at
+        for row in np.flatnonzero(made.step == step).tolist():
+            version, base, averaged = row + 1, int(made.base[row]), int(made.averaged[row])
+            if averaged >= 0:
+                self._versions[version] = self._on_rows(self._outer.step(self._means(self._versions[averaged])))
+                self._states[version] = self._states[base]
+            else:
+                gradients = _mean_gradients([self._taken[t] for t in range(int(made.first[row]), step + 1)])
+                gradients = gradients if made.own[row] else self._on_rows(self._means(gradients))
+                rows = zip(self._states[base], self._versions[base], gradients, strict=True)
+                pairs = [state.step(theta, gradient, rates) for state, theta, gradient in rows]
+                self._versions[version], self._states[version] = ([*own] for own in zip(*pairs, strict=True))
+            self._last_kept = self._last_kept if made.estimate[row] else version
+        self._at += 1
+        later = int(made.first[made.step > step].min(initial=self._at))
+        self._taken = {t: own for t, own in self._taken.items() if t >= later}
+        oldest = self._newest - int(max(map(np.max, self._learner.lags)))
+        needed = {v for v in self._versions if self._last_use[v] > step}
+        self._states = {v: own for v, own in self._states.items() if v in needed}
+        needed |= {v for v in self._versions if v >= oldest} | {self._last_kept}
+        self._versions = {v: own for v, own in self._versions.items() if v in needed}
+
+    @property
+    def _newest(self) -> int:
+        """The newest version that the steps so far have made."""
+        return int(np.searchsorted(self._made.step, self._at))
+
+    def _read(self, lags: Sequence[int], stage: int) -> Parameters:
+        """Return the parameters of versions, one after another; the first one of steps before there was such a one."""
+        read = [self._versions[max(self._newest - lag, 0)][stage] for lag in lags]
+        return read[0] if len(read) == 1 else {name: torch.cat([own[name] for own in read]) for name in read[0]}
+
+    def _gradients(self, read: list[RowParameters], x: Tensor, y: Tensor) -> tuple[RowParameters, Tensor]:
+        """Return the gradients and the losses of all rows at the versions that forwards and backwards read."""
+        forward, backward = read
         back = [
             {f"{name}.{BACK}": own[f"{name}.weight"] for name in names}
             for names, own in zip(self._twice, backward, strict=True)
         ]
         gradient = grad_and_value(self._loss)
         if not self._one_by_one:
-            found: tuple[RunParameters, Tensor] = vmap(gradient)(forward, back, x, y)
+            found: tuple[RowParameters, Tensor] = vmap(gradient)(forward, back, x, y)
             return found
-        runs = [gradient(_of_run(forward, r), _of_run(back, r), x[r], y[r]) for r in range(len(x))]
+        rows = [gradient(_one_row(forward, r), _one_row(back, r), x[r], y[r]) for r in range(len(x))]
         gradients = [
-            {name: torch.stack([each[j][name] for each, _ in runs]) for name in own} for j, own in enumerate(forward)
+            {name: torch.stack([each[j][name] for each, _ in rows]) for name in own} for j, own in enumerate(forward)
         ]
-        return gradients, torch.stack([loss for _, loss in runs])
+        return gradients, torch.stack([loss for _, loss in rows])
 
-    def _read(self, lag: int, stage: int) -> dict[str, Tensor]:
-        """Return the parameters of a version; of steps before there was such a one, the first."""
-        return self._versions[max(len(self._versions) - 1 - lag, 0)][stage]
+    def _loss(self, parameters: RowParameters, back: RowParameters, x: Tensor, y: Tensor) -> Tensor:
+        return self._loss_of(self.scores(parameters, x, back), y)
 
-    def _loss(self, parameters: RunParameters, back: RunParameters, x: Tensor, y: Tensor) -> Tensor:
-        return self._of(self.scores(parameters, x, back), y)
-
-    def scores(self, parameters: RunParameters, x: Tensor, back: RunParameters | None = None) -> Tensor:
-        """Return what the network says of inputs with one run's parameters."""
+    def scores(self, parameters: RowParameters, x: Tensor, back: RowParameters | None = None) -> Tensor:
+        """Return what the network says of inputs with one row's parameters."""
         for j, stage in enumerate(self._stages):
             others = back[j] if back else {f"{name}.{BACK}": parameters[j][f"{name}.weight"] for name in self._twice[j]}
             x = functional_call(stage, parameters[j] | others, (x,))
         return x
+
+    def _means(self, rows: RowParameters) -> RowParameters:
+        """Return the means over each run's workers."""
+        if self._learner.workers == 1:
+            return rows
+        return _mapped(rows, lambda own: own.unflatten(0, (-1, self._learner.workers)).mean(dim=1))
+
+    def _on_rows(self, runs: RowParameters) -> RowParameters:
+        """Return the same for each of a run's workers."""
+        return _mapped(runs, lambda own: own.repeat_interleave(self._learner.workers, 0))
 
 
 def _doubled(stage: nn.Module) -> list[str]:
@@ -109,11 +195,65 @@ def _doubled(stage: nn.Module) -> list[str]:
     return [name for name, module in stage.named_modules() if isinstance(module, Doubled) and module.is_double]
 
 
-def _of_run(parameters: RunParameters, run: int) -> RunParameters:
-    return [{name: own[run] for name, own in stage.items()} for stage in parameters]
+def _stacked(starts: Sequence[Sequence[nn.Module]]) -> RowParameters:
+    """Return the parameters of several networks, a row for each."""
+    return [
+        {name: torch.stack([dict(run[j].named_parameters())[name].detach() for run in starts]) for name in own}
+        for j, own in enumerate(dict(stage.named_parameters()) for stage in starts[0])
+    ]
 
 
-def is_finite(parameters: RunParameters) -> Tensor:
-    """Return of each run whether all of its parameters are finite."""
+def _mapped(rows: RowParameters, change: Callable[[Tensor], Tensor]) -> RowParameters:
+    return [{name: change(own) for name, own in stage.items()} for stage in rows]
+
+
+def _mean_gradients(of: Sequence[RowParameters]) -> RowParameters:
+    """Return the mean of several steps' gradients."""
+    if len(of) == 1:
+        return of[0]
+    return [
+        {name: reduce(add, [own[j][name] for own in of]) / len(of) for name in stage} for j, stage in enumerate(of[0])
+    ]
+
+
+def _one_row(parameters: RowParameters, row: int) -> RowParameters:
+    return [{name: own[row] for name, own in stage.items()} for stage in parameters]
+
+
+def _first_workers(learner: Learner) -> Lags:
+    """Return the lags of a run's first worker, which are those of all."""
+    forward, backward = (own[: len(own) // learner.workers] for own in learner.lags)
+    return Lags(forward, backward)
+
+
+def _newest(lags: Lags) -> Lags:
+    return Lags(*(np.zeros_like(own) for own in lags))
+
+
+def _alike(lags: Lags, *, apart: bool) -> list[Ints]:
+    """Return groups of micro-batches with the same lags, as rows of arrays: together those of one size.
+
+    Apart, each micro-batch is a group, and no two are together.
+    """
+    rows = np.concatenate([lags.forward, lags.backward], axis=1)
+    if apart:
+        return [*np.arange(len(rows))[:, None, None]]
+    groups: dict[int, list[Ints]] = {}
+    for row in np.unique(rows, axis=0):
+        own = np.flatnonzero((rows == row).all(axis=1))
+        groups.setdefault(len(own), []).append(own)
+    return [np.stack(own) for own in groups.values()]
+
+
+def _last_uses(step: Ints, *sources: Ints) -> Mapping[int, int]:
+    """Return the last step that makes another version of each version."""
+    found = np.full(len(step) + 1, -1)
+    for source in sources:
+        np.maximum.at(found, source[source >= 0], step[source >= 0])
+    return dict(enumerate(found.tolist()))
+
+
+def is_finite(parameters: RowParameters) -> Tensor:
+    """Return of each row whether all of its parameters are finite."""
     tensors = chain.from_iterable(stage.values() for stage in parameters)
     return torch.stack([own.flatten(1).isfinite().all(dim=1) for own in tensors]).all(dim=0)

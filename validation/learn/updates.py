@@ -1,7 +1,6 @@
-"""Updates of many runs at once: torch's formulas, with a rate for each run."""
+"""Updates of many rows of parameters at once: torch's formulas, with a rate for each row."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -28,29 +27,37 @@ class Update:
         if not 0 <= self.weight_decay < float("inf"):
             raise RequestError("weight-decay", f"{self.weight_decay:g} must be at least 0")
 
+    @property
+    def copies(self) -> int:
+        """The tensors as large as parameters that it keeps."""
+        return {"sgd": 0, "adamw": 2, "muon": 2}.get(self.kind, 1)
+
     def starting(self) -> "States":
         """Return the state before the first update."""
-        return States(self)
+        return States(self, 0, {})
 
 
-@dataclass
+Parameters = dict[str, Tensor]  # by name; the first dimension of each tensor is of rows
+
+
+@dataclass(frozen=True)
 class States:
-    """The state that updates keep of each parameter, by its name."""
+    """The state that updates keep of each parameter, by its name; it is never changed, so versions may share one."""
 
     update: Update
-    count: int = 0
-    kept: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    count: int
+    kept: dict[str, dict[str, Tensor]]
 
-    def step(self, theta: Mapping[str, Tensor], gradients: Mapping[str, Tensor], rate: Tensor) -> dict[str, Tensor]:
-        """Return the next parameters of all runs, of which the first dimension of each tensor is."""
-        self.count += 1
-        return {
-            name: self._next(name, own, gradients[name], rate.reshape(-1, *[1] * (own.dim() - 1)))
+    def step(self, theta: Parameters, gradients: Parameters, rate: Tensor) -> tuple[Parameters, "States"]:
+        """Return the next parameters, where each row has a rate of its own, and the next state."""
+        after = States(self.update, self.count + 1, {name: dict(self.kept.get(name, {})) for name in theta})
+        found = {
+            name: after._next(own, gradients[name], rate.reshape(-1, *[1] * (own.dim() - 1)), after.kept[name])
             for name, own in theta.items()
         }
+        return found, after
 
-    def _next(self, name: str, theta: Tensor, gradient: Tensor, rate: Tensor) -> Tensor:
-        state = self.kept.setdefault(name, {})
+    def _next(self, theta: Tensor, gradient: Tensor, rate: Tensor, state: dict[str, Tensor]) -> Tensor:
         if self.update.kind == "muon" and theta.dim() == 3:
             return self._muon(theta, gradient, rate, state)
         if self.update.kind in ("adamw", "muon"):

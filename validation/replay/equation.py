@@ -55,7 +55,7 @@ def evaluate(
     """
     back = lags if backward_lags is None else backward_lags
     walk, oldest = _Walk(training, optimizer, versions.made(steps), counts), int(max(lags.max(), back.max()))
-    grouping = grouping or (lambda of, stage: [[i] for t in of for i in range(walk.count(t, len(lags)))])
+    grouping = grouping or (lambda of, stage: [[i] for i in range(sum(walk.count(t, len(lags)) for t in of))])
     for t in range(steps):
         rows = [i % len(lags) for i in range(walk.count(t, len(lags)))]
         late = int(t > waits)

@@ -23,21 +23,23 @@ def stale_flags(program: Program, start: Times, end: Times) -> Ints:
 
 
 class Lags(NamedTuple):
-    """How many steps older than the newest the parameters are that tasks of a step read: (micro-batch, stage)."""
+    """How many versions older than the newest the parameters are that tasks of a step read: (micro-batch, stage)."""
 
     forward: Ints
     backward: Ints
 
 
 def lags_of_step(program: Program, step: int) -> Lags:
-    """Return the lags of a step's forwards and backwards, where each step makes one version.
+    """Return the lags of a step's forwards and backwards; the newest version is the last that the steps before make.
 
     >>> from cdpsim import simulate
     >>> lags_of_step(simulate("multi-cdp", 2).program, 2).forward.tolist()
     [[1, 0], [0, 0]]
     """
-    version, passes = program.tasks.version, slice(*program.first_pass[step : step + 2].tolist())
-    forward, backward = (step - version[program.tasks_of_kind(kind)[passes]] for kind in (Kind.F, Kind.B))
+    tasks, passes = program.tasks, slice(*program.first_pass[step : step + 2].tolist())
+    made = tasks.version[program.compute :][tasks.step[program.compute :] < step]
+    newest = int(made.max(initial=0))
+    forward, backward = (newest - tasks.version[program.tasks_of_kind(kind)[passes]] for kind in (Kind.F, Kind.B))
     return Lags(forward, backward)
 
 

@@ -1,0 +1,216 @@
+"""Convolutional networks, with group norm or batch norm: a small one, and the residual ones of He et al. (2016)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import accumulate
+from math import gcd
+
+import torch
+from torch import Tensor, nn
+
+from .doubled import Doubled, Linear
+
+GROUPS = 32  # of channels that are normalized together, at most
+DIGIT = (1, 8, 8)  # the image that a vector of 64 is
+LARGE = 64  # the least side of an image for which a residual network begins with large strides
+
+Statistics = Sequence[tuple[Tensor, Tensor]]  # mean and variance of each channel, for each batch norm
+Normalize = Callable[[int], nn.Module]  # of a number of channels
+_collected: ContextVar[list[tuple[Tensor, Tensor]] | None] = ContextVar("collected", default=None)
+_used: ContextVar[Iterator[tuple[Tensor, Tensor]] | None] = ContextVar("used", default=None)
+
+
+class Convolution(Doubled, nn.Conv2d):
+    """A convolution without bias whose backward may go through another weight."""
+
+    def __init__(self, inputs: int, outputs: int, size: int, stride: int = 1) -> None:
+        super().__init__(inputs, outputs, size, stride, padding=size // 2, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Draw the weight as He et al. (2015) do."""
+        nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (batch, channel, row, column) to other channels, of fewer places where it has a stride."""
+        if not self.is_double:
+            return nn.Conv2d.forward(self, input)
+        fixed = input.detach()
+        return self._conv_forward(fixed, self.weight, None) + self._conv_forward(input - fixed, self.back, None)
+
+
+class GroupNorm(Doubled, nn.GroupNorm):
+    """A group norm whose backward may go through another weight."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(gcd(channels, min(GROUPS, max(channels // 2, 1))), channels)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize groups of two channels or more, of each sample by itself."""
+        if not self.is_double:
+            return nn.GroupNorm.forward(self, input)
+        return _scaled_twice(nn.functional.group_norm(input, self.num_groups, eps=self.eps), self)
+
+
+class BatchNorm(Doubled):
+    """A batch norm without running statistics: it takes those of its batch, or given ones (`using`)."""
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize each channel of all samples."""
+        found, given = _collected.get(), _used.get()
+        if found is not None:
+            found.append((input.mean((0, 2, 3)), input.var((0, 2, 3))))
+        mean, variance = (None, None) if given is None else next(given)
+        weight, bias = (None, None) if self.is_double else (self.weight, self.bias)
+        y = nn.functional.batch_norm(input, mean, variance, weight, bias, training=given is None, eps=self.eps)
+        return _scaled_twice(y, self) if self.is_double else y
+
+
+def _scaled_twice(bare: Tensor, norm: Doubled) -> Tensor:
+    """Return normalized values by the weight and the bias of a norm; their gradient goes through its other weight."""
+    weight, bias, back = (own[:, None, None] for own in (norm.weight, norm.bias, norm.back))
+    fixed = bare.detach()
+    return fixed * weight + bias + (bare - fixed) * back
+
+
+@contextmanager
+def collecting() -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Collect the mean and the unbiased variance of what each batch norm takes, in the order of their calls."""
+    found: list[tuple[Tensor, Tensor]] = []
+    token = _collected.set(found)
+    try:
+        yield found
+    finally:
+        _collected.reset(token)
+
+
+@contextmanager
+def using(statistics: Statistics) -> Iterator[None]:
+    """Let batch norms take given means and variances instead of their batch's, in the order of their calls."""
+    token = _used.set(iter(statistics))
+    try:
+        yield
+    finally:
+        _used.reset(token)
+
+
+def has_statistics(stages: Sequence[nn.Module]) -> bool:
+    """Return whether samples of a batch depend on each other, by a batch norm."""
+    return any(isinstance(module, BatchNorm) for stage in stages for module in stage.modules())
+
+
+# A small network
+
+
+class ImageStem(nn.Module):
+    """The first layer: a convolution of images, or of vectors that are images of digits."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__()
+        self.convolution = Convolution(channels, width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images to the width of the network."""
+        y: Tensor = self.convolution(x.unflatten(-1, DIGIT) if x.dim() == 2 else x)
+        return y
+
+
+class ResidualConvolution(nn.Module):
+    """A norm and a convolution beside which their input goes on; with a stride, every second place of it."""
+
+    def __init__(self, width: int, stride: int, normalize: Normalize) -> None:
+        super().__init__()
+        self.norm, self.convolution = normalize(width), Convolution(width, width, 3, stride)
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images to as many channels."""
+        y: Tensor = self.convolution(self.norm(x).relu())
+        return x[..., :: self.stride, :: self.stride] + y
+
+
+class Pooled(nn.Module):
+    """The last layer: scores of labels by the means of all channels."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.linear = Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images to scores."""
+        scores: Tensor = self.linear(x.mean((-2, -1)))
+        return scores
+
+
+def small_network(
+    channels: int, width: int, layers: int, classes: int, normalize: Normalize = GroupNorm
+) -> list[nn.Module]:
+    """Return the layers of a network of like layers, whose second and last thirds are of half as many rows each."""
+    inner = max(layers - 2, 1)
+    thirds = [3 * k // inner for k in range(layers - 2)]
+    strides = [1 + (third > before) for before, third in zip([0, *thirds], thirds, strict=False)]
+    blocks = [ResidualConvolution(width, stride, normalize) for stride in strides]
+    head = nn.Sequential(normalize(width), nn.ReLU(), Pooled(width, classes))
+    return [ImageStem(channels, width), *blocks, head]
+
+
+# Residual networks
+
+
+class Bypassed(nn.Module):
+    """Convolutions beside which their input goes on, by a convolution of its own where shapes differ."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, normalize: Normalize, *body: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*body)
+        alike = stride == 1 and inputs == outputs
+        self.bypass = nn.Identity() if alike else nn.Sequential(*_normed(inputs, outputs, 1, stride, normalize))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images to images."""
+        y: Tensor = self.body(x) + self.bypass(x)
+        return y.relu()
+
+
+def _normed(inputs: int, outputs: int, size: int, stride: int, normalize: Normalize) -> list[nn.Module]:
+    return [Convolution(inputs, outputs, size, stride), normalize(outputs)]
+
+
+def _basic(inputs: int, width: int, stride: int, normalize: Normalize) -> Bypassed:
+    """Return a block of two convolutions."""
+    first, second = (_normed(*of, normalize) for of in ((inputs, width, 3, stride), (width, width, 3, 1)))
+    return Bypassed(inputs, width, stride, normalize, *first, nn.ReLU(), *second)
+
+
+def _bottleneck(inputs: int, width: int, stride: int, normalize: Normalize) -> Bypassed:
+    """Return a block of three convolutions, of which the second has fewer channels and the stride."""
+    outputs = 4 * width
+    first = _normed(inputs, width, 1, 1, normalize)
+    second = _normed(width, width, 3, stride, normalize)
+    third = _normed(width, outputs, 1, 1, normalize)
+    return Bypassed(inputs, outputs, stride, normalize, *first, nn.ReLU(), *second, nn.ReLU(), *third)
+
+
+def residual_network(
+    depth: int, channels: int, side: int, classes: int, normalize: Normalize = GroupNorm
+) -> list[nn.Module]:
+    """Return the stem, the blocks and the head of a residual network of 18 or 50 layers; of small images as is usual.
+
+    Normalization is after convolutions. Strides of blocks are where torchvision has them.
+    """
+    block, wider, counts = {18: (_basic, 1, (2, 2, 2, 2)), 50: (_bottleneck, 4, (3, 4, 6, 3))}[depth]
+    widths = [64 * 2**part for part, count in enumerate(counts) for _ in range(count)]
+    firsts = set(accumulate(counts))
+    inputs = [64, *(wider * width for width in widths)]
+    blocks = [block(inputs[k], width, 1 + (k in firsts), normalize) for k, width in enumerate(widths)]
+    stem = (
+        [*_normed(channels, 64, 7, 2, normalize), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+        if side >= LARGE
+        else [*_normed(channels, 64, 3, 1, normalize), nn.ReLU()]
+    )
+    return [nn.Sequential(*stem), *blocks, Pooled(inputs[-1], classes)]

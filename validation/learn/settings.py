@@ -1,0 +1,142 @@
+"""Settings of a training: what is asked, what the paper has, and what is usual where nothing is given."""
+
+from collections.abc import Mapping
+from math import isfinite
+from types import MappingProxyType
+
+import torch
+
+from cdpsim.errors import RequestError, choose, short_repr, whole_number
+from cdpsim.files.units import size_bytes
+
+from ..ranks.member import check_device
+from .data import Data
+from .networks import CUTS, FIXED, Sizes, usual_network
+from .training import Course
+from .updates import KINDS, Update
+
+Settings = Mapping[str, str]  # by the names of options
+NUMBER_TYPES = {"float32": torch.float32, "float64": torch.float64}
+SETTINGS_OF_NETWORK = ("network", "layers", "width")  # which depend on the data
+USUAL_SETTINGS: Settings = MappingProxyType(
+    {
+        "data": "digits",
+        "cut": "layers",
+        "dtype": "float32",
+        "optimizer": "momentum",
+        "lr": "0.05",
+        "momentum": "0.9",
+        "weight_decay": "0",
+        "drops": "",
+        "drop_by": "0.2",
+        "warm_up": "0",
+        "epochs": "20",
+        "batch": "64",
+        "seeds": "10",
+        "margin": "0.5",
+        "best_of": "1",
+        "device": "cpu",
+        "max_memory": "4 GiB",
+    }
+)
+# Fournier and Oyallon, section 5, by the data. Of a ResNet-50, the decay is another one with some.
+_PAPERS: Mapping[str, Settings] = MappingProxyType(
+    {
+        "cifar10": {
+            "network": "resnet18",
+            "cut": "flops",
+            "batch": "128",
+            "epochs": "100",
+            "lr": "0.05",
+            "drops": "0.3,0.6,0.9",
+            "drop_by": "0.2",
+            "weight_decay": "5e-4",
+            "seeds": "5",
+        },
+        "imagenet": {
+            "network": "resnet18",
+            "cut": "flops",
+            "batch": "256",
+            "epochs": "90",
+            "lr": "0.1",
+            "drop_by": "0.1",
+            "weight_decay": "1e-4",
+            "seeds": "3",
+            "best_of": "10",
+            "drops": f"{1 / 3},{2 / 3}",
+        },
+    }
+)
+_DECAYS_OF_RESNET_50 = {"cifar10": "1e-3"}
+
+
+def settings_of(given: Settings, *, like_paper: bool = False) -> dict[str, str]:
+    """Return all settings of a training of which some are given."""
+    kind = given.get("data", USUAL_SETTINGS["data"]).partition(":")[0]
+    paper: dict[str, str] = {}
+    if like_paper:
+        if kind not in _PAPERS:
+            raise RequestError("like-paper", f"is for {' and '.join(_PAPERS)}; give --data {next(iter(_PAPERS))}:DIR")
+        paper = {**_PAPERS[kind]}
+        if given.get("network") == "resnet50":
+            paper["weight_decay"] = _DECAYS_OF_RESNET_50.get(kind, paper["weight_decay"])
+    settings = {**USUAL_SETTINGS, **paper, **given}
+    if (network := settings.get("network")) in FIXED:
+        for name in ("layers", "width"):
+            if name in given:
+                raise RequestError(name, f"{network} has sizes of its own; leave --{name} out")
+    return settings
+
+
+def course_of(settings: Settings, data: Data, n: int, *, batch_norm: bool = False, one_by_one: bool = False) -> Course:
+    """Return the course of settings, for data and n stages."""
+    update = Update(
+        choose("optimizer", settings["optimizer"], KINDS),
+        read_number("momentum", settings["momentum"]),
+        read_number("weight-decay", settings["weight_decay"]),
+    )
+    check_device(settings["device"], "gloo", 1)
+    return Course(
+        network=settings.get("network", usual_network(data)),
+        sizes=Sizes(
+            whole_number("layers", settings.get("layers", max(n, 8)), at_least=max(n, 2)),
+            whole_number("width", settings.get("width", "32"), at_least=1),
+        ),
+        stages=n,
+        cut=choose("cut", settings["cut"], CUTS),
+        batch_norm=batch_norm,
+        update=update,
+        rates=read_numbers("lr", settings["lr"]),
+        drops=read_numbers("drops", settings["drops"]) if settings["drops"] else (),
+        drop_by=read_number("drop-by", settings["drop_by"]),
+        warm_up=whole_number("warm-up", settings["warm_up"], at_least=0),
+        seeds=whole_number("seeds", settings["seeds"], at_least=1),
+        epochs=whole_number("epochs", settings["epochs"], at_least=1),
+        batch=whole_number("batch", settings["batch"], at_least=1),
+        dtype=NUMBER_TYPES[choose("dtype", settings["dtype"], NUMBER_TYPES)],
+        device=settings["device"],
+        one_by_one=one_by_one,
+        most_bytes=size_bytes(settings["max_memory"]),
+    )
+
+
+def recorded(course: Course) -> dict[str, object]:
+    """Return what settings mean where it depends on the data."""
+    sizes = {} if course.network in FIXED else {"layers": course.sizes.layers, "width": course.sizes.width}
+    return {"network": course.network, **sizes, "batch_norm": course.batch_norm}
+
+
+def read_numbers(name: str, text: str) -> tuple[float, ...]:
+    """Return different numbers of at least 0."""
+    return tuple(dict.fromkeys(read_number(name, part) for part in text.split(",")))
+
+
+def read_number(name: str, text: str) -> float:
+    """Return a finite number of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not (isfinite(value) and value >= 0):
+        raise RequestError(name, f"{short_repr(text)} is no number of at least 0")
+    return value
