@@ -14,13 +14,12 @@ from torch.func import functional_call, jacrev
 from cdpsim import RequestError
 from cdpsim.schedules.rule import ACCO, DPU, WP, Rule, Versions
 from cdpsim.trace.metrics.staleness import Lags
-from validation.learn import networks
-from validation.learn.data import Data, Tensors, cross_entropy
+from validation.learn.data import Data, Tensors, label_loss, load_data
 from validation.learn.lags import read_learner
 from validation.learn.limits import LIMITS_HEADER, Limit, find_limits, limit_row
 from validation.learn.limits_figure import draw_limits
 from validation.learn.networks import Sizes, make_stages
-from validation.learn.quadratics import QUADRATICS, Bowl, mean_score, quadratic, quadratic_layers
+from validation.learn.quadratics import Bowl
 from validation.learn.sharpness import largest_eigenvalues, sharpness_of
 from validation.learn.stability import Recurrence, first_failing, limit_of
 from validation.learn.training import Course
@@ -30,12 +29,7 @@ from validation.training.forms import Form, flatten
 from validation.training.optimizer import Optimizer
 from validation.training.stages import Architecture, Draw, cut
 
-OWN, SHARED = QUADRATICS
-
-
-@pytest.fixture(autouse=True)
-def _with_quadratics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(networks.NETWORKS, "quadratic", quadratic_layers)
+OWN, SHARED = QUADRATICS = "quadratic:own", "quadratic:shared"
 
 
 def same(*rows: list[int]) -> Lags:
@@ -139,7 +133,7 @@ GRAPHS = pytest.mark.parametrize(("rule", "lag"), [(DPU, 1), (WP, 2), (ACCO, 1)]
 @GRAPHS
 def test_the_recurrence_is_the_update_equation(rule: Rule, lag: int) -> None:
     draws = Draw(Form((1, 1), torch.float64)), Draw(Form((1,), torch.float64))
-    training = cut(Architecture([Bowl().double()], *draws, mean_score), [])
+    training = cut(Architecture([Bowl().double()], *draws, load_data(OWN).loss), [])
     start = flatten(training.stages[0].parameters())
     optimizer = Optimizer("sgd", {"lr": 0.3, "momentum": 0.9})
     (theta,) = evaluate(training, optimizer, np.array([[lag]]), 10, versions=rule.versions)
@@ -188,7 +182,7 @@ def test_versions_of_workers_have_no_theory() -> None:
 @pytest.mark.parametrize("name", QUADRATICS)
 def test_losses_of_quadratics(name: str) -> None:
     """Half the sum of squares; half the square of the sum over the number of layers. Starts differ by the seed."""
-    data, thetas = quadratic(name), []
+    data, thetas = load_data(name), []
     for seed in (0, 1):
         model = nn.Sequential(*make_stages("quadratic", data, Sizes(4, 1), 2, seed, torch.float64))
         theta = torch.cat([*model.parameters()]).detach().numpy()
@@ -201,8 +195,8 @@ def test_losses_of_quadratics(name: str) -> None:
 
 def test_a_quadratic_is_no_network_for_other_data() -> None:
     x, y = torch.zeros(2, 6), torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(RequestError, match="quadratic takes quadratic:own or quadratic:shared, not vectors"):
-        quadratic_layers(Data("vectors", Tensors(x, y), Tensors(x, y), 3), Sizes(4, 1))
+    with pytest.raises(RequestError, match="network: quadratic takes quadratics, which vectors has not"):
+        make_stages("quadratic", Data("vectors", Tensors(x, y), Tensors(x, y), 3), Sizes(4, 1), 2, 0, torch.float64)
 
 
 # Sharpness
@@ -210,13 +204,13 @@ def test_a_quadratic_is_no_network_for_other_data() -> None:
 
 @pytest.mark.parametrize("name", QUADRATICS)
 def test_quadratics_have_the_sharpness_1(name: str) -> None:
-    assert sharpness_of(course_of(0, epochs=1), quadratic(name)) == pytest.approx(1, abs=1e-6)
+    assert sharpness_of(course_of(0, epochs=1), load_data(name)) == pytest.approx(1, abs=1e-6)
 
 
 def dense_hessian(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """The Hessian of the loss, by all parameters in a row."""
     parameters = dict(model.named_parameters())
-    blocks = jacrev(jacrev(lambda own: cross_entropy(functional_call(model, own, (x,)), y)))(parameters)
+    blocks = jacrev(jacrev(lambda own: label_loss(functional_call(model, own, (x,)), y)))(parameters)
     rows = [
         torch.cat([blocks[one][other].reshape(of.numel(), -1) for other in parameters], dim=1)
         for one, of in parameters.items()
@@ -272,7 +266,7 @@ def test_limits_of_quadratics_are_the_theorys(name: str, schedules: list[str], c
     """To 1 %, of traces whose lags are 0; 0 and 1; 1; and 0 to 3."""
     learners = [read_learner(schedule, 4, {}) for schedule in schedules]
     momentum = 0 if course.update.kind == "sgd" else course.update.momentum
-    for learner, limit in zip(learners, find_limits(learners, course, quadratic(name), 4, count=32), strict=True):
+    for learner, limit in zip(learners, find_limits(learners, course, load_data(name), 4, count=32), strict=True):
         number = limit_of(learner.lags, momentum=momentum, shared=name == SHARED)
         assert 0.99 * number <= limit.lower < limit.upper <= 1.01 * number, limit
         assert (limit.sharpness, limit.spread) == pytest.approx((1, 0), abs=1e-6)
@@ -299,4 +293,4 @@ def test_a_picture_has_a_row_for_each_schedule() -> None:
 def test_optimizers_without_a_theory_are_refused() -> None:
     course = replace(course_of(0, 1), update=Update("adamw"))
     with pytest.raises(RequestError, match="adamw has no limit on a quadratic to compare with; take sgd, momentum or"):
-        find_limits([read_learner("multi-dp", 4, {})], course, quadratic(OWN), 4)
+        find_limits([read_learner("multi-dp", 4, {})], course, load_data(OWN), 4)

@@ -2,12 +2,12 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
-from cdpsim.cli.commands.options import add_options
+from cdpsim.cli.commands.options import add_options, flag_of
 from cdpsim.cli.commands.requests import report_untaken
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, argument_group
@@ -24,6 +24,8 @@ from ..report.environment import environment, source_hash
 from .data import ALL_DATA, Data, load_data
 from .figure import draw_learned
 from .lags import Learner, read_learner
+from .limits import LIMITS_HEADER, FoundLimits, Limit, find_limits, limit_row
+from .limits_figure import draw_limits
 from .networks import NETWORKS
 from .results import (
     ANSWERS_HEADER,
@@ -35,13 +37,14 @@ from .results import (
     answers_of,
     curve_rows,
 )
-from .settings import SETTINGS_OF_NETWORK, USUAL_SETTINGS, course_of, read_number, recorded, settings_of
+from .settings import SETTINGS_OF_NETWORK, USUAL_SETTINGS, Settings, course_of, read_number, recorded, settings_of
 from .statistics import VERDICTS
 from .training import Course, check_course, train_all
 from .unfinished import Unfinished
 from .updates import KINDS
 
 FILES = ("curves.csv", "learn.svg", "learn.json")  # the last one is the seal
+LIMIT_FILES = ("limits.csv", "limits.svg", "limits.json")
 LAG_OPTIONS = ("m", "chunks", "vertical_sync", "replicas", "local_steps", "outer")  # of a request, which lags depend on
 _SCHEDULES = argument_group(
     "what is asked of schedules, of those that take it",
@@ -92,6 +95,9 @@ _COMPUTED = argument_group(
     argument(
         "--expect", action="append", default=[], metavar="NAME=VERDICT", help="exit with 1 if another one comes out"
     ),
+    argument(
+        "--limits", action="store_true", help="find the largest rate at which 80 % of seeds end below their start"
+    ),
     argument("--force", action="store_true", help="overwrite files that exist, and begin anew"),
     _SCHEDULES,
     _NETWORK,
@@ -100,40 +106,90 @@ _COMPUTED = argument_group(
 )
 def learn_command(options: argparse.Namespace) -> int:
     """Train networks with the staleness of schedules: what it does to their accuracy."""
-    n = whole_number("n", options.n, at_least=1)
-    given = {
-        name: own for name in (*USUAL_SETTINGS, *SETTINGS_OF_NETWORK) if (own := getattr(options, name)) is not None
-    }
-    settings = settings_of(given, like_paper=options.like_paper)
+    asked = _read_asked(options)
+    if options.limits:
+        return _find_limits(options, asked)
     expected = [_expected(text, options.names) for text in options.expect]
-    data, batch_norm = load_data(settings["data"]), options.batch_norm or options.like_paper
-    course = course_of(settings, data, n, batch_norm=batch_norm, one_by_one=options.no_vmap)
-    requests = PartialRequests()
-    learners = [read_learner(name, n, _of_schedules(options), requests) for name in dict.fromkeys(options.names)]
-    micro_batches = check_course(course, learners, data)
-    report_untaken(requests)
+    margin = read_number("margin", asked.settings["margin"])
+    best_of = whole_number("best-of", asked.settings["best_of"], at_least=1)
     files.check_writable(options.output, FILES, force=options.force)
-    asked = {"of_schedules": _of_schedules(options)} if _of_schedules(options) else {}
-    request = {"names": options.names, "n": n, **asked, **settings, **recorded(course)}
-    margin, best_of = (
-        read_number("margin", settings["margin"]),
-        whole_number("best-of", settings["best_of"], at_least=1),
-    )
-    state = Unfinished(
-        options.output, request | {"torch": str(torch.__version__), "code": source_hash()}, force=options.force
-    )
-    curves = learn(learners, course, data, micro_batches, state)
+    code = {"torch": str(torch.__version__), "code": source_hash()}
+    state = Unfinished(options.output, asked.request | code, force=options.force)
+    curves = learn(asked.learners, asked.course, asked.data, asked.micro_batches, state)
     learned = Learned(
-        request=request,
-        environment=environment(course.device),
-        data=", ".join([data.name, f"{data.samples} samples, {len(data.test)} in the test", *data.about]),
-        lags={each.name: ScheduleLags(*(own.tolist() for own in each.lags)) for each in learners},
+        request=asked.request,
+        environment=environment(asked.course.device),
+        data=asked.about,
+        lags={each.name: ScheduleLags(*(own.tolist() for own in each.lags)) for each in asked.learners},
         curves=curves,
-        answers=answers_of(curves, {each.name: each.mean for each in learners}, margin, best_of),
+        answers=answers_of(curves, {each.name: each.mean for each in asked.learners}, margin, best_of),
     )
     _write(options, learned, margin)
     state.drop()
     return _judge(learned, expected)
+
+
+class _Asked(NamedTuple):
+    """What a command line asks for."""
+
+    settings: Settings
+    course: Course
+    data: Data
+    learners: list[Learner]
+    micro_batches: int
+    request: dict[str, object]
+
+    @property
+    def about(self) -> str:
+        """What is learnt from."""
+        sizes = f"{self.data.samples} samples, {len(self.data.test)} in the test"
+        return ", ".join([self.data.name, sizes, *self.data.about])
+
+
+def _read_asked(options: argparse.Namespace) -> _Asked:
+    """Check all that is asked, and report what some schedules do not take."""
+    n, names = whole_number("n", options.n, at_least=1), (*USUAL_SETTINGS, *SETTINGS_OF_NETWORK)
+    given = {name: own for name in names if (own := getattr(options, name)) is not None}
+    if options.limits:
+        _refuse_with_limits(options, given)
+    settings = settings_of(given, like_paper=options.like_paper)
+    data, batch_norm = load_data(settings["data"]), options.batch_norm or options.like_paper
+    course = course_of(settings, data, n, batch_norm=batch_norm, one_by_one=options.no_vmap)
+    requests, of_schedules = PartialRequests(), _of_schedules(options)
+    if data.is_quadratic and not options.limits:
+        raise RequestError("data", f"{data.name} has a loss, and no accuracy; give --limits")
+    learners = [read_learner(name, n, of_schedules, requests) for name in dict.fromkeys(options.names)]
+    micro_batches = check_course(course, learners, data)
+    report_untaken(requests)
+    more = {"of_schedules": of_schedules} if of_schedules else {}
+    request = {"names": options.names, "n": n, **more, **settings, **recorded(course)}
+    return _Asked(settings, course, data, learners, micro_batches, request)
+
+
+def _refuse_with_limits(options: argparse.Namespace, given: Settings) -> None:
+    """Refuse options that say nothing where the largest rate is asked for."""
+    for name in ("lr", "margin", "best_of", "expect"):
+        if name in given or (name == "expect" and options.expect):
+            raise RequestError(name.replace("_", "-"), f"says nothing with --limits; leave {flag_of(name)} out")
+
+
+def _find_limits(options: argparse.Namespace, asked: _Asked) -> int:
+    """Find the largest rate of each schedule, write the folder, and print them."""
+    files.check_writable(options.output, LIMIT_FILES, force=options.force)
+    done = ticker(len(asked.learners), "limits")
+    limits = find_limits(asked.learners, asked.course, asked.data, asked.micro_batches, done)
+    done(0)
+    found = FoundLimits(asked.request, environment(asked.course.device), asked.about, limits)
+    with canvas.defaults():
+        picture = canvas.rendered(draw_limits(limits), LIMIT_FILES[1])
+    columns = [*Limit.__struct_fields__]
+    table = as_csv(columns, [[getattr(each, name) for name in columns] for each in limits])
+    content = msgspec.json.format(msgspec.json.encode(found), indent=1), "\n"
+    files.write_folder(
+        options.output, dict(zip(LIMIT_FILES, ([table], [picture], content), strict=True)), force=options.force
+    )
+    write_stdout(format_table("text", (), LIMITS_HEADER, [limit_row(limit) for limit in limits]))
+    return 0
 
 
 def learn(

@@ -44,6 +44,15 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     spread: float  # their standard deviation
 
 
+class FoundLimits(msgspec.Struct, frozen=True):
+    """All that `learn --limits` has found."""
+
+    request: dict[str, object]
+    environment: dict[str, object]
+    data: str
+    limits: list[Limit]
+
+
 def find_limits(
     learners: Sequence[Learner],
     course: Course,
@@ -66,7 +75,7 @@ def find_limits(
 
         def are_below(rates: Floats, learner: Learner = learner) -> Flags:
             """Return for each rate whether enough seeds end below their start."""
-            curves = train_all(learner, replace(course, rates=tuple(rates.tolist())), data, micro_batches, done)
+            curves = train_all(learner, replace(course, rates=tuple(rates.tolist())), data, micro_batches)
             ends = np.array([None if curve.diverged else curve.loss[-1] for curve in curves], dtype=float)
             below: Flags = (ends.reshape(len(rates), -1) < starts).mean(axis=1) >= BELOW
             return below
@@ -74,6 +83,7 @@ def find_limits(
         theory = [each / float(sharpness.mean()) for each in number]
         bracket = first_failing(are_below, (min(theory) / _AROUND, max(theory) * _AROUND), count, tolerance)
         limits.append(_beside_first(learner, bracket, theory, sharpness, limits))
+        done(1)
     return limits
 
 
@@ -84,7 +94,7 @@ def theoretical_limits(learner: Learner, update: Update) -> tuple[float, float]:
         raise RequestError("optimizer", f"{update.kind} has no limit on a quadratic to compare with; take {known}")
     momentum, nesterov = 0.0 if update.kind == "sgd" else update.momentum, update.kind == "nesterov"
     own, shared = (
-        limit_of(learner.lags, momentum=momentum, nesterov=nesterov, shared=shared) for shared in (False, True)
+        limit_of(learner.lags, learner.versions, momentum, nesterov=nesterov, shared=shared) for shared in (False, True)
     )
     return own, shared
 

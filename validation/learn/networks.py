@@ -20,6 +20,7 @@ from ..training.stages import Architecture, Draw
 from .convolutions import DIGIT, BatchNorm, GroupNorm, Normalize, residual_network, small_network
 from .data import Data
 from .doubled import Doubled, Linear, Norm
+from .quadratics import quadratic_layers
 
 BATCH = 2  # samples with which the FLOP of layers are counted
 
@@ -138,26 +139,35 @@ def _resnet(depth: int, data: Data, sizes: Sizes, normalize: Normalize = GroupNo
     return residual_network(depth, channels, min(sides), data.classes, normalize)
 
 
+def quadratic_network(data: Data, sizes: Sizes) -> list[nn.Module]:
+    """Return the layers of a quadratic, as the data's name says."""
+    return quadratic_layers(sizes.layers, shared=data.name.endswith("shared"))
+
+
 NETWORKS: dict[str, Layers] = {
     "mlp": residual_perceptron,
     "transformer": causal_transformer,
     "conv": convolutional,
     "resnet18": partial(_resnet, 18),
     "resnet50": partial(_resnet, 50),
+    "quadratic": quadratic_network,
 }
 FIXED = frozenset({"resnet18", "resnet50"})  # which have sizes of their own
 CUTS = ("layers", "flops")  # how layers become stages: so many of them, or so much work, in each
-_TAKES = {"mlp": "vectors", "transformer": "tokens"}  # all others: images
+_TAKES = {"mlp": "vectors", "transformer": "tokens", "quadratic": "quadratics"}  # all others: images
 _found_cuts: dict[object, Cuts] = {}  # by all that they depend on
 
 
 def usual_network(data: Data) -> str:
     """Return the network that data are learnt by, unless another one is asked for."""
-    return {"vectors": "mlp", "tokens": "transformer", "images": "conv"}[_kind(data)]
+    kinds = {"vectors": "mlp", "tokens": "transformer", "images": "conv", "quadratics": "quadratic"}
+    return kinds[_kind(data)]
 
 
 def _kind(data: Data) -> str:
     """Return what a network takes to learn from data."""
+    if data.is_quadratic:
+        return "quadratics"
     return "tokens" if data.tokens else "images" if len(data.shape) == 3 else "vectors"
 
 

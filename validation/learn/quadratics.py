@@ -3,18 +3,8 @@
 Layers have one parameter each. Inputs are zero, and each layer adds its part to what it is given; so scores are losses.
 """
 
-from typing import Final
-
 import torch
 from torch import Tensor, nn
-
-from cdpsim.errors import RequestError
-
-from .data import Data, Tensors
-from .networks import Sizes
-
-QUADRATICS: Final = ("quadratic:own", "quadratic:shared")
-_SAMPLES, _TESTED = 1024, 16
 
 
 class Bowl(nn.Module):
@@ -53,21 +43,8 @@ class Trough(Summand):
         return (x + self.theta) ** 2 / (2 * self.layers)
 
 
-def quadratic(name: str) -> Data:
-    """Return samples without content, and the mean of their scores as the loss."""
-    train, test = (Tensors(torch.zeros(k, 1), torch.zeros(k, dtype=torch.int64)) for k in (_SAMPLES, _TESTED))
-    return Data(name, train, test, classes=1, loss=mean_score)
-
-
-def mean_score(scores: Tensor, target: Tensor) -> Tensor:
-    """Return the loss of layers whose scores are losses."""
-    return scores.mean()
-
-
-def quadratic_layers(data: Data, sizes: Sizes) -> list[nn.Module]:
-    """Return layers each with a curvature of its own, or all of them with one direction, as the data are."""
-    if data.name not in QUADRATICS:
-        raise RequestError("network", f"quadratic takes {' or '.join(QUADRATICS)}, not {data.name}; leave it out")
-    if data.name == "quadratic:own":
-        return [Bowl() for _ in range(sizes.layers)]
-    return [*(Summand() for _ in range(sizes.layers - 1)), Trough(sizes.layers)]
+def quadratic_layers(count: int, *, shared: bool) -> list[nn.Module]:
+    """Return layers each with a curvature of its own, or all of them with one direction."""
+    if shared:
+        return [*(Summand() for _ in range(count - 1)), Trough(count)]
+    return [Bowl() for _ in range(count)]

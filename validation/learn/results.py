@@ -20,7 +20,6 @@ class LearningCurve(msgspec.Struct, frozen=True, kw_only=True):
     loss: list[float | None]  # the mean over an epoch's steps, at the versions that are read; null where not finite
     test_loss: list[float | None]
     accuracy: list[float]
-    first_loss: float | None  # of the first step, at the first parameters
     loss_at_a_tenth: float | None
     diverged: bool  # whether parameters or losses are not finite at the end
 

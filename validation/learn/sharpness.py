@@ -31,8 +31,9 @@ def sharpness_of(course: Course, data: Data) -> Floats:
 
 def starting_models(course: Course, data: Data) -> list[nn.Sequential]:
     """Return the network of each seed before it is trained."""
+    given = (course.network, data, course.sizes, course.stages)
     return [
-        nn.Sequential(*make_stages(course.network, data, course.sizes, course.stages, seed, course.dtype))
+        nn.Sequential(*make_stages(*given, seed, course.dtype, batch_norm=course.batch_norm))
         for seed in range(course.seeds)
     ]
 

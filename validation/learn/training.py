@@ -174,7 +174,6 @@ class Trained:
                 loss=_or_none(loss[:, r].reshape(self._course.epochs, -1).mean(dim=1)),
                 test_loss=_or_none(tests[:, 0, r]),
                 accuracy=tests[:, 1, r].tolist(),
-                first_loss=_or_none(loss[:1, r])[0],
                 loss_at_a_tenth=_or_none(loss[low : max(high, low + 1), r].mean()[None])[0],
                 diverged=not bool(finite[r]),
             )
