@@ -92,6 +92,8 @@ def theoretical_limits(learner: Learner, update: Update) -> tuple[float, float]:
     if update.kind not in _WITH_THEORY:
         known = f"{', '.join(_WITH_THEORY[:-1])} or {_WITH_THEORY[-1]}"
         raise RequestError("optimizer", f"{update.kind} has no limit on a quadratic to compare with; take {known}")
+    if learner.workers > 1:
+        raise RequestError(learner.name, "has local steps, whose limit on a quadratic is not known; leave it out")
     momentum, nesterov = 0.0 if update.kind == "sgd" else update.momentum, update.kind == "nesterov"
     own, shared = (
         limit_of(learner.lags, learner.versions, momentum, nesterov=nesterov, shared=shared) for shared in (False, True)

@@ -80,9 +80,6 @@ def limit_of(
     >>> [round(limit_of(Lags(late, late), shared=shared), 6) for shared in (False, True)]
     [2.0, 4.0]
     """
-    if versions != Versions(versions.base, versions.sums, versions.step):
-        problem = "workers have some of their own, whose limit on a quadratic is not known"
-        raise RequestError("versions", f"{problem}; take another schedule")
     rows = lags.forward.reshape(1, -1) if shared else np.unique(np.sort(lags.forward.T, axis=1), axis=0)
     period = {name: tuple(column) for name, column in versions.record().items()}
     steps = period.pop("steps", (1,) * len(period.get("back", (1,))))
