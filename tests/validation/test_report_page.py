@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 
 from tests.helpers.field_tables import require_fields
 from validation.calibrate import results
+from validation.learn import limits
 from validation.learn import results as learn
 from validation.peers import schema as peers
 from validation.report import schema
@@ -44,6 +45,8 @@ FORMS: dict[str, type[msgspec.Struct]] = {
     "`compute`": results.Compute,
     "`tasks`": results.Task,
     "What was learnt: `learn -o DIR`": learn.Learned,
+    "Limits of the rate: `learn --limits -o DIR`": limits.FoundLimits,
+    "`limits`": limits.Limit,
     "`lags`": learn.ScheduleLags,
     "`curves`": learn.LearningCurve,
     "`answers`": learn.RateAnswer,
@@ -63,7 +66,7 @@ def test_the_page_has_every_field() -> None:
 
 def written_forms() -> Iterator[type[msgspec.Struct]]:
     """All types of the files, but the two that only say that no other fields are allowed."""
-    for module in (schema, results, learn, peers):
+    for module in (schema, results, learn, limits, peers):
         for form in vars(module).values():
             if isinstance(form, type) and issubclass(form, msgspec.Struct) and form.__module__ == module.__name__:
                 yield form
