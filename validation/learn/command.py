@@ -96,7 +96,7 @@ _COMPUTED = argument_group(
         "--expect", action="append", default=[], metavar="NAME=VERDICT", help="exit with 1 if another one comes out"
     ),
     argument(
-        "--limits", action="store_true", help="find the largest rate at which 80 % of seeds end below their start"
+        "--limits", action="store_true", help="find the largest rate at which four of five seeds end below their start"
     ),
     argument("--force", action="store_true", help="overwrite files that exist, and begin anew"),
     _SCHEDULES,
