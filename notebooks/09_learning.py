@@ -95,8 +95,9 @@ panels[0].legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# At the low rate the three are close, and CDP-v1 begins a little higher. At the higher one CDP-v1 hardly learns, and
-# CDP-v2 begins higher than data parallelism, too: that half of the paper's sentence is not confirmed here.
+# At the low rate CDP-v1 is higher in the first half and alike at the end, as the paper says; CDP-v2 is a little higher,
+# too. At the higher rate CDP-v1 hardly learns, and CDP-v2 begins clearly higher than data parallelism: that half of the
+# paper's sentence is not confirmed here.
 #
 # ## Like Table 2
 #

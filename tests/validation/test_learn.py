@@ -548,12 +548,16 @@ def test_what_is_kept_is_of_the_lags_of_today(path: Path) -> None:
     """And its answers are those of its curves."""
     learned = msgspec.json.decode(path.read_bytes(), type=Learned)
     n, margin = int(str(learned.request["n"])), float(str(learned.request["margin"]))
+    given: dict[str, Any] = msgspec.convert(learned.request.get("of_schedules", {}), dict[str, Any])
     for name, lags in learned.lags.items():
-        today = read_learner(name, n, {}).lags
+        today = read_learner(name, n, given).lags
         assert (today.forward.tolist(), today.backward.tolist()) == (lags.forward, lags.backward)
     means = {name: float(np.mean(lags.forward)) for name, lags in learned.lags.items()}
     assert answers_of(learned.curves, means, margin) == learned.answers
-    assert len(learned.curves) == 5 * 3 * 10
+    runs = {(curve.schedule, curve.rate, curve.seed) for curve in learned.curves}
+    rates = {float(rate) for rate in str(learned.request["lr"]).split(",")}
+    assert runs == {(name, rate, seed) for name in learned.lags for rate in rates for seed in range(10)}
+    assert "changed" not in str(learned.environment["commit"])
 
 
 def test_the_read_me_shows_what_is_kept() -> None:
