@@ -42,7 +42,7 @@ def draw_learned(learned: Learned, margin: float) -> "Figure":
     for axes in rows[-1][:3]:
         axes.set_xlabel("epoch")
     rows[-1][3].set_xlabel("mean lag, steps")
-    handles = rows[0][0].get_lines()
+    handles = [line for line in rows[0][0].get_lines() if line.get_label() in hues]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6), frameon=False, fontsize=8)
     return figure
 
@@ -67,11 +67,15 @@ def _draw_curves(
 
     plain(axes, title)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for name, own in values.items():
+    for k, (name, own) in enumerate(values.items()):
         epochs = np.arange(1, own.shape[1] + 1)
         found = [interval(column[np.isfinite(column)].tolist() or [np.nan]) for column in own.T]
         mean = np.array([each.mean for each in found])
         half = np.array([each.half if np.isfinite(each.half) else 0 for each in found])
+        if len(epochs) == 1:  # beside each other
+            ends = np.abs(drawn(mean) - np.stack([drawn(mean - half), drawn(mean + half)]))
+            axes.errorbar(1 + 0.05 * k, drawn(mean), ends, fmt="o", color=hues[name], markersize=4.5, capsize=2)
+            axes.set(xlim=(0.8, 1.2 + 0.05 * len(values)), xticks=[1])
         axes.plot(epochs, drawn(mean), color=hues[name], linewidth=1.3, label=name)
         axes.fill_between(epochs, drawn(mean - half), drawn(mean + half), color=hues[name], alpha=0.2, linewidth=0)
 
