@@ -308,8 +308,8 @@ def test_the_command_finds_limits(
 ) -> None:
     """The same bytes twice; what says nothing is refused, and a quadratic without limits."""
     monkeypatch.chdir(tmp_path)
-    line = "learn multi-dp pipedream-2bw -n 2 --data quadratic:own".split()
-    line += "--optimizer sgd --seeds 2 --epochs 2 --layers 2".split()
+    line = ["learn", "multi-dp", "pipedream-2bw", "-n", "2", "--data", "quadratic:own"]
+    line += ["--optimizer", "sgd", "--seeds", "2", "--epochs", "2", "--layers", "2"]
     for name in ("one", "two"):
         assert main([*line, "--limits", "-o", name]) == 0
     table = capsys.readouterr().out

@@ -17,6 +17,7 @@ from cdpsim.files import writing as files
 from cdpsim.files.notes import explain
 from cdpsim.files.progress import ticker
 from cdpsim.files.tables import as_csv, format_table
+from cdpsim.schedules import SCHEDULES
 from cdpsim.studies.partial_requests import PartialRequests
 
 from ..program import harness_command
@@ -112,9 +113,12 @@ def learn_command(options: argparse.Namespace) -> int:
     expected = [_expected(text, options.names) for text in options.expect]
     margin = read_number("margin", asked.settings["margin"])
     best_of = whole_number("best-of", asked.settings["best_of"], at_least=1)
+    if best_of > asked.course.epochs:
+        raise RequestError(
+            "best-of", f"{best_of} epochs are more than a training has; give at most {asked.course.epochs}"
+        )
     files.check_writable(options.output, FILES, force=options.force)
-    code = {"torch": str(torch.__version__), "code": source_hash()}
-    state = Unfinished(options.output, asked.request | code, force=options.force)
+    state = Unfinished(options.output, asked.of_states, force=options.force)
     curves = learn(asked.learners, asked.course, asked.data, asked.micro_batches, state)
     learned = Learned(
         request=asked.request,
@@ -145,6 +149,22 @@ class _Asked(NamedTuple):
         sizes = f"{self.data.samples} samples, {len(self.data.test)} in the test"
         return ", ".join([self.data.name, sizes, *self.data.about])
 
+    @property
+    def of_states(self) -> dict[str, object]:
+        """All on which states of trainings depend."""
+        named = {name: own for name, own in self.request.items() if name not in ("margin", "best_of")}
+        means = {
+            each.name: [
+                *(own.tolist() for own in each.lags),
+                each.waits,
+                each.workers,
+                each.outer,
+                each.steps_per_update,
+            ]
+            for each in self.learners
+        }
+        return {**named, "means": means, "data_is": self.about, "torch": str(torch.__version__), "code": source_hash()}
+
 
 def _read_asked(options: argparse.Namespace) -> _Asked:
     """Check all that is asked, and report what some schedules do not take."""
@@ -155,20 +175,37 @@ def _read_asked(options: argparse.Namespace) -> _Asked:
     settings = settings_of(given, like_paper=options.like_paper)
     data, batch_norm = load_data(settings["data"]), options.batch_norm or options.like_paper
     course = course_of(settings, data, n, batch_norm=batch_norm, one_by_one=options.no_vmap)
-    requests, of_schedules = PartialRequests(), _of_schedules(options)
+    requests = PartialRequests()
     if data.is_quadratic and not options.limits:
         raise RequestError("data", f"{data.name} has a loss, and no accuracy; give --limits")
-    learners = [read_learner(name, n, of_schedules, requests) for name in dict.fromkeys(options.names)]
+    learners = _read_learners(options, n, requests)
     micro_batches = check_course(course, learners, data)
     report_untaken(requests)
-    more = {"of_schedules": of_schedules} if of_schedules else {}
+    warm_up = {} if options.schedule_warm_up is None else {"warm_up": options.schedule_warm_up}
+    more = {"of_schedules": own} if (own := _of_schedules(options) | warm_up) else {}
     request = {"names": options.names, "n": n, **more, **settings, **recorded(course)}
     return _Asked(settings, course, data, learners, micro_batches, request)
 
 
+def _read_learners(options: argparse.Namespace, n: int, requests: PartialRequests) -> list[Learner]:
+    """Return what is learnt with, each with the options that its schedule takes."""
+    if twice := [name for name in options.names if options.names.count(name) > 1]:
+        raise RequestError(twice[0], "is named twice; name it once")
+    given, warm_up, warmed = _of_schedules(options), options.schedule_warm_up, []
+    learners = []
+    for name in options.names:
+        declared = SCHEDULES.get(name.partition(":")[0])
+        warms = warm_up is not None and declared is not None and "warm-up" in declared.options
+        learners.append(read_learner(name, n, given | ({"warm_up": warm_up} if warms else {}), requests))
+        warmed.append(warms)
+    if warm_up is not None and not any(warmed):
+        raise RequestError("schedule-warm-up", "none of these schedules takes it; leave it out")
+    return learners
+
+
 def _refuse_with_limits(options: argparse.Namespace, given: Settings) -> None:
     """Refuse options that say nothing where the largest rate is asked for."""
-    for name in ("lr", "margin", "best_of", "expect"):
+    for name in ("lr", "drops", "drop_by", "warm_up", "margin", "best_of", "expect"):
         if name in given or (name == "expect" and options.expect):
             raise RequestError(name.replace("_", "-"), f"says nothing with --limits; leave {flag_of(name)} out")
 
@@ -219,8 +256,7 @@ def _write(options: argparse.Namespace, learned: Learned, margin: float) -> None
 
 def _of_schedules(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of requests that are given."""
-    given = {name: getattr(options, name) for name in LAG_OPTIONS} | {"warm_up": options.schedule_warm_up}
-    return {name: own for name, own in given.items() if own is not None}
+    return {name: own for name in LAG_OPTIONS if (own := getattr(options, name)) is not None}
 
 
 def _expected(text: str, names: Sequence[str]) -> tuple[str, str]:

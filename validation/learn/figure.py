@@ -28,9 +28,10 @@ def draw_learned(learned: Learned, margin: float) -> "Figure":
     rows = figure.subplots(len(rates), 4, squeeze=False)
     for row, rate in zip(rows, rates, strict=True):
         curves = [curve for curve in learned.curves if curve.rate == rate]
-        loss = {name: np.log(own) for name, own in _by_name(curves, hues, "loss").items()}
+        loss = {name: _logarithms(own) for name, own in _by_name(curves, hues, "loss").items()}
         _draw_curves(row[0], f"training loss (geometric mean), rate {rate:g}", loss, hues, drawn=np.exp)
-        row[0].set_yscale("log")
+        if any(np.isfinite(own).any() for own in loss.values()):
+            row[0].set_yscale("log")
         row[0].tick_params(which="both", labelsize=8)
         accuracy = _by_name(curves, hues, "accuracy")
         _draw_curves(row[1], "test accuracy, %", {name: 100 * own for name, own in accuracy.items()}, hues)
@@ -53,6 +54,12 @@ def _by_name(curves: Sequence[LearningCurve], names: dict[str, str], what: str) 
         name: np.array([getattr(curve, what) for curve in curves if curve.schedule == name], dtype=float)
         for name in names
     }
+
+
+def _logarithms(values: Floats) -> Floats:
+    """Return logarithms; of a loss of 0, as of one that is not finite, none."""
+    found: Floats = np.log(np.where(values > 0, values, np.nan))
+    return found
 
 
 def _draw_curves(

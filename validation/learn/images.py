@@ -106,12 +106,18 @@ def read_binary(path: Path) -> tuple[Pixels, NDArray[np.int64]]:
 
 
 def read_pickled(path: Path) -> tuple[Pixels, NDArray[np.int64]]:
-    """Return the images and labels of a pickle, by listing its operations: nothing in it is run."""
+    """Return the images and labels of a pickle, by listing its operations: nothing in it is run.
+
+    Protocols 0 and 1, which do not mark the order of an array, are refused.
+    """
     found: list[bytes] = []
     labels: list[int] = []
     behind_labels = marked = transposed = False
     try:
-        for operation, argument, _ in pickletools.genops(_content(path)):
+        content = _content(path)
+        if not content.startswith(b"\x80"):
+            raise ValueError("its protocol is older than 2")
+        for operation, argument, _ in pickletools.genops(content):
             if isinstance(argument, str | bytes | bytearray):
                 content = argument.encode("latin-1") if isinstance(argument, str) else bytes(argument)
                 if len(content) == ROWS * PIXELS:

@@ -12,7 +12,7 @@ from cdpsim.request import Request
 from cdpsim.schedules.local import Outer
 from cdpsim.schedules.rule import Versions
 from cdpsim.studies.partial_requests import PartialRequests
-from cdpsim.trace.metrics.staleness import Lags, lags_of_step
+from cdpsim.trace.metrics.staleness import Lags, lags_of_step, mean_staleness
 
 MOST_STEPS = 96  # until two steps have the same lags
 
@@ -26,16 +26,12 @@ class Learner(NamedTuple):
     waits: int = 0  # the first steps, besides step 0, that read the newest version
     workers: int = 1  # that may have versions of their own; each has its part of a step's micro-batches
     outer: Outer | None = None  # the optimizer that takes the means of their parameters
+    mean: float = 0.0  # the mean lag of forwards in updates, where an estimate counts like the version kept instead
 
     @property
     def micro_batches(self) -> int:
         """The micro-batches of its training step."""
         return len(self.lags.forward)
-
-    @property
-    def mean(self) -> float:
-        """The mean lag of forwards."""
-        return float(self.lags.forward.mean())
 
     @property
     def steps_per_update(self) -> int:
@@ -57,21 +53,24 @@ def read_learner(name: str, n: int, options: Mapping[str, Any], requests: Partia
 def learner_of(name: str, request: Request) -> Learner:
     """Return what is learnt with of a request, under a name."""
     shape, local = request.shape, request.schedule.order.local
+    lags, mean = settled_lags(request)
     if local is None:
-        return Learner(name, settled_lags(request), request.rule.versions, shape.warm_up)
-    lags = settled_lags(request)
-    return Learner(name, lags, local.versions(shape), shape.warm_up, shape.replicas, local.outer)
+        return Learner(name, lags, request.rule.versions, shape.warm_up, mean=mean)
+    return Learner(name, lags, local.versions(shape), shape.warm_up, shape.replicas, local.outer, mean)
 
 
-def settled_lags(request: Request) -> Lags:
-    """Return the lags of the first step that has those of the step before; refuse a schedule without one."""
+def settled_lags(request: Request) -> tuple[Lags, float]:
+    """Return the lags of the first step that has those of the step before, and their mean in updates.
+
+    Refuse a schedule without one.
+    """
     steps, first = min(request.steps, MOST_STEPS), 1 + request.shape.warm_up
     while True:
-        program = assemble(request.with_steps(steps))
+        program = assemble(request.with_steps(request.shape.warm_up + steps))
         for step in range(first, program.updated):
             before, now = lags_of_step(program, step - 1), lags_of_step(program, step)
             if step - first >= int(max(before.forward.max(), before.backward.max())) and _equal(before, now):
-                return now
+                return now, mean_staleness(program, range(step - 1, step + 1))
         if steps == MOST_STEPS:
             problem = f"reads other versions in each of {MOST_STEPS} steps, so that it has no lags"
             raise RequestError(request.schedule.name, f"{problem}; take a rule that settles")

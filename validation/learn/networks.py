@@ -122,7 +122,8 @@ def residual_perceptron(data: Data, sizes: Sizes) -> list[nn.Module]:
 def causal_transformer(data: Data, sizes: Sizes) -> list[nn.Module]:
     """Return the layers of a transformer from tokens to tokens."""
     if sizes.width % sizes.heads:
-        raise RequestError(f"heads={sizes.heads}", f"must divide the width, which is {sizes.width}")
+        above = -(-sizes.width // sizes.heads) * sizes.heads
+        raise RequestError("width", f"width={sizes.width} must be a multiple of {sizes.heads}; give {above}")
     blocks = [CausalLayer(sizes.width, sizes.heads) for _ in range(sizes.layers - 2)]
     return [Embedding(data.tokens, data.shape[-1], sizes.width), *blocks, Head(sizes.width, data.classes)]
 

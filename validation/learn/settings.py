@@ -81,7 +81,14 @@ def settings_of(given: Settings, *, like_paper: bool = False) -> dict[str, str]:
         if given.get("network") == "resnet50":
             paper["weight_decay"] = _DECAYS_OF_RESNET_50.get(kind, paper["weight_decay"])
     settings = {**USUAL_SETTINGS, **paper, **given}
-    if (network := settings.get("network")) in FIXED:
+    if "momentum" in given and settings["optimizer"] in ("sgd", "adamw"):
+        raise RequestError("momentum", f"{settings['optimizer']} has none of its own; leave --momentum out")
+    if "drop_by" in given and not settings["drops"]:
+        raise RequestError("drop-by", "says nothing without --drops; give both, or leave it out")
+    network = "quadratic" if kind == "quadratic" else settings.get("network")
+    if network == "quadratic" and "width" in given:
+        raise RequestError("width", "a quadratic has none; leave --width out")
+    if network in FIXED:
         for name in ("layers", "width"):
             if name in given:
                 raise RequestError(name, f"{network} has sizes of its own; leave --{name} out")
@@ -95,6 +102,12 @@ def course_of(settings: Settings, data: Data, n: int, *, batch_norm: bool = Fals
         read_number("momentum", settings["momentum"]),
         read_number("weight-decay", settings["weight_decay"]),
     )
+    drops = read_numbers("drops", settings["drops"]) if settings["drops"] else ()
+    drop_by = read_number("drop-by", settings["drop_by"])
+    if max(drops, default=0) >= 1:
+        raise RequestError("drops", f"{max(drops):g} is after the training; give shares of it, below 1")
+    if drop_by > 1:
+        raise RequestError("drop-by", f"{drop_by:g} lets rates rise; give a factor of at most 1")
     check_device(settings["device"], "gloo", 1)
     return Course(
         network=settings.get("network", usual_network(data)),
@@ -107,8 +120,8 @@ def course_of(settings: Settings, data: Data, n: int, *, batch_norm: bool = Fals
         batch_norm=batch_norm,
         update=update,
         rates=read_numbers("lr", settings["lr"]),
-        drops=read_numbers("drops", settings["drops"]) if settings["drops"] else (),
-        drop_by=read_number("drop-by", settings["drop_by"]),
+        drops=drops,
+        drop_by=drop_by,
         warm_up=whole_number("warm-up", settings["warm_up"], at_least=0),
         seeds=whole_number("seeds", settings["seeds"], at_least=1),
         epochs=whole_number("epochs", settings["epochs"], at_least=1),
@@ -116,14 +129,21 @@ def course_of(settings: Settings, data: Data, n: int, *, batch_norm: bool = Fals
         dtype=NUMBER_TYPES[choose("dtype", settings["dtype"], NUMBER_TYPES)],
         device=settings["device"],
         one_by_one=one_by_one,
-        most_bytes=size_bytes(settings["max_memory"]),
+        most_bytes=_read_size("max-memory", settings["max_memory"]),
     )
 
 
 def recorded(course: Course) -> dict[str, object]:
     """Return what settings mean where it depends on the data."""
     sizes = {} if course.network in FIXED else {"layers": course.sizes.layers, "width": course.sizes.width}
-    return {"network": course.network, **sizes, "batch_norm": course.batch_norm}
+    return {"network": course.network, **sizes, "batch_norm": course.batch_norm, "vmap": not course.one_by_one}
+
+
+def _read_size(name: str, text: str) -> int:
+    try:
+        return size_bytes(text)
+    except RequestError as error:
+        raise RequestError(name, str(error)) from None
 
 
 def read_numbers(name: str, text: str) -> tuple[float, ...]:

@@ -31,6 +31,7 @@ from .outer import OuterUpdates
 from .unfinished import Tree, placed
 from .updates import Parameters, States, Update
 
+_AHEAD = 64  # later versions among which is the one that takes the gradients of the earliest step
 RowParameters = list[Parameters]  # of each stage
 
 
@@ -121,7 +122,7 @@ class Stack:
     def _make_versions(self, rates: Tensor) -> None:
         """Make the versions of a step, and let go of what no later step needs."""
         made, step = self._made, self._at
-        for row in np.flatnonzero(made.step == step).tolist():
+        for row in range(*np.searchsorted(made.step, [step, step + 1]).tolist()):
             version, base, averaged = row + 1, int(made.base[row]), int(made.averaged[row])
             if averaged >= 0:
                 self._versions[version] = self._on_rows(self._outer.step(self._means(self._versions[averaged])))
@@ -134,7 +135,8 @@ class Stack:
                 self._versions[version], self._states[version] = ([*own] for own in zip(*pairs, strict=True))
             self._last_kept = self._last_kept if made.estimate[row] else version
         self._at += 1
-        later = int(made.first[made.step > step].min(initial=self._at))
+        behind = np.searchsorted(made.step, self._at)
+        later = int(made.first[behind : behind + _AHEAD].min(initial=self._at))
         self._taken = {t: own for t, own in self._taken.items() if t >= later}
         oldest = self._newest - int(max(map(np.max, self._learner.lags)))
         needed = {v for v in self._versions if self._last_use[v] > step}

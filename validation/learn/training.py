@@ -65,6 +65,11 @@ def check_course(course: Course, learners: Sequence[Learner], data: Data) -> int
         raise RequestError("batch", f"{course.batch} samples are not divided by {parts} micro-batches; give {near}")
     if course.batch > data.samples:
         raise RequestError("batch", f"{data.name} has {data.samples} samples to learn from; give a smaller one")
+    all_batches = course.epochs * (data.samples // course.batch)
+    if course.warm_up >= all_batches:
+        raise RequestError(
+            "warm-up", f"{course.warm_up} batches are all of a training, which has {all_batches}; give fewer"
+        )
     return most
 
 
@@ -137,8 +142,11 @@ class Trained:
     ) -> Iterator[LearningCurve]:
         """Train from where an unfinished training has been, and yield each run's curve."""
         if unfinished and (state := unfinished.load(name)):
-            self._losses, self._tests = [*state["losses"]], [*state["tests"]]
-            self._stack.go_on_from(state["stack"], self._course.device)
+            try:
+                self._losses, self._tests = [*state["losses"]], [*state["tests"]]
+                self._stack.go_on_from(state["stack"], self._course.device)
+            except (KeyError, TypeError, RuntimeError) as error:
+                raise unfinished.is_none(name, error) from None
         done(len(self._runs) * len(self._tests))
         for epoch in range(len(self._tests), self._course.epochs):
             self._train(epoch)

@@ -1,11 +1,11 @@
 """Trainings that go on where a killed command left off: their state after each epoch, as plain arrays in files."""
 
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
-from urllib.parse import quote
 from zipfile import BadZipFile
 
 import msgspec
@@ -21,17 +21,20 @@ Tree = dict[Any, Any]  # of numbers or texts, down to tensors
 
 
 class Unfinished:
-    """The states of one request's trainings, in a folder of their own; a file for each part that is trained at once."""
+    """The states of one request's trainings, in a folder of their own; a file for each part that is trained at once.
+
+    With `force`, states of another request are dropped.
+    """
 
     def __init__(self, output: str | Path, request: Mapping[str, object], *, force: bool = False) -> None:
         self._folder = Path(output) / FOLDER
         content = msgspec.json.format(msgspec.json.encode(request), indent=1)
         said = self._folder / REQUEST
-        if force:
+        if self._folder.exists() and not (said.is_file() and said.read_bytes() == content):
+            if not force:
+                problem = "has an unfinished training of another request, of another torch or of other code"
+                raise RequestError(str(self._folder), f"{problem}; --force drops it")
             self.drop()
-        elif said.is_file() and said.read_bytes() != content:
-            problem = "has an unfinished training of another request, of another torch or of other code"
-            raise RequestError(str(self._folder), f"{problem}; --force drops it")
         self._content = content
 
     def load(self, name: str) -> Tree | None:
@@ -43,7 +46,11 @@ class Unfinished:
             with np.load(file, allow_pickle=False) as found:
                 return _grown((path, torch.from_numpy(found[path])) for path in found.files)
         except (BadZipFile, ValueError, OSError, EOFError) as error:
-            raise RequestError(str(file), f"is no state of a training ({error}); --force drops it") from None
+            raise self.is_none(name, error) from None
+
+    def is_none(self, name: str, error: Exception) -> RequestError:
+        """Return the refusal of a file that is no state."""
+        return RequestError(str(self._file(name)), f"is no state of a training ({error}); remove it")
 
     def save(self, name: str, state: Tree) -> None:
         """Write the state of a part."""
@@ -55,7 +62,7 @@ class Unfinished:
         files.write_file(self._file(name), [content.getvalue()], force=True)
 
     def _file(self, name: str) -> Path:
-        return self._folder / f"{quote(name, safe='')}.npz"
+        return self._folder / f"{sha256(name.encode()).hexdigest()[:16]}.npz"
 
     def drop(self) -> None:
         """Remove all states."""
