@@ -592,7 +592,8 @@ def test_every_optimizer_learns(kind: str) -> None:
 # Kept results
 
 
-KEPT = sorted((Path(__file__).parents[2] / "validation" / "results").glob("learn-*/learn.json"))
+RESULTS = Path(__file__).parents[2] / "validation" / "results"
+KEPT = sorted(RESULTS.glob("learn-*/learn.json"))
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.parent.name)
@@ -618,9 +619,15 @@ def test_what_is_kept_is_of_the_lags_of_today(path: Path) -> None:
     assert "changed" not in str(learned.environment["commit"])
 
 
-def test_the_read_me_shows_what_is_kept() -> None:
-    text = (Path(__file__).parents[2] / "validation" / "README.md").read_text()
-    learned = msgspec.json.decode(KEPT[1].read_bytes(), type=Learned)
-    assert KEPT[1].parent.name == "learn-digits-n4" and len(KEPT) == 3
+@pytest.mark.parametrize("name", ["learn-digits-n4", "learn-text-n4"])
+def test_the_read_me_shows_what_is_kept(name: str) -> None:
+    learned = msgspec.json.decode((RESULTS / name / "learn.json").read_bytes(), type=Learned)
     rows = [answer_row(answer, 0.5) for answer in learned.answers]
-    assert format_table("text", (), ANSWERS_HEADER, rows) in text
+    assert format_table("text", (), ANSWERS_HEADER, rows) in (RESULTS.parent / "README.md").read_text()
+
+
+def test_pictures_that_are_kept_are_of_what_is_kept() -> None:
+    learned = msgspec.json.decode((RESULTS / "learn-text-n4/learn.json").read_bytes(), type=Learned)
+    shown = draw_learned(learned, 0.5)
+    assert [len(axes.containers) for axes in shown.axes[:4]] == [5, 5, 4, 5]  # points of one epoch have bars
+    assert [text.get_text() for text in shown.legends[0].get_texts()] == [*learned.lags]

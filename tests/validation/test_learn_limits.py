@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import pi, sin
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,12 +15,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 from cdpsim import RequestError
+from cdpsim.files.tables import format_table
 from cdpsim.schedules.rule import ACCO, DPU, WP, Rule
 from cdpsim.trace.metrics.staleness import Lags
 from validation.__main__ import main
 from validation.learn.data import Data, Tensors, label_loss, load_data
 from validation.learn.lags import read_learner
-from validation.learn.limits import LIMITS_HEADER, Limit, find_limits, limit_row
+from validation.learn.limits import LIMITS_HEADER, FoundLimits, Limit, find_limits, limit_row, theoretical_limits
 from validation.learn.limits_figure import draw_limits
 from validation.learn.networks import Sizes, make_stages
 from validation.learn.quadratics import Bowl
@@ -301,6 +303,20 @@ def test_trainings_without_a_theory_are_refused(schedule: str, kind: str, proble
         find_limits(
             [read_learner(schedule, 1, {"replicas": 2} if schedule == "local-sgd" else {})], course, load_data(OWN), 4
         )
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum"])
+def test_what_is_kept_is_beside_the_theory_of_today(name: str) -> None:
+    """And on the page."""
+    results = Path(__file__).parents[2] / "validation" / "results"
+    content = (results / f"limits-digits-n4-{name}" / "limits.json").read_bytes()
+    found = msgspec.json.decode(content, type=FoundLimits)
+    update = Update("sgd") if name == "sgd" else Update()
+    for limit in found.limits:
+        numbers = theoretical_limits(read_learner(limit.schedule, 4, {}), update)
+        assert [limit.own, limit.shared] == pytest.approx([own / limit.sharpness for own in numbers], rel=1e-8)
+    table = format_table("text", (), LIMITS_HEADER, [limit_row(limit) for limit in found.limits])
+    assert table in (results.parent / "README.md").read_text()
 
 
 def test_the_command_finds_limits(
