@@ -485,6 +485,24 @@ def test_results_without_a_finite_loss_are_written(tmp_path: Path, monkeypatch: 
     assert [answer.diverged for answer in learned.answers] == [2, 0, 2, 0]
 
 
+def test_lags_that_do_not_settle_are_refused() -> None:
+    """Within 96 steps; a rule of 200 steps reads theta_0 in all of them."""
+    with pytest.raises(RequestError, match="multi-cdp: reads other versions in each of 96 steps, so that it has no"):
+        learner_of("multi-cdp", Request("multi-cdp", 2, rule=[[200, 200]] * 2))
+
+
+def test_a_file_of_an_order_is_learnt_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1F1B as a CSV file learns what 1F1B does, which is what data parallelism does."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    assert main([*LINE.replace("multi-cdp pipemare", "1f1b mine.csv").split(), "-m", "2", "-o", "out"]) == 0
+    rows = [*csv.DictReader(Path("out/curves.csv").read_text().splitlines())]
+    losses = [[row["loss"] for row in rows if row["schedule"] == name] for name in ("multi-dp", "1f1b", "mine.csv")]
+    assert losses[0] == losses[1] == losses[2]
+
+
 def test_a_long_warm_up_settles_behind_it() -> None:
     """And estimates count like the versions that are kept instead, as in `compare`."""
     long = read_learner("dpu", 1, {"replicas": 2, "warm_up": 200})
