@@ -206,8 +206,8 @@ def test_any_run_can_be_drawn(request: dict[str, Any]) -> None:
     trace = simulate(**request)
     try:
         picture = Picture(trace, dependencies=True)
-    except RequestError as error:  # some of the tasks take less than a millionth of the others' time
-        assume("less than" not in str(error))
+    except RequestError as error:  # some of the tasks take less than a millionth of the others' time, or links are many
+        assume("less than" not in str(error) and "rows for devices and links" not in str(error))
         raise
     kinds = trace.tasks["kind"]
     assert len(picture.boxes("forward")) == len(picture.boxes("backward")) == (kinds == "F").sum()
