@@ -458,7 +458,7 @@ def test_a_killed_training_goes_on_and_ends_with_the_same_bytes(
 def test_a_rule_that_was_edited_is_another_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is asked is what its files said. With --force the states are dropped, and so they are without a request."""
+    """States of the rule as it was are refused, and so are states beside which no request lies; --force drops both."""
     monkeypatch.chdir(tmp_path)
     line = LINE.replace("multi-dp multi-cdp pipemare", "multi-cdp:r.csv").split()
     Path("r.csv").write_text("0,0\n0,0\n")

@@ -119,7 +119,7 @@ def test_cifar10_is_read_in_the_order_of_its_files(folder: Path, version: str) -
 
 
 def test_the_python_version_is_one_that_pickle_reads() -> None:
-    """What the test writes is what it says, by pickle itself."""
+    """Python's own pickle reads the files that this test writes, as they are meant."""
     content = pickle.loads(python_2(ROWS[0]), encoding="latin1")
     assert np.array_equal(content["data"], ROWS[0][0]) and content["labels"] == ROWS[0][1].tolist()
 
@@ -321,7 +321,7 @@ def test_of_an_image_that_is_too_long_the_centre_is_taken() -> None:
     assert random_box((100, 100), iter([1.0, 0.9, 0.0, 0.0, 0.0, 0.5, 0.5, 0.0])) == (36, 0, 64, 28)
 
 
-# What is refused
+# Refusals
 
 
 def test_folders_that_lack_files_are_refused(tmp_path: Path, classes: Path, folder: Path) -> None:

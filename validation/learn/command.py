@@ -1,7 +1,7 @@
 """The command `learn`: networks trained by the lags of schedules, and what may be said of their test accuracy."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -99,7 +99,9 @@ _COMPUTED = argument_group(
     argument(
         "--limits", action="store_true", help="find the largest rate at which four of five seeds end below their start"
     ),
-    argument("--force", action="store_true", help="overwrite files that exist, and begin anew"),
+    argument(
+        "--force", action="store_true", help="overwrite files that exist; drop what another request left unfinished"
+    ),
     _SCHEDULES,
     _NETWORK,
     _TRAINED,
@@ -128,13 +130,15 @@ def learn_command(options: argparse.Namespace) -> int:
         curves=curves,
         answers=answers_of(curves, {each.name: each.mean for each in asked.learners}, margin, best_of),
     )
-    _write(options, learned, margin)
+    table = as_csv(CURVES_HEADER, [*curve_rows(learned.curves)])
+    _write(options, FILES, table, lambda: draw_learned(learned, margin), learned)
     state.drop()
+    write_stdout(format_table("text", (), ANSWERS_HEADER, [answer_row(answer, margin) for answer in learned.answers]))
     return _judge(learned, expected)
 
 
 class _Asked(NamedTuple):
-    """What a command line asks for."""
+    """A command line, read and checked."""
 
     settings: Settings
     course: Course
@@ -145,13 +149,13 @@ class _Asked(NamedTuple):
 
     @property
     def about(self) -> str:
-        """What is learnt from."""
+        """The data in a line: name, sizes, and how they can be told from others."""
         sizes = f"{self.data.samples} samples, {len(self.data.test)} in the test"
         return ", ".join([self.data.name, sizes, *self.data.about])
 
     @property
     def of_states(self) -> dict[str, object]:
-        """All on which states of trainings depend."""
+        """All on which unfinished states depend."""
         named = {name: own for name, own in self.request.items() if name not in ("margin", "best_of")}
         means = {
             each.name: [
@@ -217,14 +221,9 @@ def _find_limits(options: argparse.Namespace, asked: _Asked) -> int:
     limits = find_limits(asked.learners, asked.course, asked.data, asked.micro_batches, done)
     done(0)
     found = FoundLimits(asked.request, environment(asked.course.device), asked.about, limits)
-    with canvas.defaults():
-        picture = canvas.rendered(draw_limits(limits), LIMIT_FILES[1])
     columns = [*Limit.__struct_fields__]
     table = as_csv(columns, [[getattr(each, name) for name in columns] for each in limits])
-    content = msgspec.json.format(msgspec.json.encode(found), indent=1), "\n"
-    files.write_folder(
-        options.output, dict(zip(LIMIT_FILES, ([table], [picture], content), strict=True)), force=options.force
-    )
+    _write(options, LIMIT_FILES, table, lambda: draw_limits(limits), found)
     write_stdout(format_table("text", (), LIMITS_HEADER, [limit_row(limit) for limit in limits]))
     return 0
 
@@ -242,16 +241,18 @@ def learn(
     return curves
 
 
-def _write(options: argparse.Namespace, learned: Learned, margin: float) -> None:
-    """Write the folder, and print the answers."""
+def _write(
+    options: argparse.Namespace,
+    names: Sequence[str],
+    table: str | bytes,
+    draw: Callable[[], Any],
+    content: FoundLimits | Learned,
+) -> None:
+    """Write a folder of a table, a picture, and all that was found."""
     with canvas.defaults():
-        picture = canvas.rendered(draw_learned(learned, margin), FILES[1])
-    table = as_csv(CURVES_HEADER, [*curve_rows(learned.curves)])
-    content = msgspec.json.format(msgspec.json.encode(learned), indent=1), "\n"
-    files.write_folder(
-        options.output, dict(zip(FILES, ([table], [picture], content), strict=True)), force=options.force
-    )
-    write_stdout(format_table("text", (), ANSWERS_HEADER, [answer_row(answer, margin) for answer in learned.answers]))
+        picture = canvas.rendered(draw(), names[1])
+    text = msgspec.json.format(msgspec.json.encode(content), indent=1), "\n"
+    files.write_folder(options.output, dict(zip(names, ([table], [picture], text), strict=True)), force=options.force)
 
 
 def _of_schedules(options: argparse.Namespace) -> dict[str, Any]:

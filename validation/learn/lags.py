@@ -34,6 +34,11 @@ class Learner(NamedTuple):
         return len(self.lags.forward)
 
     @property
+    def goes_back_otherwise(self) -> bool:
+        """Whether backwards read other versions than their forwards."""
+        return not np.array_equal(*self.lags)
+
+    @property
     def steps_per_update(self) -> int:
         """The steps whose gradients a version takes that is kept."""
         made = self.versions.made(MOST_STEPS)

@@ -18,9 +18,9 @@ from cdpsim.numeric.columns import Flags, Floats
 from ..training.passes import one_thread
 from .data import Data, batches
 from .lags import Learner
-from .sharpness import in_type, sharpness_of, starting_models
+from .sharpness import sharpness_of, starting_models
 from .stability import first_failing, limit_of
-from .training import Course, train_all
+from .training import Course, train_all, typed
 from .updates import Update
 
 BELOW = 0.8  # the share of seeds that must end below their start
@@ -105,9 +105,9 @@ def _starting_losses(course: Course, data: Data) -> Floats:
     """Return the loss of each seed's first batch before the first step."""
     losses = []
     for seed, model in enumerate(starting_models(course, data)):
-        x, y = data.train.take(next(batches(data, seed, 0, course.batch)), (seed, 0))
+        x, y = typed(data.train.take(next(batches(data, seed, 0, course.batch)), (seed, 0)), course)
         with torch.no_grad():
-            losses.append(data.loss(model(in_type(x, course.dtype)), y).item())
+            losses.append(data.loss(model(x), y).item())
     return np.array(losses)
 
 

@@ -11,8 +11,7 @@ from cdpsim.numeric.columns import Floats
 
 from ..training.forms import flatten, form_of, view_parts
 from .data import Data
-from .networks import make_stages
-from .training import Course
+from .training import Course, starting_stages, typed
 
 MOST_LABELS = 1024  # drawn, always the same, of data that have more: a sequence has one at each place
 _SETTLED, _MOST_PRODUCTS = 1e-4, 200
@@ -22,25 +21,15 @@ def sharpness_of(course: Course, data: Data) -> Floats:
     """Return the sharpness of the mean loss of at most 1,024 labels, where the training of each seed starts."""
     of_sample = data.train.take(torch.zeros(1, dtype=torch.int64))[1].numel()
     drawn = torch.tensor(np.random.default_rng(0).permutation(data.samples)[: max(MOST_LABELS // of_sample, 1)])
-    inputs, labels = data.train.take(drawn)
-    products, start = hessian_products(
-        starting_models(course, data), lambda scores: data.loss(scores, labels), in_type(inputs, course.dtype)
-    )
+    inputs, labels = typed(data.train.take(drawn), course)
+    models = starting_models(course, data)
+    products, start = hessian_products(models, lambda scores: data.loss(scores, labels), inputs)
     return np.array(largest_eigenvalues(products, start).tolist())
 
 
 def starting_models(course: Course, data: Data) -> list[nn.Sequential]:
     """Return the network of each seed before it is trained."""
-    given = (course.network, data, course.sizes, course.stages)
-    return [
-        nn.Sequential(*make_stages(*given, seed, course.dtype, batch_norm=course.batch_norm))
-        for seed in range(course.seeds)
-    ]
-
-
-def in_type(inputs: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return inputs in the type of parameters, unless they are tokens."""
-    return inputs.to(dtype) if inputs.is_floating_point() else inputs
+    return [nn.Sequential(*stages) for stages in starting_stages(course, data, range(course.seeds))]
 
 
 def hessian_products(
@@ -63,7 +52,7 @@ def hessian_products(
         return moved
 
     drawn = torch.randn(thetas.shape, generator=torch.Generator().manual_seed(0), dtype=thetas.dtype)
-    return lambda vectors: vmap(product)(thetas, vectors), drawn
+    return lambda vectors: vmap(product)(thetas, vectors), drawn.to(thetas.device)
 
 
 def largest_eigenvalues(product: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
@@ -72,7 +61,7 @@ def largest_eigenvalues(product: Callable[[Tensor], Tensor], start: Tensor) -> T
     A power iteration finds the eigenvalue of the largest modulus. Where that is negative, the modulus is added to all
     eigenvalues, so that none is, and the iteration starts again.
     """
-    values, moduli = _iterate(product, start, torch.zeros(len(start), dtype=start.dtype))
+    values, moduli = _iterate(product, start, start.new_zeros(len(start)))
     shift = moduli - values
     return values if bool((shift <= _SETTLED * moduli).all()) else _iterate(product, start, shift)[0]
 
@@ -82,7 +71,7 @@ def _iterate(product: Callable[[Tensor], Tensor], vectors: Tensor, shift: Tensor
 
     A multiple of the vector is added to each product.
     """
-    values = torch.zeros(len(vectors), dtype=vectors.dtype)
+    values = vectors.new_zeros(len(vectors))
     for _ in range(_MOST_PRODUCTS):
         vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny)
         moved, before = product(vectors), values

@@ -9,7 +9,7 @@ gradients of some steps.
 Workers that may have versions of their own are rows, too: those of a run stand one after another.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import chain
 from operator import add
@@ -31,7 +31,6 @@ from .outer import OuterUpdates
 from .unfinished import Tree, placed
 from .updates import Parameters, States, Update
 
-_AHEAD = 64  # later versions among which is the one that takes the gradients of the earliest step
 RowParameters = list[Parameters]  # of each stage
 
 
@@ -53,6 +52,7 @@ class Stack:
         self._twice = [_doubled(stage) for stage in self._stages]
         self._made, self._at = learner.versions.made(steps), 0
         self._last_use = _last_uses(self._made.step, self._made.base, self._made.averaged)
+        self._first_taken = np.minimum.accumulate(np.append(self._made.first, steps)[::-1])[::-1]  # from a version on
         first = self._on_rows(_stacked(starts))
         self._versions: dict[int, RowParameters] = {0: first}
         self._states: dict[int, list[States]] = {0: [update.starting() for _ in self._stages]}
@@ -135,9 +135,7 @@ class Stack:
                 self._versions[version], self._states[version] = ([*own] for own in zip(*pairs, strict=True))
             self._last_kept = self._last_kept if made.estimate[row] else version
         self._at += 1
-        behind = np.searchsorted(made.step, self._at)
-        later = int(made.first[behind : behind + _AHEAD].min(initial=self._at))
-        self._taken = {t: own for t, own in self._taken.items() if t >= later}
+        self._taken = {t: own for t, own in self._taken.items() if t >= self._first_taken[self._newest]}
         oldest = self._newest - int(max(map(np.max, self._learner.lags)))
         needed = {v for v in self._versions if self._last_use[v] > step}
         self._states = {v: own for v, own in self._states.items() if v in needed}
@@ -247,12 +245,12 @@ def _alike(lags: Lags, *, apart: bool) -> list[Ints]:
     return [np.stack(own) for own in groups.values()]
 
 
-def _last_uses(step: Ints, *sources: Ints) -> Mapping[int, int]:
-    """Return the last step that makes another version of each version."""
+def _last_uses(step: Ints, *sources: Ints) -> Ints:
+    """Return the last step that makes another version of each version; -1 where none does."""
     found = np.full(len(step) + 1, -1)
     for source in sources:
         np.maximum.at(found, source[source >= 0], step[source >= 0])
-    return dict(enumerate(found.tolist()))
+    return found
 
 
 def is_finite(parameters: RowParameters) -> Tensor:

@@ -100,15 +100,15 @@ def train_all(
 
 def _bytes_of_run(learner: Learner, course: Course, data: Data) -> tuple[int, int]:
     """Return about how many bytes a run takes: versions, states and gradients; and what autograd keeps of a sample."""
-    stages, kept = _starts(learner, course, data, [0])[0], [0]
+    stages, kept = starting_stages(course, data, [0], twice=learner.goes_back_otherwise)[0], [0]
 
     def count(tensor: Tensor) -> Tensor:
         kept[0] += tensor.numel() * tensor.element_size()
         return tensor
 
-    x, y = _typed(data.train.take(torch.zeros(1, dtype=torch.int64)), course)
+    x, y = typed(data.train.take(torch.zeros(1, dtype=torch.int64)), course)
     with saved_tensors_hooks(count, lambda tensor: tensor):
-        data.loss(nn.Sequential(*stages).to(x.device)(x), y)
+        data.loss(nn.Sequential(*stages)(x), y)
     parameters = sum(own.numel() * own.element_size() for stage in stages for own in stage.parameters())
     copies = int(learner.lags.forward.max()) + course.update.copies + 5
     return parameters * copies * learner.workers, kept[0]
@@ -123,10 +123,12 @@ class Trained:
         self._learner, self._course, self._data, self._steps, self._runs = learner, course, data, steps, runs
         self._seeds = [*dict.fromkeys(seed for _, seed in runs)]
         self._places = torch.tensor([self._seeds.index(seed) for _, seed in runs])  # of each run's seed
-        starts = dict(zip(self._seeds, _starts(learner, course, data, self._seeds), strict=True))
+        starts = dict(
+            zip(self._seeds, starting_stages(course, data, self._seeds, twice=learner.goes_back_otherwise), strict=True)
+        )
         self._per_epoch = data.samples // course.batch
         self._stack = Stack(
-            [[stage.to(course.device) for stage in starts[seed]] for _, seed in runs],
+            [starts[seed] for _, seed in runs],
             learner,
             course.update,
             course.epochs * self._per_epoch * steps,
@@ -190,7 +192,7 @@ class Trained:
         """Let all runs learn from a batch, of which each seed has its own; return their losses."""
         m = self._learner.micro_batches
         taken = [self._data.train.take(own, (seed, epoch)) for seed, own in zip(self._seeds, numbers, strict=True)]
-        pair = _typed(tuple(torch.stack(own) for own in zip(*taken, strict=True)), self._course)
+        pair = typed(tuple(torch.stack(own) for own in zip(*taken, strict=True)), self._course)
         x, y = (own[self._places].unflatten(1, (self._steps, m, -1)) for own in pair)
         losses = [self._stack.step(x[:, part], y[:, part], rates) for part in range(self._steps)]
         return torch.stack(losses).mean(dim=0)
@@ -200,7 +202,7 @@ class Trained:
         kept, totals = self._stack.kept, torch.zeros(3, len(self._runs), dtype=torch.float64)
         statistics = self._statistics(kept) if self._course.batch_norm else []
         for numbers in torch.arange(len(self._data.test)).split(max(self._course.batch, _TESTED_AT_ONCE)):
-            x, y = _typed(self._data.test.take(numbers), self._course)
+            x, y = typed(self._data.test.take(numbers), self._course)
             for r, own in enumerate(self._scores(kept, x, statistics)):
                 hits, of = right(own, y)
                 totals[:, r] += torch.stack([self._data.loss(own, y) * of, hits, of]).to("cpu", torch.float64)
@@ -230,29 +232,26 @@ class Trained:
         parts = [part for part in torch.arange(self._data.samples).split(size) if len(part) == size]
         found = []
         for numbers in parts:
-            x, _ = _typed(self._data.train.take(numbers), self._course)
+            x, _ = typed(self._data.train.take(numbers), self._course)
             with torch.no_grad():
                 found.append(vmap(collect, in_dims=(0, None))(kept, x))
         pairs = (zip(*of_norm, strict=True) for of_norm in zip(*found, strict=True))
         return [(torch.stack(means).mean(dim=0), torch.stack(variances).mean(dim=0)) for means, variances in pairs]
 
 
-def _starts(learner: Learner, course: Course, data: Data, seeds: Sequence[int]) -> list[list[nn.Sequential]]:
-    """Return the first stages of each seed."""
-    forward, backward = learner.lags
-    twice = bool((forward != backward).any())
-    return [
-        make_stages(
-            *(course.network, data, course.sizes, course.stages, seed, course.dtype),
-            twice=twice,
-            cut=course.cut,
-            batch_norm=course.batch_norm,
-        )
-        for seed in seeds
-    ]
+def starting_stages(
+    course: Course, data: Data, seeds: Sequence[int], *, twice: bool = False
+) -> list[list[nn.Sequential]]:
+    """Return the first stages of each seed, on the device."""
+
+    def make(seed: int) -> list[nn.Sequential]:
+        given = course.network, data, course.sizes, course.stages, seed, course.dtype
+        return make_stages(*given, twice=twice, cut=course.cut, batch_norm=course.batch_norm)
+
+    return [[stage.to(course.device) for stage in make(seed)] for seed in seeds]
 
 
-def _typed(pair: tuple[Tensor, ...], course: Course) -> tuple[Tensor, Tensor]:
+def typed(pair: tuple[Tensor, ...], course: Course) -> tuple[Tensor, Tensor]:
     """Return inputs and labels where parameters are, and inputs that are numbers in their type."""
     x, y = (own.to(course.device) for own in pair)
     return x.to(course.dtype) if x.is_floating_point() else x, y
