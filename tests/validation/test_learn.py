@@ -86,9 +86,9 @@ def stack_of(
 
 
 def drawn(training: Training, step: int, m: int) -> tuple[Tensor, Tensor]:
-    """A step's data for one run: (run, micro-batch, sample, ...)."""
+    """A step's data for one run: (run, sample, ...)."""
     pairs = [training.data(step, i) for i in range(m)]
-    x, y = (torch.stack(each)[None] for each in zip(*pairs, strict=True))
+    x, y = (torch.cat(each)[None] for each in zip(*pairs, strict=True))
     return x, y
 
 
@@ -151,7 +151,7 @@ def test_without_lags_it_is_torch_on_whole_batches() -> None:
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for step in range(STEPS):
-        x, y = (values[0].flatten(0, 1) for values in drawn(training, step, 4))
+        x, y = (values[0] for values in drawn(training, step, 4))
         optimizer.zero_grad()
         label_loss(model(x), y).backward()
         optimizer.step()
@@ -198,7 +198,7 @@ def test_runs_that_are_stacked_are_those_one_by_one(name: str) -> None:
         for one_by_one in (False, True)
     ]
     for step in range(STEPS):
-        x, y = (torch.cat([each, each.flip(2), each.flip(1)]) for each in drawn(training, step, 4))
+        x, y = (torch.cat([each, each.roll(1, 1), each.flip(1)]) for each in drawn(training, step, 4))
         losses = [stack.step(x, y, rates) for stack in both]
         assert torch.allclose(*losses, rtol=0, atol=1e-10)
     for one, other in zip(both[0].kept, both[1].kept, strict=True):
@@ -356,7 +356,7 @@ def test_a_schedule_of_single_micro_batches_makes_more_steps() -> None:
     learners = [read_learner(name, 2, {}) for name in ("multi-dp", ONE_MICRO_BATCH)]
     assert check_course(COURSE, learners, data) == 2
     for learner in learners:
-        curves = train_all(learner, replace(COURSE, seeds=1), data, 2)
+        curves = train_all([learner], replace(COURSE, seeds=1), data, 2)
         assert [(curve.rate, len(curve.loss)) for curve in curves] == [(0.05, 2), (0.1, 2)]
 
 
@@ -364,7 +364,7 @@ def test_rates_fall_and_runs_that_diverge_count() -> None:
     course = replace(COURSE, drops=(0.25, 0.5), drop_by=0.1)
     assert [course.rate(batch, 10) for batch in (0, 3, 5)] == pytest.approx([1, 0.1, 0.01])
     learner, data = read_learner("pipedream-2bw", 2, {}), load_data("sequences:addition")
-    wild = train_all(learner, replace(COURSE, rates=(1e6,), seeds=2), data, 2)
+    wild = train_all([learner], replace(COURSE, rates=(1e6,), seeds=2), data, 2)
     assert all(curve.diverged and curve.loss[-1] is None for curve in wild)
     still = [replace_name(curve, "multi-dp") for curve in wild]
     found = answers_of([*still, *wild], {"multi-dp": 0.0, "pipedream-2bw": 1.0}, 0.5)
@@ -405,10 +405,28 @@ def test_the_command_writes_the_same_bytes(
     assert "already exists" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("names", "n"),
+    [(["multi-dp", "multi-cdp", "pipedream-2bw", "pipemare", "pipedream"], 2), (["acco", "wp", "dpu"], 1)],
+)
+def test_schedules_learn_together_as_each_alone(names: list[str], n: int) -> None:
+    """Whatever their lags, steps of a batch, weights of backwards and estimates."""
+    data, course = load_data("sequences:addition"), replace(COURSE, stages=n, dtype=torch.float64)
+    learners = [read_learner(name, n, {}) for name in names]
+    together = train_all(learners, course, data, n)
+    alone = [curve for learner in learners for curve in train_all([learner], course, data, n)]
+    assert [(curve.schedule, curve.rate, curve.seed) for curve in together] == [
+        (name, rate, seed) for name in names for rate in course.rates for seed in range(course.seeds)
+    ]
+    for one, other in zip(together, alone, strict=True):
+        assert one.loss == pytest.approx(other.loss, abs=1e-10) and one.accuracy == other.accuracy
+    assert together[0].loss != together[-1].loss
+
+
 def test_runs_that_do_not_fit_are_trained_one_after_another() -> None:
     learner, data = read_learner("multi-cdp", 2, {}), load_data("sequences:addition")
     course = replace(COURSE, dtype=torch.float64)
-    whole, parts = (train_all(learner, replace(course, most_bytes=most), data, 2) for most in (2**30, 10_000_000))
+    whole, parts = (train_all([learner], replace(course, most_bytes=most), data, 2) for most in (2**30, 10_000_000))
     assert [(curve.rate, curve.seed) for curve in parts] == [(curve.rate, curve.seed) for curve in whole]
     for one, other in zip(whole, parts, strict=True):
         assert one.loss == pytest.approx(other.loss, abs=1e-10) and one.accuracy == other.accuracy
@@ -602,7 +620,7 @@ def test_every_optimizer_learns(kind: str) -> None:
     learner, data = read_learner("multi-cdp", 2, {}), load_data("sequences:addition")
     rate = {"adamw": 0.003, "muon": 0.02}.get(kind, 0.1)
     course = replace(COURSE, update=Update(kind), rates=(rate,), seeds=1, epochs=6)
-    (curve,) = train_all(learner, course, data, 2)
+    (curve,) = train_all([learner], course, data, 2)
     first, last = curve.loss[0], curve.loss[-1]
     assert first is not None and last is not None and last < first
 

@@ -479,7 +479,7 @@ def test_steps_are_those_of_the_update_equation(name: str, data: Data, batch_nor
     stack = Stack([make(twice=name == "pipemare")], learner, Update(), 4)
     for step in range(4):
         pairs = [training.data(step, i) for i in range(m)]
-        x, y = (torch.stack(each)[None] for each in zip(*pairs, strict=True))
+        x, y = (torch.cat(each)[None] for each in zip(*pairs, strict=True))
         stack.step(x, y, torch.tensor([0.1], dtype=torch.float64))
     found = torch.cat([flatten(own[0] for own in stage.values()) for stage in stack.kept])
     assert torch.allclose(found, torch.cat(expected), rtol=0, atol=1e-12)
@@ -577,11 +577,11 @@ def test_trainings_take_them_before_each_test() -> None:
     x, labels = torch.randn(48, 3, 8, 8, dtype=torch.float64), torch.randint(5, (48,))
     data = images(8)._replace(train=Tensors(x[:40], labels[:40]), test=Tensors(x[40:], labels[40:]))
     course = Course("conv", SIZES, 2, batch_norm=True, seeds=2, epochs=2, batch=8, dtype=torch.float64)
-    trained = Trained(read_learner("multi-cdp", 2, {}), course, data, 1, [(0.05, 0), (0.05, 1)])
-    curves = [*trained.curves(int, None, "")]
+    trained = Trained([read_learner("multi-cdp", 2, {})], course, data, 2, [(0.05, 0), (0.05, 1)])
+    (curves,) = trained.curves(int, None, "")
     for r, curve in enumerate(curves):
         model = nn.Sequential(*make_stages("conv", data, SIZES, 2, r, torch.float64, batch_norm=True))
-        theta = {f"{j}.{name}": own[r] for j, stage in enumerate(trained.kept) for name, own in stage.items()}
+        theta = {f"{j}.{name}": own[r] for j, stage in enumerate(trained.stacks[0].kept) for name, own in stage.items()}
         model.load_state_dict(theta)
         theirs = with_torchs_norms(model)
         with torch.no_grad():
@@ -653,5 +653,5 @@ def test_a_convolutional_network_learns_digits() -> None:
     """More than seven of ten in two epochs."""
     pytest.importorskip("sklearn")
     data, course = load_data("digits"), Course("conv", Sizes(5, 16), 2, seeds=1, epochs=2)
-    (curve,) = train_all(read_learner("multi-cdp", 2, {}), course, data, 2)
+    (curve,) = train_all([read_learner("multi-cdp", 2, {})], course, data, 2)
     assert curve.accuracy[-1] > 0.7

@@ -32,7 +32,6 @@ from .results import (
     ANSWERS_HEADER,
     CURVES_HEADER,
     Learned,
-    LearningCurve,
     ScheduleLags,
     answer_row,
     answers_of,
@@ -121,7 +120,10 @@ def learn_command(options: argparse.Namespace) -> int:
         )
     files.check_writable(options.output, FILES, force=options.force)
     state = Unfinished(options.output, asked.of_states, force=options.force)
-    curves = learn(asked.learners, asked.course, asked.data, asked.micro_batches, state)
+    runs = len(asked.learners) * len(asked.course.rates) * asked.course.seeds
+    done = ticker(runs * asked.course.epochs, "learn")
+    curves = train_all(asked.learners, asked.course, asked.data, asked.micro_batches, done, state)
+    done(0)
     learned = Learned(
         request=asked.request,
         environment=environment(asked.course.device),
@@ -226,19 +228,6 @@ def _find_limits(options: argparse.Namespace, asked: _Asked) -> int:
     _write(options, LIMIT_FILES, table, lambda: draw_limits(limits), found)
     write_stdout(format_table("text", (), LIMITS_HEADER, [limit_row(limit) for limit in limits]))
     return 0
-
-
-def learn(
-    learners: Sequence[Learner], course: Course, data: Data, micro_batches: int, unfinished: Unfinished | None = None
-) -> list[LearningCurve]:
-    """Train with all schedules; return all runs' curves."""
-    runs = len(course.rates) * course.seeds
-    done = ticker(len(learners) * course.epochs * runs, "learn")
-    curves = [
-        curve for learner in learners for curve in train_all(learner, course, data, micro_batches, done, unfinished)
-    ]
-    done(0)
-    return curves
 
 
 def _write(

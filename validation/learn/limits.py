@@ -75,7 +75,7 @@ def find_limits(
 
         def are_below(rates: Floats, learner: Learner = learner) -> Flags:
             """Return for each rate whether enough seeds end below their start."""
-            curves = train_all(learner, replace(course, rates=tuple(rates.tolist())), data, micro_batches)
+            curves = train_all([learner], replace(course, rates=tuple(rates.tolist())), data, micro_batches)
             ends = np.array([None if curve.diverged else curve.loss[-1] for curve in curves], dtype=float)
             below: Flags = (ends.reshape(len(rates), -1) < starts).mean(axis=1) >= BELOW
             return below

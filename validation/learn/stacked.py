@@ -1,19 +1,19 @@
-"""Training of many runs of one schedule at once: each parameter is one tensor, whose rows are the runs.
+"""Training of many runs at once: each parameter of a schedule is one tensor, whose rows are its runs.
 
 A micro-batch takes its gradient at the versions that the schedule's lags say, of each stage by itself. Micro-batches
-with the same lags go through the network together, and groups of one size are rows beside each other; where samples of
-a batch depend on each other, by a batch norm, each micro-batch goes by itself. Steps make versions as in the update
-equation of replays: each of its base, with the parameters and the optimizer's state that the base has, and of the mean
-gradients of some steps.
+with the same lags go through the network together, and groups of one size, of all schedules, are rows beside each
+other. Where samples of a batch depend on each other, by a batch norm, each micro-batch goes by itself. Steps make
+versions as in the update equation of replays: each of its base, with the parameters and the optimizer's state that the
+base has, and of the mean gradients of some steps.
 
 Workers that may have versions of their own are rows, too: those of a run stand one after another.
 """
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from itertools import chain
-from operator import add
-from typing import Any
+from operator import add, itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,15 @@ from .unfinished import Tree, placed
 from .updates import Parameters, States, Update
 
 RowParameters = list[Parameters]  # of each stage
+
+
+class RowPass(NamedTuple):
+    """What goes through the network together: rows of parameters as both passes read them, inputs and labels."""
+
+    forward: RowParameters
+    back: RowParameters  # the weights of backwards, where these read others
+    x: Tensor
+    y: Tensor
 
 
 class Stack:
@@ -59,8 +68,8 @@ class Stack:
         self._taken: dict[int, RowParameters] = {}  # the mean gradients of steps that a later version takes
         self._last_kept = 0
         self._outer = OuterUpdates(learner.outer, self._means(first))
-        own, apart = _first_workers(learner), has_statistics(self._stages)
-        self._groups = [(each, _alike(each, apart=apart)) for each in (own, _newest(own))]
+        own, self.apart = _first_workers(learner), has_statistics(self._stages)
+        self._groups = [(each, _alike(each, apart=self.apart)) for each in (own, _newest(own))]
 
     @property
     def kept(self) -> RowParameters:
@@ -68,27 +77,43 @@ class Stack:
         return self._means(self._versions[self._last_kept])
 
     def step(self, inputs: Tensor, labels: Tensor, rates: Tensor) -> Tensor:
-        """Make a training step of all runs, and return their losses; data are (run, micro-batch, sample, ...)."""
-        late = self._at > self._learner.waits
-        lags, groups = self._groups[0 if late else 1]
-        x, y = (values.reshape(-1, len(lags.forward), *values.shape[2:]) for values in (inputs, labels))
-        here = next(iter(self._versions[self._last_kept][0].values()))
-        losses = torch.zeros(len(x), dtype=here.dtype, device=here.device)
-        total = [
-            {name: torch.zeros_like(own) for name, own in stage.items()} for stage in self._versions[self._last_kept]
-        ]
+        """Make a training step of all runs, and return their losses; data are (run, sample, ...)."""
+        return step_together([self], inputs, labels, rates)[0]
+
+    @property
+    def _now(self) -> tuple[Lags, list[Ints]]:
+        """The lags of the next step, for one worker, and the groups of its micro-batches."""
+        return self._groups[0 if self._at > self._learner.waits else 1]
+
+    def passes(self, inputs: Tensor, labels: Tensor) -> list[RowPass]:
+        """Return the passes of the next step: groups of micro-batches, with the versions that they read."""
+        lags, groups = self._now
+        parts = self._learner.workers, len(lags.forward), -1
+        x, y = (own.unflatten(1, parts).flatten(0, 1) for own in (inputs, labels))
+        asked = []
         for alike in groups:
-            share = alike.shape[1] / len(lags.forward)
-            read = [[self._read(row, j) for j, row in enumerate(own[alike[:, 0]].T.tolist())] for own in lags]
-            parts = (values[:, alike].transpose(0, 1).flatten(2, 3).flatten(0, 1) for values in (x, y))
-            gradients, loss = self._gradients(read, *parts)
-            losses = losses + share * loss.unflatten(0, (len(alike), -1)).sum(dim=0)
-            for own, more in zip(total, gradients, strict=True):
-                for name in own:
-                    own[name] += share * more[name].unflatten(0, (len(alike), -1)).sum(dim=0)
-        self._taken[self._at] = total
+            forward, backward = (
+                [self._read(row, j) for j, row in enumerate(own[alike[:, 0]].T.tolist())] for own in lags
+            )
+            back = [
+                {f"{name}.{BACK}": own[f"{name}.weight"] for name in names}
+                for names, own in zip(self._twice, backward, strict=True)
+            ]
+            rows = (values[:, alike].transpose(0, 1).flatten(2, 3).flatten(0, 1) for values in (x, y))
+            asked.append(RowPass(forward, back, *rows))
+        return asked
+
+    def take(self, found: Sequence[tuple[RowParameters, Tensor]], rates: Tensor) -> Tensor:
+        """Make the versions of a step, of its passes' gradients and losses; return each run's loss."""
+        lags, groups = self._now
+        gradients, losses = [], []
+        for alike, (own, loss) in zip(groups, found, strict=True):
+            part = partial(_share, of=len(alike), share=alike.shape[1] / len(lags.forward))
+            gradients.append(_mapped(own, part))
+            losses.append(part(loss))
+        self._taken[self._at] = _added(gradients)
         self._make_versions(rates.repeat_interleave(self._learner.workers))
-        return losses.unflatten(0, (-1, self._learner.workers)).mean(dim=1)
+        return reduce(add, losses).unflatten(0, (-1, self._learner.workers)).mean(dim=1)
 
     @property
     def state(self) -> Tree:
@@ -152,17 +177,13 @@ class Stack:
         read = [self._versions[max(self._newest - lag, 0)][stage] for lag in lags]
         return read[0] if len(read) == 1 else {name: torch.cat([own[name] for own in read]) for name in read[0]}
 
-    def _gradients(self, read: list[RowParameters], x: Tensor, y: Tensor) -> tuple[RowParameters, Tensor]:
-        """Return the gradients and the losses of all rows at the versions that forwards and backwards read."""
-        forward, backward = read
-        back = [
-            {f"{name}.{BACK}": own[f"{name}.weight"] for name in names}
-            for names, own in zip(self._twice, backward, strict=True)
-        ]
+    def gradients(self, asked: RowPass) -> tuple[RowParameters, Tensor]:
+        """Return the gradients and the losses of all rows of a pass, of this stack or of one with the same network."""
         gradient = grad_and_value(self._loss)
         if not self._one_by_one:
-            found: tuple[RowParameters, Tensor] = vmap(gradient)(forward, back, x, y)
+            found: tuple[RowParameters, Tensor] = vmap(gradient)(*asked)
             return found
+        forward, back, x, y = asked
         rows = [gradient(_one_row(forward, r), _one_row(back, r), x[r], y[r]) for r in range(len(x))]
         gradients = [
             {name: torch.stack([each[j][name] for each, _ in rows]) for name in own} for j, own in enumerate(forward)
@@ -190,6 +211,40 @@ class Stack:
         return _mapped(runs, lambda own: own.repeat_interleave(self._learner.workers, 0))
 
 
+def step_together(stacks: Sequence[Stack], inputs: Tensor, labels: Tensor, rates: Tensor) -> list[Tensor]:
+    """Make a step of several schedules with the same runs and network; return the losses of each.
+
+    Passes of one size are rows beside each other, unless each goes by itself.
+    """
+    asked = [(k, own) for k, stack in enumerate(stacks) for own in stack.passes(inputs, labels)]
+    alike: dict[object, list[int]] = {}
+    for number, (k, own) in enumerate(asked):
+        alone = number if stacks[k].apart else None
+        alike.setdefault((own.x.shape[1:], any(own.back), alone), []).append(number)
+    found: dict[int, tuple[RowParameters, Tensor]] = {}
+    for numbers in alike.values():
+        gradients, losses = stacks[asked[numbers[0]][0]].gradients(_beside([asked[number][1] for number in numbers]))
+        first = 0
+        for number in numbers:
+            rows = slice(first, first := first + len(asked[number][1].x))
+            found[number] = _mapped(gradients, itemgetter(rows)), losses[rows]
+    return [
+        stack.take([found[number] for number, (of, _) in enumerate(asked) if of == k], rates)
+        for k, stack in enumerate(stacks)
+    ]
+
+
+def _beside(of: Sequence[RowPass]) -> RowPass:
+    """Return passes of one size as one, whose rows stand one after another."""
+    if len(of) == 1:
+        return of[0]
+    forward, back = (
+        [{name: torch.cat([own[j][name] for own in rows]) for name in stage} for j, stage in enumerate(rows[0])]
+        for rows in ([own.forward for own in of], [own.back for own in of])
+    )
+    return RowPass(forward, back, torch.cat([own.x for own in of]), torch.cat([own.y for own in of]))
+
+
 def _doubled(stage: nn.Module) -> list[str]:
     """Return the names of the modules of a stage that have the weights of backwards, too."""
     return [name for name, module in stage.named_modules() if isinstance(module, Doubled) and module.is_double]
@@ -207,13 +262,18 @@ def _mapped(rows: RowParameters, change: Callable[[Tensor], Tensor]) -> RowParam
     return [{name: change(own) for name, own in stage.items()} for stage in rows]
 
 
+def _share(rows: Tensor, of: int, share: float) -> Tensor:
+    """Return a share of the sum of so many groups, whose rows stand one after another."""
+    return share * rows.unflatten(0, (of, -1)).sum(dim=0)
+
+
+def _added(of: Sequence[RowParameters]) -> RowParameters:
+    return [{name: reduce(add, [own[j][name] for own in of]) for name in stage} for j, stage in enumerate(of[0])]
+
+
 def _mean_gradients(of: Sequence[RowParameters]) -> RowParameters:
     """Return the mean of several steps' gradients."""
-    if len(of) == 1:
-        return of[0]
-    return [
-        {name: reduce(add, [own[j][name] for own in of]) / len(of) for name in stage} for j, stage in enumerate(of[0])
-    ]
+    return of[0] if len(of) == 1 else _mapped(_added(of), lambda own: own / len(of))
 
 
 def _one_row(parameters: RowParameters, row: int) -> RowParameters:

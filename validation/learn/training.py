@@ -17,7 +17,7 @@ from .data import Data, batches
 from .lags import Learner
 from .networks import Sizes, make_stages, right
 from .results import TENTH, LearningCurve
-from .stacked import RowParameters, Stack, is_finite
+from .stacked import RowParameters, Stack, is_finite, step_together
 from .unfinished import Unfinished
 from .updates import Update
 
@@ -74,32 +74,36 @@ def check_course(course: Course, learners: Sequence[Learner], data: Data) -> int
 
 
 def train_all(
-    learner: Learner,
+    learners: Sequence[Learner],
     course: Course,
     data: Data,
     micro_batches: int,
     done: Callable[[int], object] = int,
     unfinished: Unfinished | None = None,
 ) -> list[LearningCurve]:
-    """Train all runs of a schedule: every seed with every rate, in batches of so many micro-batches.
+    """Train all runs of all schedules: every seed with every rate, in batches of so many micro-batches.
 
     As many are trained at once as fit into the course's bytes. `done` is called with the runs that have seen an epoch.
     """
-    steps = micro_batches // learner.micro_batches * learner.steps_per_update
     with one_thread():
         runs = [(rate, seed) for rate in course.rates for seed in range(course.seeds)]
-        own, of_sample = _bytes_of_run(learner, course, data)
-        at_once = max(course.most_bytes // (own + of_sample * (course.batch // steps)), 1)
+        each = [_bytes_of_run(learner, course, data, micro_batches) for learner in learners]
+        at_once = max(course.most_bytes // sum(each), 1)
         blocks = [runs[first : first + at_once] for first in range(0, len(runs), at_once)]
-        return [
-            curve
+        found = [
+            Trained(learners, course, data, micro_batches, block).curves(done, unfinished, str(k))
             for k, block in enumerate(blocks)
-            for curve in Trained(learner, course, data, steps, block).curves(done, unfinished, f"{learner.name}-{k}")
         ]
+    return [curve for k in range(len(learners)) for block in found for curve in block[k]]
 
 
-def _bytes_of_run(learner: Learner, course: Course, data: Data) -> tuple[int, int]:
-    """Return about how many bytes a run takes: versions, states and gradients; and what autograd keeps of a sample."""
+def _steps_of(learner: Learner, micro_batches: int) -> int:
+    """Return how many steps of a schedule a batch is."""
+    return micro_batches // learner.micro_batches * learner.steps_per_update
+
+
+def _bytes_of_run(learner: Learner, course: Course, data: Data, micro_batches: int) -> int:
+    """Return about how many bytes a run takes: versions, states, gradients, and what autograd keeps of one step."""
     stages, kept = starting_stages(course, data, [0], twice=learner.goes_back_otherwise)[0], [0]
 
     def count(tensor: Tensor) -> Tensor:
@@ -111,58 +115,61 @@ def _bytes_of_run(learner: Learner, course: Course, data: Data) -> tuple[int, in
         data.loss(nn.Sequential(*stages)(x), y)
     parameters = sum(own.numel() * own.element_size() for stage in stages for own in stage.parameters())
     copies = int(learner.lags.forward.max()) + course.update.copies + 5
-    return parameters * copies * learner.workers, kept[0]
+    return parameters * copies * learner.workers + kept[0] * (course.batch // _steps_of(learner, micro_batches))
 
 
 class Trained:
-    """Some runs of a schedule, trained at once; a batch is so many of its steps."""
+    """Some runs of all schedules, trained at once."""
 
     def __init__(
-        self, learner: Learner, course: Course, data: Data, steps: int, runs: Sequence[tuple[float, int]]
+        self,
+        learners: Sequence[Learner],
+        course: Course,
+        data: Data,
+        micro_batches: int,
+        runs: Sequence[tuple[float, int]],
     ) -> None:
-        self._learner, self._course, self._data, self._steps, self._runs = learner, course, data, steps, runs
+        self._learners, self._course, self._data, self._runs = learners, course, data, runs
+        self._steps = [_steps_of(learner, micro_batches) for learner in learners]
         self._seeds = [*dict.fromkeys(seed for _, seed in runs)]
         self._places = torch.tensor([self._seeds.index(seed) for _, seed in runs])  # of each run's seed
-        starts = dict(
-            zip(self._seeds, starting_stages(course, data, self._seeds, twice=learner.goes_back_otherwise), strict=True)
-        )
         self._per_epoch = data.samples // course.batch
-        self._stack = Stack(
-            [starts[seed] for _, seed in runs],
-            learner,
-            course.update,
-            course.epochs * self._per_epoch * steps,
-            data.loss,
-            one_by_one=course.one_by_one,
-        )
+        self.stacks = [self._stack(*own) for own in zip(learners, self._steps, strict=True)]
         self._rates = torch.tensor([rate for rate, _ in runs], dtype=course.dtype, device=course.device)
-        self._losses: list[Tensor] = []  # of each batch and run
-        self._tests: list[Tensor] = []  # of each epoch: losses and accuracies of runs
+        self._losses: list[Tensor] = []  # of each batch: of each schedule and run
+        self._tests: list[Tensor] = []  # of each epoch: losses and accuracies of each schedule's runs
+
+    def _stack(self, learner: Learner, steps: int) -> Stack:
+        course = self._course
+        stages = starting_stages(course, self._data, self._seeds, twice=learner.goes_back_otherwise)
+        starts = [stages[place] for place in self._places.tolist()]
+        all_steps = course.epochs * self._per_epoch * steps
+        return Stack(starts, learner, course.update, all_steps, self._data.loss, one_by_one=course.one_by_one)
 
     def curves(
         self, done: Callable[[int], object], unfinished: Unfinished | None, name: str
-    ) -> Iterator[LearningCurve]:
-        """Train from where an unfinished training has been, and yield each run's curve."""
+    ) -> list[list[LearningCurve]]:
+        """Train from where an unfinished training has been, and return the curves of each schedule's runs."""
         if unfinished and (state := unfinished.load(name)):
             try:
                 self._losses, self._tests = [*state["losses"]], [*state["tests"]]
-                self._stack.go_on_from(state["stack"], self._course.device)
+                for k, stack in enumerate(self.stacks):
+                    stack.go_on_from(state["stacks"][k], self._course.device)
             except (KeyError, TypeError, RuntimeError) as error:
                 raise unfinished.is_none(name, error) from None
-        done(len(self._runs) * len(self._tests))
+        runs = len(self._runs) * len(self._learners)
+        done(runs * len(self._tests))
         for epoch in range(len(self._tests), self._course.epochs):
             self._train(epoch)
-            self._tests.append(self._test())
+            self._tests.append(
+                torch.stack([self._test(*own) for own in zip(self.stacks, self._learners, self._steps, strict=True)])
+            )
             if unfinished:
+                stacks = {k: stack.state for k, stack in enumerate(self.stacks)}
                 told = {"losses": torch.stack(self._losses), "tests": torch.stack(self._tests)}
-                unfinished.save(name, told | {"stack": self._stack.state})
-            done(len(self._runs))
-        yield from self._found()
-
-    @property
-    def kept(self) -> RowParameters:
-        """Each run's newest parameters."""
-        return self._stack.kept
+                unfinished.save(name, {**told, "stacks": stacks})
+            done(runs)
+        return [[*self._found(k)] for k in range(len(self._learners))]
 
     def _train(self, epoch: int) -> None:
         """Let all runs see all samples once."""
@@ -172,13 +179,14 @@ class Trained:
             factor = course.rate(len(self._losses), course.epochs * self._per_epoch)
             self._losses.append(self._step(numbers, epoch, factor * self._rates).cpu())
 
-    def _found(self) -> Iterator[LearningCurve]:
-        loss, tests = torch.stack(self._losses).to(torch.float64), torch.stack(self._tests)
+    def _found(self, k: int) -> Iterator[LearningCurve]:
+        """Yield the curve of each run of a schedule."""
+        loss, tests = torch.stack(self._losses)[:, k].to(torch.float64), torch.stack(self._tests)[:, k]
         low, high = (int(share * len(loss)) for share in TENTH)
-        finite = is_finite(self._stack.kept).cpu() & loss[-1].isfinite()
+        finite = is_finite(self.stacks[k].kept).cpu() & loss[-1].isfinite()
         for r, (rate, seed) in enumerate(self._runs):
             yield LearningCurve(
-                schedule=self._learner.name,
+                schedule=self._learners[k].name,
                 rate=rate,
                 seed=seed,
                 loss=_or_none(loss[:, r].reshape(self._course.epochs, -1).mean(dim=1)),
@@ -189,54 +197,60 @@ class Trained:
             )
 
     def _step(self, numbers: Sequence[Tensor], epoch: int, rates: Tensor) -> Tensor:
-        """Let all runs learn from a batch, of which each seed has its own; return their losses."""
-        m = self._learner.micro_batches
+        """Let all runs learn from a batch, of which each seed has its own; return each schedule's losses of them."""
         taken = [self._data.train.take(own, (seed, epoch)) for seed, own in zip(self._seeds, numbers, strict=True)]
         pair = typed(tuple(torch.stack(own) for own in zip(*taken, strict=True)), self._course)
-        x, y = (own[self._places].unflatten(1, (self._steps, m, -1)) for own in pair)
-        losses = [self._stack.step(x[:, part], y[:, part], rates) for part in range(self._steps)]
-        return torch.stack(losses).mean(dim=0)
+        x, y = (own[self._places] for own in pair)
+        losses: list[list[Tensor]] = [[] for _ in self._learners]
+        for steps in dict.fromkeys(self._steps):
+            places = [k for k, own in enumerate(self._steps) if own == steps]
+            stacks = [self.stacks[k] for k in places]
+            for inputs, labels in zip(x.chunk(steps, dim=1), y.chunk(steps, dim=1), strict=True):
+                for k, loss in zip(places, step_together(stacks, inputs, labels, rates), strict=True):
+                    losses[k].append(loss)
+        return torch.stack([torch.stack(own).mean(dim=0) for own in losses])
 
-    def _test(self) -> Tensor:
-        """Return each run's loss and accuracy in the test."""
-        kept, totals = self._stack.kept, torch.zeros(3, len(self._runs), dtype=torch.float64)
-        statistics = self._statistics(kept) if self._course.batch_norm else []
+    def _test(self, stack: Stack, learner: Learner, steps: int) -> Tensor:
+        """Return the loss and the accuracy in the test of each run of a schedule."""
+        kept, totals = stack.kept, torch.zeros(3, len(self._runs), dtype=torch.float64)
+        size = self._course.batch // steps // learner.micro_batches
+        statistics = self._statistics(stack, size) if self._course.batch_norm else []
         for numbers in torch.arange(len(self._data.test)).split(max(self._course.batch, _TESTED_AT_ONCE)):
             x, y = typed(self._data.test.take(numbers), self._course)
-            for r, own in enumerate(self._scores(kept, x, statistics)):
+            for r, own in enumerate(_scores(stack, kept, x, statistics)):
                 hits, of = right(own, y)
                 totals[:, r] += torch.stack([self._data.loss(own, y) * of, hits, of]).to("cpu", torch.float64)
         return totals[:2] / totals[2]
 
-    def _scores(self, kept: RowParameters, x: Tensor, statistics: Statistics) -> Tensor:
-        """Return what each run's network says of inputs; batch norms use statistics."""
-
-        def scores(parameters: RowParameters, own: Statistics) -> Tensor:
-            if not own:
-                return self._stack.scores(parameters, x)
-            with using(own):
-                return self._stack.scores(parameters, x)
-
-        with torch.no_grad():
-            return vmap(scores)(kept, statistics)
-
-    def _statistics(self, kept: RowParameters) -> Statistics:
-        """Return the statistics of each run's batch norms: means over micro-batches of all samples to learn from."""
+    def _statistics(self, stack: Stack, size: int) -> Statistics:
+        """Return the statistics of each run's batch norms: means over all samples to learn from, so many at a time."""
 
         def collect(parameters: RowParameters, x: Tensor) -> Statistics:
             with collecting() as found:
-                self._stack.scores(parameters, x)
+                stack.scores(parameters, x)
             return found
 
-        size = self._course.batch // self._steps // self._learner.micro_batches
         parts = [part for part in torch.arange(self._data.samples).split(size) if len(part) == size]
         found = []
         for numbers in parts:
             x, _ = typed(self._data.train.take(numbers), self._course)
             with torch.no_grad():
-                found.append(vmap(collect, in_dims=(0, None))(kept, x))
+                found.append(vmap(collect, in_dims=(0, None))(stack.kept, x))
         pairs = (zip(*of_norm, strict=True) for of_norm in zip(*found, strict=True))
         return [(torch.stack(means).mean(dim=0), torch.stack(variances).mean(dim=0)) for means, variances in pairs]
+
+
+def _scores(stack: Stack, kept: RowParameters, x: Tensor, statistics: Statistics) -> Tensor:
+    """Return what each run's network says of inputs; batch norms use statistics."""
+
+    def scores(parameters: RowParameters, own: Statistics) -> Tensor:
+        if not own:
+            return stack.scores(parameters, x)
+        with using(own):
+            return stack.scores(parameters, x)
+
+    with torch.no_grad():
+        return vmap(scores)(kept, statistics)
 
 
 def starting_stages(
