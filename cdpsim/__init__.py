@@ -16,6 +16,7 @@ from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison import compare
 from cdpsim.studies.comparison_columns import Comparison
+from cdpsim.studies.evaluate import evaluate
 from cdpsim.studies.table1 import table1
 from cdpsim.timing.costs import Costs
 from cdpsim.trace import Trace, load
@@ -50,6 +51,7 @@ __all__ = [
     "assemble",
     "clusters",
     "compare",
+    "evaluate",
     "figure",
     "load",
     "models",
