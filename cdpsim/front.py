@@ -73,7 +73,8 @@ def check_until(stage: str) -> Iterator[None]:
         _CHECK_UNTIL.reset(token)
 
 
-def _end_check_at(stage: str) -> None:
+def end_check_at(stage: str) -> None:
+    """End a check that goes up to this stage of a simulation."""
     if _CHECK_UNTIL.get() == stage:
         raise CheckEnded
 
@@ -92,23 +93,28 @@ def simulate(schedule: str | Schedule | Request, n: int | None = None, **options
         raise RequestError("request", "says all of itself; leave out what is given beside it")
     else:
         request = schedule
-    _end_check_at("request")
+    end_check_at("request")
     request = with_counts(request)
     done = ticker(3, "simulate")
-    for folded in (True, False) if request.may_fold else (False,):
-        program = _assemble_replicas(request, folded=folded)
-        if folded and not _are_alike(program, request.cluster):
-            continue
-        done(1)
-        costs = _price(program, _request_of(program))
-        done(1)
-        _end_check_at("program")
-        completed = run(program, costs, request.engine)
-        break
+    program = assemble_one(request)
+    done(1)
+    costs = _price(program, _request_of(program))
+    done(1)
+    end_check_at("program")
+    completed = run(program, costs, request.engine)
     if not request.ignore_memory:
         refuse_overflow(completed)
     done(0)
     return FoldedRun(completed, partial(_run_of_all, request)) if program.fold > 1 else completed
+
+
+def assemble_one(request: Request) -> Program:
+    """Return the program of a request with its counts, of one replica for all where these are alike."""
+    if request.may_fold:
+        program = _assemble_replicas(request, folded=True)
+        if are_replicas_alike(program, request.cluster):
+            return program
+    return _assemble_replicas(request)
 
 
 def _run_of_all(request: Request) -> Run:
@@ -117,7 +123,7 @@ def _run_of_all(request: Request) -> Run:
     return run(program, _price(program, _request_of(program)), request.engine)
 
 
-def _are_alike(program: Program, cluster: Cluster) -> bool:
+def are_replicas_alike(program: Program, cluster: Cluster) -> bool:
     """Return whether all replicas are alike on a cluster: their devices, and the links that their messages take."""
     cluster, messages = cluster.sized(program.all_devices), program.messages
     if not cluster.has_alike_devices(program.all_devices):
@@ -193,10 +199,7 @@ def _play(request: Request) -> RoundTimes:
     shape, overlapped = request.shape, request.schedule.order.rounds
     assert overlapped is not None
     probe = request.fixed(shape.warm_up + 1)
-    for folded in (True, False) if probe.may_fold else (False,):
-        program = _assemble_replicas(probe, folded=folded)
-        if not folded or _are_alike(program, request.cluster):
-            break
+    program = assemble_one(probe)
     costs = _price(program, _request_of(program))
     found = play_rounds(pace_of(program, costs), shape.m, overlapped.steps(request.steps) - 1, shape.warm_up)
     each = {name: getattr(found, name) for name in ("counts", "posted", "ended")}
@@ -392,6 +395,11 @@ def price(program: Program, model: str | Path | Model, cluster: str | Path | Clu
             problem = f"has {difference} than the program was assembled for; assemble one for it"
             raise RequestError(subject, problem)
     return _price(program, request, collapsed)
+
+
+def price_request(program: Program, request: Request) -> Costs:
+    """Return the costs of a program for a request that assembles to it; refuse devices that are not there."""
+    return _price(program, _resolve(request, program.unexpanded or program))
 
 
 def _price(program: Program, request: Request, collapsed: Costs | None = None) -> Costs:

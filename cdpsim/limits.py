@@ -19,6 +19,7 @@ from cdpsim.timing.expand import is_unrolled, unroll
 # that needs most (benchmarks/README.md).
 BYTES_PER_TASK = {"auto": (1400, 2200), "fast": (1400, 2200), "simpy": (2600, 3100)}
 ALWAYS_FREE = 2**24  # bytes that are free wherever Python runs; the system is not asked about them
+UNLIMITED = 10**15  # bytes: no limit, and the most that an option can say
 MOST_TASKS = 2**28  # nodes have 32-bit numbers, and a task may bring several
 # Bytes of expanded collectives, beyond that: for each message, and for each dependency that messages have.
 BYTES_PER_MESSAGE = {"auto": (250, 40), "fast": (250, 40), "simpy": (600, 40)}
@@ -73,14 +74,15 @@ def refuse_too_large(
 ) -> None:
     """Refuse, before any work, a run in slots or with real costs that will not fit, with an estimate, and what would.
 
-    A pass through a stage has so many `parts`; where `m` is None there are as many micro-batches as stages. `steps_of`
-    returns how many steps a program has for so many asked for. `tasks` is their number where it is another one.
+    Nothing is refused where the memory is `UNLIMITED`. A pass through a stage has so many `parts`; where `m` is None
+    there are as many micro-batches as stages. `steps_of` returns how many steps a program has for so many asked for.
+    `tasks` is their number where it is another one.
     """
     each_step, many = parts * replicas, steps_of(steps)
     own, passes = tasks is not None, n * (n if m is None else m)
     tasks = passes * each_step * many if tasks is None else tasks
     each = BYTES_PER_TASK[engine][not slots]
-    if max_memory is None and tasks * each <= ALWAYS_FREE:
+    if max_memory == UNLIMITED or (max_memory is None and tasks * each <= ALWAYS_FREE):
         return
     limit = _bytes_allowed(max_memory)
     if tasks <= (most := min(limit // each, MOST_TASKS)):

@@ -206,8 +206,9 @@ class Run(Trace):
         disorder, cluster, devices = self.request.disorder, self.request.cluster, self.program.devices
         if disorder.is_random or disorder.stop or self.costs.wires is not None:
             return False
-        alike = not disorder.slow and cluster.sized(devices).is_alike(devices)
-        return alike or not steady.changes_devices(self.program)
+        return not steady.changes_devices(self.program) or (
+            not disorder.slow and cluster.sized(devices).is_alike(devices)
+        )
 
     @cached_property
     def steady_state(self) -> "SteadyState":

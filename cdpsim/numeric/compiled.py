@@ -128,3 +128,26 @@ def step_function_of_slots(
                 keys[row], times[row], totals[row] = k, time, total
                 row += 1
     return keys, times, totals
+
+
+@compile_and_cache
+def fill_in_peaks(
+    order: Ints, device: Ints, category: Ints, time: Times, change: Ints, levels: Ints, peaks: Ints
+) -> None:
+    """Fill in the highest level of each device and category, and of the sum over categories, in the last column.
+
+    Events come in the order of their times; those of one time count together. `levels` and `peaks` are zeros.
+    """
+    last = np.full(len(levels), -1.0)
+    every = levels.shape[1]
+    for place in range(len(order) + len(levels)):
+        ends = place >= len(order)
+        event = order[place] if not ends else 0
+        d = place - len(order) if ends else device[event]
+        if ends or time[event] != last[d]:
+            for c in range(every):
+                peaks[d, c] = max(peaks[d, c], levels[d, c])
+        if not ends:
+            last[d] = time[event]
+            levels[d, category[event]] += change[event]
+            levels[d, every - 1] += change[event]

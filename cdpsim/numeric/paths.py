@@ -18,6 +18,7 @@ NARROW_FRONT = 16  # nodes: of fewer, Python itself is done before numpy has beg
 PATIENCE = 256  # fronts that must be narrow, taken together, before the rest is swept one node at a time
 
 _swept_rows = 0  # so far, by this process, without numba
+_expects_many = False  # whether this process will do so much that all of it is compiled
 
 
 def longest_paths(
@@ -55,6 +56,8 @@ def compiled_loops_for(rows: int) -> Any:
     more of it is expected, and numba is loaded.
     """
     global _swept_rows
+    if _expects_many:
+        return compiled_loops()
     if rows < FEW_ROWS:
         return None
     if "numba" not in sys.modules:
@@ -62,6 +65,12 @@ def compiled_loops_for(rows: int) -> Any:
         if _swept_rows < LOAD_NUMBA_FROM_ROWS:
             return None
     return compiled_loops()
+
+
+def expect_many_runs() -> None:
+    """Load compiled code now, and use it for work of any size: of many runs all are faster by it."""
+    global _expects_many
+    _expects_many = compiled_loops() is not None
 
 
 @cache

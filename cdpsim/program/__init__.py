@@ -99,7 +99,7 @@ class _EqualColumns:
         return f"{type(self).__name__}({len(self)} rows of {names})"
 
     def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
+        return len(next(iter(vars(self).values())))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -270,8 +270,23 @@ class Request(Mapping[str, Any]):
         shape, parts = self.shape, 3 if self.schedule.splits(self.shape) else 2
         size = shape.n, shape.m, steps, self.memory_engine, self.max_memory
         steps_of = partial(self.schedule.order.steps, shape=shape)
-        refuse_too_large(*size, replicas=shape.replicas, parts=parts, slots=self.in_slots, steps_of=steps_of)
+        replicas = 1 if self.may_fold else shape.replicas
+        refuse_too_large(*size, replicas=replicas, parts=parts, slots=self.in_slots, steps_of=steps_of)
         return self._changed(steps=steps, **changed)
+
+    def with_micro_batches(self, m: int) -> Self:
+        """Return the request with another number of micro-batches, for a schedule that takes any; its rule goes along.
+
+        Whether the schedule takes that many shows when the program is assembled.
+        """
+        schedule = self.schedule
+        shape = replace(self.shape, m=m, workers=schedule.workers(self.shape.parts, m))
+        usual = self.rule == schedule.rule_of(self.shape)
+        return self._changed(shape=shape, rule=schedule.rule_of(shape) if usual else self.rule)
+
+    def with_limit(self, max_memory: str | float | None) -> Self:
+        """Return the request with another limit of the memory that a run may take of this machine."""
+        return self._changed(max_memory=max_memory)
 
     def with_rounds(self, counts: Ints) -> Self:
         """Return the request with counts that were found; refuse it if so many tasks do not fit."""

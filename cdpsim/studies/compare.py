@@ -2,22 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from cdpsim.files.units import Number
-from cdpsim.program import Category, EdgeKind
+from cdpsim.program import Category
 from cdpsim.request import Request
 from cdpsim.request.description import MEMORY_NOTE, describe_setup, describe_untied
-from cdpsim.runs import Run, SteadyState
+from cdpsim.runs import Run
 from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import CUSTOM
+from cdpsim.studies.figures import Figures, figures_of
 from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.timing.costs import reached
-from cdpsim.trace.metrics import communication, memory
-from cdpsim.trace.metrics.waiting import waiting_time
 
 # By their columns, which have other names.
 _FIELDS = {"rate": "micro_batch_rate", "samples": "sample_rate", "tokens": "token_rate"}
@@ -135,38 +133,48 @@ def rule_word(request: Request) -> str:
 
 def measure(run: Run, runs: int | None = None) -> Measured:
     """Measure a run at rest, and with `runs` also the quantiles of the step over this many runs of its request."""
-    request, rest = run.request, run.steady_state
-    program, start, end = rest.run.program, rest.run.start, rest.run.end
-    peaks = rest.run.peaks.max(axis=0).tolist()
-    passes = Fraction(int(program.counts[rest.steps].sum()) * program.fold, rest.updates)
-    rate = float(passes / rest.period)
-    micro_batches = request.shape.micro_batches if request.schedule.order.waits else round(passes)
-    sent = rest.per_step(sum(communication.bytes_sent(program, rest.run.costs, rest.messages), Fraction()))
+    steps = None if runs is None else sample_runs(run, runs).summary()["period"]
+    program = run.steady_state.run.program
+    return measured_of(run.request, figures_of(run), program.all_devices, program.untied, steps)
+
+
+def measured_of(
+    request: Request,
+    figures: Figures,
+    devices: int,
+    untied: tuple[tuple[int, ...], ...] = (),
+    steps: dict[str, float] | None = None,
+) -> Measured:
+    """Return the row of a comparison for a request that runs with these figures on so many devices."""
+    rate, peaks = float(figures.passes / figures.period), figures.peaks.max(axis=0).tolist()
+    micro_batches = request.shape.micro_batches if request.schedule.order.waits else round(figures.passes)
+    model, cluster = request.model, request.cluster
+    limits = cluster.memory_bytes(len(figures.peaks))
     return Measured(
         schedule=request.schedule.name,
         rule=rule_word(request),
-        devices=program.all_devices,
-        step=rest.period,
-        period_is=rest.period_is,
-        makespan=run.makespan,
-        bubble=rest.bubble,
-        exposed=_exposed(rest),
+        devices=devices,
+        step=figures.period,
+        period_is=figures.period_is,
+        makespan=figures.makespan,
+        bubble=figures.bubble,
+        exposed=figures.exposed,
         memory=peaks[-1],
-        fits=bool((rest.run.peaks[:, -1] <= rest.run.device_memory).all()),
+        fits=bool((figures.peaks[:, -1] <= limits).all()),
         **{category.name.lower(): peaks[category] for category in Category},
-        versions=int(memory.live_versions(program, start, end)["versions"].max(initial=0)),
-        staleness=rest.staleness,
-        messages=rest.per_step(int(communication.times_there(program)[rest.messages].sum())),
-        rounds=communication.rounds_between_slots(program, rest.run.costs.rounds, start, end) if run.in_slots else None,
-        sent=sent if run.in_slots else float(sent),
-        **_rates(request, rate, program.all_devices),
+        versions=figures.versions,
+        staleness=figures.staleness,
+        messages=figures.messages,
+        rounds=figures.rounds,
+        sent=figures.sent if request.in_slots else float(figures.sent),
+        **_rates(request, rate, devices),
         **_imbalance(request),
         **{name: getattr(request.shape, name) for name in ("n", "m", "chunks", "replicas")},
         micro_batches=micro_batches,
-        batch=micro_batches * (request.model.samples or 1),
-        steps=None if runs is None else sample_runs(run, runs).summary()["period"],
-        setting="" if run.in_slots else ", ".join(describe_setup(request.model, request.cluster, request.runtime)),
-        untied=program.untied,
+        batch=micro_batches * (model.samples or 1),
+        steps=steps,
+        setting="" if request.in_slots else ", ".join(describe_setup(model, cluster, request.runtime)),
+        untied=untied,
     )
 
 
@@ -207,15 +215,3 @@ def _imbalance(request: Request) -> dict[str, Any]:
     share = float(each.max() / (times.sum() / widths.sum()) - 1)
     names = dict.fromkeys(model.stages[layer].name for layer in (first[longest], first[longest + 1] - 1))
     return {"imbalance": share, "longest_stage": longest, "longest_stage_name": " – ".join(filter(None, names))}
-
-
-def _exposed(rest: SteadyState) -> float:
-    """Return the share of the lanes' time in which they wait for messages."""
-    run, low, high = rest.run, rest.low, rest.high
-    program = run.program
-    if not run.costs.duration[program.message_nodes].any() and not (program.edges.kind == EdgeKind.STREAM).any():
-        return 0.0  # messages that take no time delay nothing, unless their streams do
-    share: float = waiting_time(program, run.start, run.end, low, high) / (
-        (len(program.lane_start) - 1) * program.fold * (high - low)
-    )
-    return min(share, rest.bubble)  # which it may exceed by a rounding

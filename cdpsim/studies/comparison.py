@@ -21,9 +21,10 @@ from cdpsim.request.reading import LEAST_STEPS, least_steps
 from cdpsim.request.sharing import named_zero
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule, find_schedule
-from cdpsim.studies.compare import Measured, measure
+from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison_columns import Comparison, known_columns
 from cdpsim.studies.equal_shapes import equal_shape
+from cdpsim.studies.evaluate import evaluate_request
 from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.studies.partial_requests import PartialRequests
 
@@ -136,7 +137,7 @@ class _Rows:
         self.measured: list[Measured] = []
         self.left_out: dict[str, list[str]] = {}
         self.refusal: RequestError | None = None
-        self.run: Run | None = None  # the last one
+        self.request: Request | None = None  # of the last one
 
     def add(self, options: Mapping[str, Any], *, one_clock: bool) -> bool:
         """Measure a request, unless it is one of before; return False if on one clock others' backwards are too short.
@@ -150,7 +151,7 @@ class _Rows:
             own = dict(options) | equal_shape(schedule, options, self.devices, self.batch)
             own |= {} if own.keys() & {"steps", "counts"} else {"steps": _default_steps(own, schedule)}
             needed = () if self.strict else ("replicas",) if schedule.m is not None else ("m", "replicas")
-            run, taken = self.requests.serve_part({**own, "schedule": schedule}, simulate, needed=needed)
+            row, taken = self.requests.serve_part({**own, "schedule": schedule}, _evaluated, needed=needed)
         except RequestError as error:
             if self.strict or isinstance(error, UnknownName):
                 raise
@@ -158,35 +159,42 @@ class _Rows:
             self.left_out.setdefault(error.subject, []).append(schedule.name + f" ({case})" * bool(case))
             self.refusal = error
             return True
-        if one_clock and _of_slots(options) and run.request.model.name != options.get("model", UNIT_MODELS[0]):
+        request, measured = row
+        if one_clock and _of_slots(options) and request.model.name != options.get("model", UNIT_MODELS[0]):
             return False
-        measured = measure(run, self.runs if run.request.disorder.is_random else None)
+        if self.runs is not None and request.disorder.is_random:
+            measured = replace(measured, steps=sample_runs(simulate(request), self.runs).summary()["period"])
         if isinstance(name, str) and name in ZERO_NAMES:
             measured = replace(measured, schedule=name)
         asked = {name: option_text(taken[name]) for name in self.lists if name in taken}
         if not (self.lists and any(_same_figures(measured, asked, other) for other in self.measured)):
             self.measured.append(replace(measured, asked=asked))
-        self.run = run
+        self.request = request
         return True
 
     def comparison(self, *, split: bool, sort: str) -> Comparison:
         """Return all rows in an order; refuse options that none of them takes, and a comparison without any."""
-        if self.run is None:
+        if self.request is None:
             assert self.refusal is not None
             raise self.refusal
         if self.runs is not None and not any(row.steps for row in self.measured):
-            sample_runs(self.run, self.runs)  # which refuses a run in which nothing is random
+            sample_runs(simulate(self.request), self.runs)  # which refuses a run in which nothing is random
         found = Comparison(
             self.measured,
             self.devices,
             self.batch,
-            slots=self.run.in_slots,
+            slots=self.request.in_slots,
             split=split,
             lists=self.lists,
             left_out=self.left_out,
             untaken=self.requests.untaken(),
         )
         return found if sort == "given" else found.by_throughput() if sort == "throughput" else found.sorted_by(sort)
+
+
+def _evaluated(request: Request) -> tuple[Request, Measured]:
+    """Return a request and its figures."""
+    return request, evaluate_request(request)
 
 
 def _same_figures(measured: Measured, asked: Mapping[str, str], other: Measured) -> bool:

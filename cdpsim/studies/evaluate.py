@@ -1,18 +1,74 @@
-"""The figures of a request's run at rest, without its tables."""
+"""The figures of a request's run at rest, without its tables, and without what only repeats itself.
+
+Steps repeat each other, and so do micro-batches in the middle of a step, and replicas. Of all of them only as many are
+run as it takes to know the others: what comes out is what comes out of a run of all.
+"""
 
 from typing import Any
 
-from cdpsim.front import simulate
+from cdpsim.cluster.disorder import Disorder
+from cdpsim.front import end_check_at, price_request, run, simulate
+from cdpsim.limits import UNLIMITED
 from cdpsim.request import Request
+from cdpsim.runs import FEW_STEPS, Run
 from cdpsim.schedules import Schedule
-from cdpsim.studies.compare import Measured, measure
+from cdpsim.studies.compare import Measured, measure, measured_of
+from cdpsim.studies.figures import Figures, figures_of
+from cdpsim.studies.folding import fold_micro_batches
+from cdpsim.studies.programs import KNOWN_PROGRAMS
 
 
 def evaluate(schedule: str | Schedule | Request, n: int | None = None, **options: Any) -> Measured:
     """Return the figures of a request, or of a schedule and options, whatever memory its devices have.
 
+    A run that would be too large for this machine can be evaluated if what has to be run of it is not.
+
     >>> evaluate("1f1b", 4, m=8).bubble == 3 / 11
     True
+    >>> evaluate("1f1b", 4, m=10**6).step
+    2000006
     """
-    request = schedule if isinstance(schedule, Request) else Request(schedule, n, **{"ignore_memory": True} | options)
-    return measure(simulate(request))
+    if not isinstance(schedule, Request):
+        limit = options.get("max_memory")
+        options |= {"ignore_memory": True, "max_memory": UNLIMITED if limit is None else limit}
+        schedule = Request(schedule, n, **options)
+        schedule = schedule.with_limit(limit)
+    return evaluate_request(schedule)
+
+
+def evaluate_request(request: Request) -> Measured:
+    """Return the figures of a request."""
+    end_check_at("request")
+    if not _may_fold(request):
+        return measure(simulate(request.with_steps(request.steps, ignore_memory=True)))
+    folded = None if request.disorder != Disorder() else fold_micro_batches(request, _run_at_rest)
+    one, figures = folded or _run_at_rest(request)
+    if not one.may_repeat:
+        return measure(simulate(request))
+    return measured_of(request, figures, one.program.all_devices, one.program.untied)
+
+
+def _may_fold(request: Request) -> bool:
+    """Return whether steps of a request may repeat each other: all but what depends on chance, stops and turns."""
+    varies = request.disorder.is_random or request.disorder.stop or request.expands
+    return request.schedule.order.waits and not varies and request.counts is None
+
+
+def _run_at_rest(request: Request) -> tuple[Run, Figures]:
+    """Return a run of few steps of a request, and the figures of its run."""
+    few = request.with_steps(1 if request.schedule.order.lists else FEW_STEPS, ignore_memory=True)
+    program = KNOWN_PROGRAMS.find(few)
+    costs = price_request(program, few)
+    end_check_at("program")
+    one = run(program, costs, few.engine)
+    return one, figures_of(one, _makespan(one, request.steps))
+
+
+def _makespan(one: Run, steps: int) -> Any:
+    """Return when a run of so many steps ends; where steps repeat each other, by a run of fewer."""
+    rest = one.steady_state
+    known, every = rest.run.program.steps, len(rest.steps)
+    if not rest.certified or steps < known:
+        return one.of_steps(steps).makespan
+    run_on = known + (steps - known) % every
+    return one.of_steps(run_on).makespan + (steps - run_on) * rest.period

@@ -15,7 +15,7 @@ import numpy as np
 from cdpsim.numeric.columns import Ints, Times, group_numbers, row_numbers, sort_by
 from cdpsim.program import Content, EdgeKind, Kind, Op, Program
 
-_PRECISION = 1e-12  # of the later of two times that count as equal; whole times are equal or are not
+PRECISION = 1e-12  # of the later of two times that count as equal; whole times are equal or are not
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def certify(program: Program, step: Ints, start: Times, end: Times) -> Certifica
 
 def _all_later(ends: Times, repeated: Times, later: Any) -> bool:
     """Return whether all times are later than others by one amount; those that are not integers up to rounding."""
-    room = 0 if ends.dtype.kind == "i" else _PRECISION * np.abs(repeated)
+    room = 0 if ends.dtype.kind == "i" else PRECISION * np.abs(repeated)
     return bool((np.abs(repeated - ends - later) <= room).all())
 
 

@@ -24,6 +24,14 @@ def idle_share(
     The stops of a `calendar` are idle time too, also in the middle of a task.
     """
     high = makespan(program, end) if high is None else high
+    busy = busy_time(program, start, end, calendar, low, high)
+    lanes = (len(program.lane_start) - 1) * program.fold
+    share: float = 1 - busy / (lanes * (high - low))
+    return max(share, 0.0)  # rounding may make it negative
+
+
+def busy_time(program: Program, start: Times, end: Times, calendar: Calendar | None, low: Any, high: Any) -> Any:
+    """Return for how long the lanes of all replicas are busy between two times, all together."""
     in_lanes = len(program.lane_tasks)  # compute tasks, and updates if they take lanes
     begin, until = start[:in_lanes], end[:in_lanes]
     busy = _overlap(begin, until, low, high)
@@ -32,9 +40,7 @@ def idle_share(
     busy = busy.sum().item()
     if calendar is not None:
         busy -= _overlap(*calendar.pauses(np.arange(in_lanes), begin, until), low, high).sum().item()
-    lanes = (len(program.lane_start) - 1) * program.fold
-    share: float = 1 - busy / (lanes * (high - low))
-    return max(share, 0.0)  # rounding may make it negative
+    return busy
 
 
 def _overlap(begin: Times, until: Times, low: Any, high: Any) -> Any:

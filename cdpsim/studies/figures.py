@@ -1,0 +1,84 @@
+"""Sums over a run at rest, from which the figures of a comparison follow."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from cdpsim.files.units import Number
+from cdpsim.numeric.columns import Ints
+from cdpsim.program import EdgeKind, Program
+from cdpsim.runs import Run, SteadyState
+from cdpsim.trace.metrics import communication, memory, utilisation
+from cdpsim.trace.metrics.waiting import waiting_time
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a run at rest takes, holds and sends: slots and stage-activations under unit costs, else seconds and bytes.
+
+    `span` is a time at rest, in which the run's lanes are `busy`, and `waiting` for messages, for so long in all.
+    `messages` and `sent` are of a training step, and so are its `passes`: the micro-batches of all replicas. `peaks`
+    has a row for each device, a column for each category of memory, and one for their sum.
+    """
+
+    period: Number
+    period_is: str
+    makespan: Any
+    span: Any
+    busy: Any
+    waiting: float
+    lanes: int
+    passes: Fraction
+    peaks: Ints
+    versions: int
+    staleness: float
+    messages: Number
+    sent: Number
+    rounds: int | None
+
+    @property
+    def bubble(self) -> float:
+        """The share of the lanes' time in which they are idle; rounding may not make it negative."""
+        share: float = 1 - self.busy / (self.lanes * self.span)
+        return max(share, 0.0)
+
+    @property
+    def exposed(self) -> float:
+        """The part of the bubble in which lanes wait for messages, which rounding does not make more than all of it."""
+        share: float = self.waiting / (self.lanes * self.span)
+        return min(share, self.bubble)
+
+
+def figures_of(run: Run, makespan: Any = None) -> Figures:
+    """Return the figures of a run at rest; the makespan may be that of a run of more steps."""
+    rest = run.steady_state
+    one, low, high = rest.run, rest.low, rest.high
+    program, start, end = one.program, one.start, one.end
+    versions = memory.live_versions(program, start, end)["versions"]
+    return Figures(
+        period=rest.period,
+        period_is=rest.period_is,
+        makespan=run.makespan if makespan is None else makespan,
+        span=high - low,
+        busy=utilisation.busy_time(program, start, end, one.costs.calendar, low, high),
+        waiting=_waiting(rest),
+        lanes=(len(program.lane_start) - 1) * program.fold,
+        passes=Fraction(int(program.counts[rest.steps].sum()) * program.fold, rest.updates),
+        peaks=one.peaks,
+        versions=int(versions.max(initial=0)),
+        staleness=rest.staleness,
+        messages=rest.per_step(int(communication.times_there(program)[rest.messages].sum())),
+        sent=rest.per_step(sum(communication.bytes_sent(program, one.costs, rest.messages), Fraction())),
+        rounds=communication.rounds_between_slots(program, one.costs.rounds, start, end) if one.in_slots else None,
+    )
+
+
+def _waiting(rest: SteadyState) -> float:
+    """Return how long lanes wait for messages; messages that take no time delay nothing, unless their streams do."""
+    run = rest.run
+    program: Program = run.program
+    if not run.costs.duration[program.message_nodes].any() and not np.any(program.edges.kind == EdgeKind.STREAM):
+        return 0.0
+    return waiting_time(program, run.start, run.end, rest.low, rest.high)

@@ -1,0 +1,85 @@
+"""Programs of requests, each assembled once for all requests that have the same one."""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from functools import lru_cache
+
+from cdpsim.front import are_replicas_alike, assemble_one
+from cdpsim.model import Model
+from cdpsim.program import Program
+from cdpsim.request import Request
+from cdpsim.request.sharing import SHARING
+
+MOST_KEPT_NODES = 2**20  # of all programs together
+
+_OF_MESSAGES = (
+    "shard",
+    "zero",
+    "collective",
+    "runtime",
+    *SHARING,
+)  # options that are refused where they change nothing
+
+
+class KnownPrograms:
+    """The programs that were asked for last."""
+
+    def __init__(self, most_nodes: int = MOST_KEPT_NODES) -> None:
+        self.most_nodes = most_nodes
+        self._programs: OrderedDict[Hashable, Program] = OrderedDict()
+        self._nodes = 0
+
+    def find(self, request: Request) -> Program:
+        """Return the program of a request, of one replica for all where these are alike."""
+        if request.expands or request.schedule.order.rounds:
+            return assemble_one(request)
+        structure = _structure(request)
+        for key in (structure, True), (structure, False):
+            program = self._programs.get(key)
+            if program is not None and (program.fold == 1 or are_replicas_alike(program, request.cluster)):
+                self._programs.move_to_end(key)
+                return program
+        program = assemble_one(request)
+        self._keep((structure, program.fold > 1), program)
+        return program
+
+    def _keep(self, key: Hashable, program: Program) -> None:
+        """Keep a program, and let those go that were not asked for longest."""
+        self._programs[key] = program
+        self._nodes += program.nodes
+        while self._nodes > self.most_nodes and len(self._programs) > 1:
+            self._nodes -= self._programs.popitem(last=False)[1].nodes
+
+
+def _structure(request: Request) -> Hashable:
+    """Return the facts of a request on which its program depends; what it costs is not among them."""
+    model, cluster = request.timed_model, request.cluster
+    return (
+        request.schedule,
+        request.shape,
+        request.steps,
+        request.rule,
+        request.prefetch,
+        request.slot_order,
+        request.state,
+        request.overlap_all_reduce,
+        request.counts,
+        request.runtime,
+        request.rendezvous,
+        request.local_ties,
+        request.widths,
+        request.may_fold,
+        model.is_unit,
+        _weights_of(model),
+        tuple((group.count, group.overlap, group.lanes) for group in cluster.devices),
+        tuple(str(request.given[name]) for name in _OF_MESSAGES),
+    )
+
+
+@lru_cache(maxsize=64)
+def _weights_of(model: Model) -> Hashable:
+    """Return all sizes of a model's stages, and which of its updates take time."""
+    return model.all_sizes, model.updates_in_lanes, model.updates_take_time, model.outer_updates_take_time
+
+
+KNOWN_PROGRAMS = KnownPrograms()
