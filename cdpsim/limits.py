@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from math import isqrt
+from math import inf, isqrt
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from cdpsim.timing.expand import is_unrolled, unroll
 # that needs most (benchmarks/README.md).
 BYTES_PER_TASK = {"auto": (1400, 2200), "fast": (1400, 2200), "simpy": (2600, 3100)}
 ALWAYS_FREE = 2**24  # bytes that are free wherever Python runs; the system is not asked about them
-UNLIMITED = 10**15  # bytes: no limit, and the most that an option can say
+UNLIMITED = inf  # bytes: nothing is refused
 MOST_TASKS = 2**28  # nodes have 32-bit numbers, and a task may bring several
 # Bytes of expanded collectives, beyond that: for each message, and for each dependency that messages have.
 BYTES_PER_MESSAGE = {"auto": (250, 40), "fast": (250, 40), "simpy": (600, 40)}
@@ -74,9 +74,8 @@ def refuse_too_large(
 ) -> None:
     """Refuse, before any work, a run in slots or with real costs that will not fit, with an estimate, and what would.
 
-    Nothing is refused where the memory is `UNLIMITED`. A pass through a stage has so many `parts`; where `m` is None
-    there are as many micro-batches as stages. `steps_of` returns how many steps a program has for so many asked for.
-    `tasks` is their number where it is another one.
+    A pass through a stage has so many `parts`; where `m` is None there are as many micro-batches as stages. `steps_of`
+    returns how many steps a program has for so many asked for. `tasks` is their number where it is another one.
     """
     each_step, many = parts * replicas, steps_of(steps)
     own, passes = tasks is not None, n * (n if m is None else m)

@@ -11,6 +11,7 @@ import numpy as np
 from cdpsim.cluster.devices import NONE
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Number, counted, json_number, short_text, simplified
+from cdpsim.model.runtime import PAPER_HABITS
 from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Category, Content, Program
 from cdpsim.program.collectives import Algorithm
@@ -217,7 +218,8 @@ class Run(Trace):
             return _rounds_at_rest(self)
         order = self.request.schedule.order
         if self.may_repeat and not self._is_irregular and order.lists is not None and not order.local:
-            one = self if self.program.steps <= FEW_STEPS else self.of_steps(1)
+            least = self.least_steps_at_rest
+            one = self if least <= self.program.steps <= FEW_STEPS else self.of_steps(least)
             period = steady.period_of_separate_steps(one.program, one.start, one.end)
             if period is not None:
                 return SteadyState(one, period, True, range(1), steady.steps_of_nodes(one.program), 0, period)
@@ -232,6 +234,11 @@ class Run(Trace):
             if not self._is_irregular and (state := _repeated_steps(run, certified=self.may_repeat)):
                 return state
         return _mean_steps(run, irregular=self._is_irregular)
+
+    @property
+    def least_steps_at_rest(self) -> int:
+        """The steps of a run that holds what one at rest holds, if steps are separate: what a runtime keeps goes on."""
+        return 1 if self.program.habits == PAPER_HABITS else FEW_STEPS
 
     def _numbers_of_steps(self) -> list[int]:
         """Return the numbers of steps to try, one after another."""

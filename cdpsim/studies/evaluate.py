@@ -9,6 +9,7 @@ from typing import Any
 from cdpsim.cluster.disorder import Disorder
 from cdpsim.front import end_check_at, price_request, run, simulate
 from cdpsim.limits import UNLIMITED
+from cdpsim.model.runtime import PAPER
 from cdpsim.request import Request
 from cdpsim.runs import FEW_STEPS, Run
 from cdpsim.schedules import Schedule
@@ -30,9 +31,7 @@ def evaluate(schedule: str | Schedule | Request, n: int | None = None, **options
     """
     if not isinstance(schedule, Request):
         limit = options.get("max_memory")
-        options |= {"ignore_memory": True, "max_memory": UNLIMITED if limit is None else limit}
-        schedule = Request(schedule, n, **options)
-        schedule = schedule.with_limit(limit)
+        schedule = Request(schedule, n, **options | {"ignore_memory": True, "max_memory": UNLIMITED}).with_limit(limit)
     return evaluate_request(schedule)
 
 
@@ -56,7 +55,8 @@ def _may_fold(request: Request) -> bool:
 
 def _run_at_rest(request: Request) -> tuple[Run, Figures]:
     """Return a run of few steps of a request, and the figures of its run."""
-    few = request.with_steps(1 if request.schedule.order.lists else FEW_STEPS, ignore_memory=True)
+    single = request.schedule.order.lists is not None and request.runtime == PAPER
+    few = request.with_steps(1 if single else FEW_STEPS, ignore_memory=True)
     program = KNOWN_PROGRAMS.find(few)
     costs = price_request(program, few)
     end_check_at("program")

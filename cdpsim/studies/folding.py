@@ -88,10 +88,12 @@ def _extrapolate(runs: Sequence[tuple[Run, Figures]], units: int) -> Figures | N
         return None
     figures = [each for _, each in runs]
     sums = _further_sums(figures, units)
-    nodes = [_NodesByClass.of(state.run) for state in at_rest]
-    if sums is None or not _repeat(nodes, [state.run for state in at_rest]):
+    if sums is None:
         return None
-    peaks = _further_peaks(nodes, [state.run for state in at_rest], units)
+    of_rest = [state.run for state in at_rest]
+    nodes = [_NodesByClass.of(run) for run in of_rest]
+    times = _further_times(nodes, of_rest, units)
+    peaks = None if times is None else _further_peaks(nodes, of_rest, times, units)
     return None if peaks is None else replace(figures[2], peaks=peaks, **sums)
 
 
@@ -157,42 +159,80 @@ def _class_columns(program: Program) -> Ints:
     return np.array([np.concatenate(row, dtype=np.int64) for row in rows])
 
 
-def _matched(first: Sequence[Ints]) -> tuple[list[Ints], Ints, Flags] | None:
-    """Return rows of three runs that match, the class of each match, and whether it is in the second half of its class.
+class _Matches(NamedTuple):
+    """Rows of three runs that match, by their places in the order of classes."""
 
-    Classes begin at `first`; they must grow by as many from the first run to the second as from there to the third.
+    rows: list[Ints]  # of each run
+    group: Ints  # the class of each match
+    part: Ints  # _ALL of a class that does not grow, else which half of it
+    grows: Flags
+
+    @classmethod
+    def of(cls, first: Sequence[Ints]) -> "_Matches | None":
+        """Return the matches of classes that begin at `first`; None if they do not grow by as many each time."""
+        counts = [np.diff(each) for each in first]
+        if len({len(each) for each in counts}) > 1 or ((counts[1] - counts[0]) != (counts[2] - counts[1])).any():
+            return None
+        least = counts[0]
+        if (counts[1] < least).any():
+            return None
+        group = np.repeat(np.arange(len(least)), least)
+        place = np.arange(least.sum()) - np.repeat(np.cumsum(least) - least, least)
+        grows = (counts[1] > least)[group]
+        late = grows & (2 * place >= least[group])
+        rows = [
+            each[:-1][group] + place + late * (count - least)[group] for each, count in zip(first, counts, strict=True)
+        ]
+        return cls(rows, group, np.where(grows, np.where(late, _BACK, _FRONT), _ALL), grows)
+
+
+_MIDDLE, _ALL, _FRONT, _BACK = range(4)
+
+
+class _FurtherTimes(NamedTuple):
+    """When the nodes of a run would start and end with more units; NaN of those in the middle."""
+
+    start: Times
+    end: Times
+    part: Ints  # of each node
+
+
+def _further_times(nodes: Sequence[_NodesByClass], runs: Sequence[Run], units: int) -> _FurtherTimes | None:
+    """Return when each node of the last of three runs would start and end with so many units more.
+
+    Return None where the runs do not differ in their middle alone, by units that repeat each other, or where a node
+    would then start before one that it waits for has ended.
     """
-    counts = [np.diff(each) for each in first]
-    if len({len(each) for each in counts}) > 1 or ((counts[1] - counts[0]) != (counts[2] - counts[1])).any():
-        return None
-    if (counts[1] < counts[0]).any():
-        return None
-    least = counts[0]
-    group = np.repeat(np.arange(len(least)), least)
-    place = np.arange(least.sum()) - np.repeat(np.cumsum(least) - least, least)
-    late = (2 * place >= least[group]) & (counts[1] > counts[0])[group]
-    rows = [each[:-1][group] + place + late * (count - least)[group] for each, count in zip(first, counts, strict=True)]
-    return rows, group, late
-
-
-def _repeat(nodes: Sequence[_NodesByClass], runs: Sequence[Run]) -> bool:
-    """Return whether three runs differ in their middle alone, by units that repeat each other."""
     if any(not np.array_equal(nodes[0].classes, each.classes) for each in nodes[1:]):
-        return False
-    matched = _matched([each.first for each in nodes])
-    if matched is None:
-        return False
-    rows, group, late = matched
-    grows = (np.diff(nodes[1].first) > np.diff(nodes[0].first))[group]
-    kinds = row_numbers([*nodes[0].classes[:3, group], late.astype(np.int64)])  # step, operation, content; and half
-    for ends in (False, True):
-        columns = [run.end if ends else run.start for run in runs]
-        times = [column[each.order[row]] for column, each, row in zip(columns, nodes, rows, strict=True)]
-        room = 0 if times[0].dtype.kind == "i" else PRECISION * float(runs[2].end.max(initial=0))
+        return None
+    matches = _Matches.of([each.first for each in nodes])
+    if matches is None:
+        return None
+    program, node = runs[2].program, nodes[2].order[matches.rows[2]]
+    kinds = row_numbers([*nodes[0].classes[:3, matches.group], matches.part])  # step, operation, content; and half
+    room = 0.0 if runs[0].in_slots else PRECISION * float(runs[2].end.max(initial=0))
+    further: list[Times] = []
+    for columns in ([run.start for run in runs], [run.end for run in runs]):
+        times = [column[each.order[row]] for column, each, row in zip(columns, nodes, matches.rows, strict=True)]
         later, again = times[1] - times[0], times[2] - times[1]
-        if (np.abs(again - later) > room).any() or not _all_equal(kinds[grows], again[grows], room):
-            return False
-    return True
+        grown = again[matches.grows]
+        if (np.abs(again - later) > room).any() or not _all_equal(kinds[matches.grows], grown, room):
+            return None
+        further.append(np.full(program.nodes, np.nan))
+        further[-1][node] = times[2] + units * again
+    part = np.full(program.nodes, _MIDDLE)
+    part[node] = matches.part
+    found = _FurtherTimes(further[0], further[1], part)
+    return found if _keeps_waits(program, found, room * (1 + units)) else None
+
+
+def _keeps_waits(program: Program, times: _FurtherTimes, room: float) -> bool:
+    """Return whether nodes start when those for which they wait have ended; waits from half to half are left out."""
+    start, end, part = times
+    before, after = program.waits()
+    known = (part[before] != _MIDDLE) & (part[after] != _MIDDLE)
+    known &= (part[before] == part[after]) | (part[before] == _ALL) | (part[after] == _ALL)
+    return bool((start[after[known]] >= end[before[known]] - room).all())
 
 
 def _all_equal(group: Ints, value: Times, room: float) -> bool:
@@ -205,29 +245,57 @@ def _all_equal(group: Ints, value: Times, room: float) -> bool:
     return bool((highest - lowest <= 2 * room).all())
 
 
-def _further_peaks(nodes: Sequence[_NodesByClass], runs: Sequence[Run], units: int) -> Ints | None:
+def _further_peaks(
+    nodes: Sequence[_NodesByClass], runs: Sequence[Run], times: "_FurtherTimes", units: int
+) -> Ints | None:
     """Return the peak memory of devices so many units after the last of three runs; None if they do not show it.
 
     A device holds most right after it has begun to hold something. What it holds then grows by as much with each unit,
-    so that another moment may be the peak later than now.
+    so that another moment may be the peak later than now. Moments of a device must not change their order.
     """
     buffers = [_BuffersByClass.of(run, each) for run, each in zip(runs, nodes, strict=True)]
     if any(not np.array_equal(buffers[0].classes, each.classes) for each in buffers[1:]):
         return None
-    matched = _matched([each.first for each in buffers])
-    if matched is None:
+    matches = _Matches.of([each.first for each in buffers])
+    if matches is None or not _keeps_moments(runs[2], times):
         return None
-    levels = [each.levels[:, each.order[row]] for each, row in zip(buffers, matched[0], strict=True)]
+    levels = [each.levels[:, each.order[row]] for each, row in zip(buffers, matches.rows, strict=True)]
     grown = levels[2] - levels[1]
     if (grown != levels[1] - levels[0]).any() or (grown < 0).any():
         return None
-    program, rows = runs[2].program, buffers[2].order[matched[0][2]]
+    held, rows = runs[2].program.buffers, buffers[2].order[matches.rows[2]]
     peaks = runs[2].peaks.copy()
-    device, category = program.buffers.device[rows], program.buffers.category[rows]
     further = levels[2] + units * grown
-    np.maximum.at(peaks, (device, category), further[0])
-    np.maximum.at(peaks, (device, np.full_like(category, len(Category))), further[1])
+    np.maximum.at(peaks, (held.device[rows], held.category[rows]), further[0])
+    np.maximum.at(peaks[:, -1], held.device[rows], further[1])
     return peaks
+
+
+def _keeps_moments(run: Run, times: "_FurtherTimes") -> bool:
+    """Return whether each device begins and ends to hold things in the same order at other times of its nodes.
+
+    Moments that are equal stay equal. The two halves of a class are looked at one after the other.
+    """
+    buffers = run.program.buffers
+    part = np.concatenate([times.part[buffers.begin >> 1], times.part[buffers.end >> 1]])
+    part[: len(buffers)][buffers.begin < 0] = _ALL
+    np.maximum.at(part[len(buffers) :], buffers.kept, times.part[buffers.kept_until >> 1])
+    now = np.concatenate(memory.buffer_spans(buffers, run.start, run.end))
+    with np.errstate(invalid="ignore"):
+        then = np.concatenate(memory.buffer_spans(buffers, times.start, times.end))
+    known = ~np.isnan(then) & (np.tile(buffers.size, 2) > 0)
+    device = np.tile(buffers.device, 2)
+    room = 0.0 if run.in_slots else PRECISION * float(np.max(then[known], initial=0))
+    halves = (np.flatnonzero(known & ((part == half) | (part == _ALL))) for half in (_FRONT, _BACK))
+    return all(_keep_order(device[rows], now[rows], then[rows], room) for rows in halves)
+
+
+def _keep_order(group: Ints, now: Times, then: Times, room: float) -> bool:
+    """Return whether times of each group are in the same order now and then, equal ones equal up to rounding."""
+    order = sort_by(group, dense_ranks(now))
+    together = np.diff(group[order]) == 0
+    apart, later = np.diff(now[order])[together], np.diff(then[order])[together]
+    return bool(((apart == 0) == (np.abs(later) <= room)).all() and (later >= -room).all())
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,6 +43,11 @@ class KnownPrograms:
         self._keep((structure, program.fold > 1), program)
         return program
 
+    def forget(self) -> None:
+        """Let all programs go."""
+        self._programs.clear()
+        self._nodes = 0
+
     def _keep(self, key: Hashable, program: Program) -> None:
         """Keep a program, and let those go that were not asked for longest."""
         self._programs[key] = program

@@ -1,0 +1,289 @@
+"""An evaluation runs a part of what is asked for, and its figures are those of a run of all."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import cdpsim
+from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, evaluate, simulate
+from cdpsim.cluster import Devices, Link
+from cdpsim.numeric import paths
+from cdpsim.studies import evaluate as evaluation
+from cdpsim.studies import folding
+from cdpsim.studies.compare import Measured, measure
+from cdpsim.studies.programs import KNOWN_PROGRAMS, KnownPrograms
+from tests.conftest import examples
+from tests.helpers import strategies
+
+SHARES = ("bubble", "exposed")  # differences of times, which need not be as exact as the times themselves
+
+
+def differences(found: Measured, whole: Measured) -> list[tuple[str, Any, Any]]:
+    """The figures that differ: integers at all, times by more than 1e-12 of them, shares by more than 1e-11."""
+    pairs = [(field.name, getattr(found, field.name), getattr(whole, field.name)) for field in fields(Measured)]
+    return [(name, one, other) for name, one, other in pairs if not equal(name, one, other)]
+
+
+def equal(name: str, one: Any, other: Any) -> bool:
+    if not (isinstance(one, float) and isinstance(other, float)):
+        return bool(one == other)
+    return abs(one - other) <= (1e-11 if name in SHARES else 1e-12 * max(abs(one), abs(other)))
+
+
+def whole_run(options: dict[str, Any]) -> Measured:
+    return measure(simulate(Request(**{"ignore_memory": True} | options)))
+
+
+@pytest.fixture
+def folds_always(monkeypatch: pytest.MonkeyPatch) -> list[folding.Folded | None]:
+    """Fold micro-batches where that takes longer, too; the list has what came of each request."""
+    outcomes: list[folding.Folded | None] = []
+
+    def fold(request: Request, run_at_rest: folding.RunAtRest) -> folding.Folded | None:
+        outcomes.append(folding.fold_micro_batches(request, run_at_rest))
+        return outcomes[-1]
+
+    monkeypatch.setattr(folding, "_cost", lambda tasks: 0)
+    monkeypatch.setattr(evaluation, "fold_micro_batches", fold)
+    return outcomes
+
+
+TAKE_ANY_M = [name for name, schedule in SCHEDULES.items() if "m" in schedule.options and schedule.order.waits]
+# Of the last one, all micro-batches pass some of a device's stages before others: their forwards do not grow alike.
+NOT_FOLDED = ("multi-dp", "mp-dp", "mp-cdp", "looped-bfs")  # those before have a device for each micro-batch
+LINKS = {
+    "free": Cluster(devices=(Devices(),)),
+    "slow": Cluster(devices=(Devices(),), link=Link(latency=0.5, bandwidth=2.0**20)),
+    "in turn": Cluster(devices=(Devices(overlap="none"),), link=Link(latency=1 / 64, bandwidth=2.0**24)),
+    "in streams": Cluster(devices=(Devices(overlap="stream"),), link=Link(latency=1 / 8, bandwidth=2.0**22)),
+}
+FORWARDS = {"rising": (1, 2, 3, 4, 5, 6, 7, 8), "falling": (8, 7, 6, 5, 4, 3, 2, 1), "mixed": (3, 8, 1, 5, 2, 7, 4, 6)}
+
+
+def uneven(n: int, forwards: tuple[int, ...]) -> Model:
+    """A model whose times are multiples of a 16th of a second, so that sums of them are exact."""
+    return Model(
+        stages=tuple(
+            Stage(
+                forward=forwards[j] / 16,
+                backward=(2 * forwards[j] + j) / 16,
+                weight_backward=forwards[j] / 16,
+                activation=(j + 1) * 2**20,
+                boundary=(1 + j % 3) * 2**18,
+                parameters=(9 - j) * 2**19,
+                backward_transient=(j % 2) * 2**21,
+            )
+            for j in range(n)
+        )
+    )
+
+
+def case(name: str, forwards: str, link: str, m: int) -> dict[str, Any]:
+    schedule = SCHEDULES[name]
+    chunks = 2 if schedule.order.any_chunks else schedule.order.chunks
+    n = 4 * chunks if schedule.order.lists else 4
+    options: dict[str, Any] = {
+        "schedule": name,
+        "n": n,
+        "m": m,
+        "model": uneven(n, FORWARDS[forwards]),
+        "cluster": LINKS[link],
+    }
+    return options | ({"chunks": chunks} if schedule.order.any_chunks else {})
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("forwards", FORWARDS)
+@pytest.mark.parametrize("name", TAKE_ANY_M)
+def test_folded_micro_batches_give_the_figures_of_all(
+    name: str, forwards: str, link: str, folds_always: list[folding.Folded | None]
+) -> None:
+    """Every schedule, uneven stages, every kind of link; times to 1e-12, memory and messages exactly."""
+    options = case(name, forwards, link, 96)
+    assert differences(evaluate(**options), whole_run(options)) == []
+
+
+@pytest.mark.parametrize("name", [name for name in TAKE_ANY_M if name not in NOT_FOLDED])
+def test_schedules_fold_micro_batches(name: str, folds_always: list[folding.Folded | None]) -> None:
+    """Else the test above would compare runs with themselves."""
+    options = case(name, "falling", "free", 96)
+    evaluate(**options)
+    evaluate(**options | {"model": "unit-split", "cluster": "unit"})
+    assert any(folds_always)
+
+
+@pytest.mark.parametrize(
+    ("name", "chunks", "period"),
+    [
+        ("gpipe", 1, lambda n, m: 2 * (m + n - 1)),  # Huang et al. 2019
+        ("1f1b", 1, lambda n, m: 2 * (m + n - 1)),  # Narayanan et al. 2021, section 2.2.1
+        ("interleaved-1f1b", 2, lambda n, m: 2 * 2 * m + 2 * (n - 1)),  # section 2.2.2
+        ("pipedream-2bw", 1, lambda n, m: 2 * m),
+    ],
+)
+def test_a_million_micro_batches_take_what_the_papers_say(name: str, chunks: int, period: Any) -> None:
+    more = {"chunks": chunks} if chunks > 1 else {}
+    assert evaluate(name, 4 * chunks, m=10**6, **more).step == period(4, 10**6)
+
+
+def test_memory_that_changes_beyond_the_runs_compared_is_not_extrapolated(
+    folds_always: list[folding.Folded | None],
+) -> None:
+    """Gradients pass from worker to worker in 281 s, and tasks take 1.5 s a micro-batch.
+
+    With 117 of these, other messages are there at a time than with 12, or with 60.
+    """
+    sizes = (2**21, 12 * 2**20, 22 * 2**20)
+    stages = tuple(
+        Stage(forward=f, backward=b, activation=2**24, boundary=k * 2**16, parameters=size, forward_transient=2**20)
+        for k, (f, b, size) in enumerate(
+            zip((47 / 64, 33 / 64, 11 / 16), (15 / 16, 19 / 16, 13 / 32), sizes, strict=True)
+        )
+    )
+    cluster = Cluster(devices=(Devices(),), link=Link(latency=4.0, bandwidth=2.0**18))
+    options: dict[str, Any] = {"schedule": "multi-cdp", "n": 3, "model": Model(stages=stages), "cluster": cluster}
+    few, many = (whole_run(options | {"m": m}) for m in (12, 117))
+    assert few.communication != many.communication
+    assert differences(evaluate(**options, m=117), many) == []
+
+
+@settings(max_examples=examples(60))
+@given(strategies.requests(), st.integers(1, 9))
+def test_an_evaluation_is_what_a_run_of_all_measures(request: dict[str, Any], steps: int) -> None:
+    """Any request: also with data ranks, buckets, rules and lanes."""
+    options = request | {"steps": steps, "ignore_memory": True}
+    try:
+        run = simulate(**options)
+    except RequestError:
+        assume(False)
+    assert differences(evaluate(**options), measure(run)) == []
+
+
+def test_many_steps_are_known_from_few() -> None:
+    """A run that does not flush repeats itself from some step on; its length follows."""
+    model = uneven(4, FORWARDS["mixed"])
+    for name in ("pp-cdp", "multi-cdp", "pipedream", "1f1b"):
+        options: dict[str, Any] = {"schedule": name, "n": 4, "model": model, "cluster": LINKS["slow"]}
+        for steps in (1, 2, 40, 41):
+            makespan = simulate(**options, steps=steps).makespan
+            assert evaluate(**options, steps=steps).makespan == pytest.approx(makespan, rel=1e-12)
+
+
+def test_what_depends_on_chance_is_run_as_it_is() -> None:
+    options: dict[str, Any] = {
+        "schedule": "1f1b",
+        "n": 3,
+        "m": 64,
+        "model": "gpt2",
+        "cluster": "a100-nodes",
+        "jitter": "lognormal:0.2",
+    }
+    assert evaluate(**options) == whole_run(options)
+
+
+def test_a_run_is_evaluated_that_would_be_too_large_for_this_machine() -> None:
+    with pytest.raises(RequestError, match="tasks are the most"):
+        simulate("1f1b", 8, m=10**8)
+    assert (
+        evaluate("1f1b", 4, m=10**6, max_memory="16 MB").memory == 4 + 2
+    )  # activations in flight; one stage's P and G
+
+
+def test_what_cannot_be_folded_is_refused_where_it_does_not_fit() -> None:
+    with pytest.raises(RequestError, match="--max-memory allows"):
+        evaluate("multi-dp", 8, m=4096, max_memory="16 MB")
+
+
+def test_what_a_runtime_keeps_from_step_to_step_is_there_whatever_steps_are_asked_for() -> None:
+    """torch's 1F1B holds what it has sent until it sends again, which is in the next step."""
+    stages = tuple(
+        Stage(forward=1.0, backward=2.0, activation=10**6, boundary=10**5, parameters=10**6) for _ in range(3)
+    )
+    options: dict[str, Any] = {"schedule": "1f1b", "n": 3, "m": 5, "model": Model(stages=stages), "runtime": "torch"}
+    cases = [options | {"steps": steps} for steps in (1, 2, 3, 4, 7)]
+    rows = [evaluate(**each) for each in cases] + [whole_run(each) for each in cases]
+    assert len({(row.memory, row.communication) for row in rows}) == 1
+
+
+def test_memory_of_devices_is_no_reason_to_refuse() -> None:
+    row = evaluate("gpipe", 4, m=8, model="llama3-8b", cluster="a100-nodes")
+    assert not row.fits and row.memory > 80e9
+
+
+class TestKnownPrograms:
+    """Programs are assembled once for all requests that differ in costs alone."""
+
+    def request(self, **changed: Any) -> Request:
+        usual: dict[str, Any] = {"schedule": "1f1b", "n": 4, "m": 4, "model": "gpt2", "cluster": "a100-nodes"}
+        return Request(**usual | changed)
+
+    @pytest.mark.parametrize("changed", [{"cluster": "h100-nodes"}, {"slow": {0: 2}}, {"steps": 3}])
+    def test_costs_alone_need_no_other_program(self, changed: dict[str, Any]) -> None:
+        known = KnownPrograms()
+        assert known.find(self.request()) is known.find(self.request(**changed))
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"schedule": "gpipe"},
+            {"m": 5},
+            {"steps": 4},
+            {"recompute": "layer"},
+            {"optimizer": "sgd"},
+            {"replicas": 2},
+            {"replicas": 2, "zero": 1},
+            {"runtime": "torch"},
+            {"cluster": {"devices": {"speed": "1 TFLOPS", "overlap": "none"}}},
+        ],
+    )
+    def test_other_structure_needs_another_program(self, changed: dict[str, Any]) -> None:
+        known = KnownPrograms()
+        assert known.find(self.request()) is not known.find(self.request(**changed))
+
+    def test_those_not_asked_for_longest_go(self) -> None:
+        known = KnownPrograms(most_nodes=1)
+        first = known.find(self.request())
+        known.find(self.request(m=5))
+        assert known.find(self.request()) is not first
+
+    def test_replicas_are_told_apart_on_a_cluster_where_they_are_not_alike(self) -> None:
+        """Between nodes of 8, the second replica of 5 devices has another link in its middle."""
+        known = KnownPrograms()
+        alike = {"link": {"latency": "1 us", "bandwidth": "1 GB/s"}, "devices": {"speed": "1 TFLOPS"}}
+        options: dict[str, Any] = {"n": 5, "replicas": 2}
+        assert known.find(self.request(**options, cluster=alike)).fold == 2
+        assert known.find(self.request(**options)).fold == 1
+        assert known.find(self.request(**options, cluster=alike)).fold == 2
+
+    @settings(max_examples=examples(25))
+    @given(st.data())
+    def test_a_program_kept_from_another_request_gives_the_same_figures(self, data: st.DataObject) -> None:
+        options = data.draw(strategies.requests()) | {"ignore_memory": True}
+        other = data.draw(strategies.a_one_lane_cluster)
+        try:
+            evaluate(**options)
+            assume("model" in options and isinstance(options.get("cluster"), Cluster))
+            kept = evaluate(**options | {"cluster": other})
+        except RequestError:
+            assume(False)
+        KNOWN_PROGRAMS.forget()
+        assert kept == evaluate(**options | {"cluster": other})
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h2", "multi-cdp", "zero-cdp", "single-cdp", "dp"])
+def test_compiled_peaks_are_those_of_numpy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba", reason="numba may be missing")
+    options: dict[str, Any] = {
+        "schedule": name,
+        "n": 4,
+        "model": "gpt2",
+        "cluster": "a100-nodes",
+        "ignore_memory": True,
+    }
+    monkeypatch.setattr(paths, "_expects_many", False)
+    expected = cdpsim.simulate(**options).peaks.tolist()
+    paths.expect_many_runs()
+    assert cdpsim.simulate(**options).peaks.tolist() == expected
