@@ -23,7 +23,7 @@ from cdpsim.studies.figures import Figures
 from cdpsim.trace.metrics import memory
 from cdpsim.trace.metrics.steady import PRECISION
 
-_FIXED_TASKS = 1500  # a run takes the time of so many tasks beside that of its own
+_FIXED_TASKS = 500  # a run takes the time of so many tasks beside that of its own
 
 RunAtRest = Callable[[Request], tuple[Run, Figures]]
 
@@ -253,18 +253,34 @@ def _further_peaks(
     A device holds most right after it has begun to hold something. What it holds then grows by as much with each unit,
     so that another moment may be the peak later than now. Moments of a device must not change their order.
     """
-    buffers = [_BuffersByClass.of(run, each) for run, each in zip(runs, nodes, strict=True)]
+    if not _keeps_moments(runs[2], times):
+        return None
+    late = 0.0 if runs[2].in_slots else PRECISION * float(runs[2].end.max(initial=0))
+    # What begins where something else ends, but for rounding, may come before it or behind it.
+    found = [_peaks_beyond(nodes, runs, units, shift) for shift in ((-late, late) if late else (0,))]
+    first, last = found[0], found[-1]
+    return first if first is not None and last is not None and np.array_equal(first, last) else None
+
+
+def _peaks_beyond(nodes: Sequence[_NodesByClass], runs: Sequence[Run], units: int, shift: float) -> Ints | None:
+    """Return the peaks, so many units after the last of three runs, if all buffers began so much later."""
+    buffers = [_BuffersByClass.of(run, each, shift) for run, each in zip(runs, nodes, strict=True)]
     if any(not np.array_equal(buffers[0].classes, each.classes) for each in buffers[1:]):
         return None
     matches = _Matches.of([each.first for each in buffers])
-    if matches is None or not _keeps_moments(runs[2], times):
+    if matches is None:
         return None
     levels = [each.levels[:, each.order[row]] for each, row in zip(buffers, matches.rows, strict=True)]
     grown = levels[2] - levels[1]
     if (grown != levels[1] - levels[0]).any() or (grown < 0).any():
         return None
     held, rows = runs[2].program.buffers, buffers[2].order[matches.rows[2]]
-    peaks = runs[2].peaks.copy()
+    peaks = np.zeros_like(runs[2].peaks)
+    for column, level in (
+        (held.category, buffers[2].levels[0]),
+        (np.full_like(held.category, -1), buffers[2].levels[1]),
+    ):
+        np.maximum.at(peaks, (held.device, column), level)
     further = levels[2] + units * grown
     np.maximum.at(peaks, (held.device[rows], held.category[rows]), further[0])
     np.maximum.at(peaks[:, -1], held.device[rows], further[1])
@@ -284,18 +300,28 @@ def _keeps_moments(run: Run, times: "_FurtherTimes") -> bool:
     with np.errstate(invalid="ignore"):
         then = np.concatenate(memory.buffer_spans(buffers, times.start, times.end))
     known = ~np.isnan(then) & (np.tile(buffers.size, 2) > 0)
-    device = np.tile(buffers.device, 2)
+    device, begins = np.tile(buffers.device, 2), np.arange(len(now)) < len(buffers)
     room = 0.0 if run.in_slots else PRECISION * float(np.max(then[known], initial=0))
-    halves = (np.flatnonzero(known & ((part == half) | (part == _ALL))) for half in (_FRONT, _BACK))
-    return all(_keep_order(device[rows], now[rows], then[rows], room) for rows in halves)
+    halves = [np.flatnonzero(known & ((part == half) | (part == _ALL))) for half in (_FRONT, _BACK)]
+    of_devices = [rows[device[rows] == d] for d in range(run.program.devices) for rows in halves]
+    return all(_keep_order(begins[rows], now[rows], then[rows], room) for rows in of_devices)
 
 
-def _keep_order(group: Ints, now: Times, then: Times, room: float) -> bool:
-    """Return whether times of each group are in the same order now and then, equal ones equal up to rounding."""
-    order = sort_by(group, dense_ranks(now))
-    together = np.diff(group[order]) == 0
-    apart, later = np.diff(now[order])[together], np.diff(then[order])[together]
-    return bool(((apart == 0) == (np.abs(later) <= room)).all() and (later >= -room).all())
+def _keep_order(begins: Flags, now: Times, then: Times, room: float) -> bool:
+    """Return whether what begins and what ends is in the same order now and then, and at one time if it is now."""
+    if not len(now):
+        return True
+    order = np.argsort(now, kind="stable")
+    begins, now, then = begins[order], now[order], then[order]
+    group = np.flatnonzero(np.append(True, np.diff(now) > room))  # at one time
+    first = np.repeat(group, np.diff(np.append(group, len(now))))
+    for kind in (True, False):
+        latest = np.append(-np.inf, np.maximum.accumulate(np.where(begins == kind, then, -np.inf)))
+        if (then - latest[first] <= room)[begins != kind].any():
+            return False
+    mixed = np.logical_or.reduceat(begins, group) & ~np.logical_and.reduceat(begins, group)
+    spread = np.maximum.reduceat(then, group) - np.minimum.reduceat(then, group)
+    return bool((spread[mixed] <= room).all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,8 +334,8 @@ class _BuffersByClass:
     levels: Ints  # what its device holds when each begins: of its category, and in all
 
     @classmethod
-    def of(cls, run: Run, nodes: _NodesByClass) -> "_BuffersByClass":
-        """Return the buffers of a run; those of a class begin with nodes of a class."""
+    def of(cls, run: Run, nodes: _NodesByClass, shift: float) -> "_BuffersByClass":
+        """Return the buffers of a run, which begin so much later; those of a class begin with nodes of a class."""
         buffers = run.program.buffers
         begins = np.where(buffers.begin < 0, -1, 2 * nodes.number[buffers.begin >> 1] + (buffers.begin & 1))
         columns = (buffers.category, buffers.device, buffers.stage, buffers.version, buffers.size, begins)
@@ -318,6 +344,8 @@ class _BuffersByClass:
         order = sort_by(number, dense_ranks(begin))
         device = buffers.device.astype(np.int64)
         keys = device * len(Category) + buffers.category, device
+        at = dense_ranks(np.concatenate([begin, finish])) * run.program.devices + np.tile(device, 2)
+        begin = np.where(np.isin(at[: len(at) // 2], at[len(at) // 2 :]), begin, begin + shift)
         levels = np.array([_levels_at(key, begin, finish, buffers.size) for key in keys])
         return cls(classes, order, np.append(group_starts(number[order]), len(order)), levels)
 

@@ -1,0 +1,59 @@
+"""Evaluations of requests: a second on one core has as many as `evaluations` says."""
+
+from itertools import cycle
+from typing import Any
+
+import pytest
+
+from cdpsim import evaluate, presets
+from cdpsim.model import Model
+from cdpsim.numeric.paths import expect_many_runs
+from cdpsim.studies.programs import KNOWN_PROGRAMS
+
+NODES = "a100-nodes"
+
+
+def even_stages(n: int) -> dict[str, Any]:
+    stage = {"repeat": n, "forward": 0.01, "backward": 0.02, "weight_backward": 0.01}
+    return {"name": "even", "stages": [stage | {"activation": 10**9, "boundary": 10**7, "parameters": 10**8}]}
+
+
+@pytest.fixture(autouse=True)
+def compiled() -> None:
+    expect_many_runs()
+
+
+@pytest.mark.parametrize(("devices", "m"), [(8, 16), (64, 256)])
+@pytest.mark.parametrize("known", [True, False], ids=["another bandwidth", "another program"])
+def test_evaluations(benchmark: Any, devices: int, m: int, known: bool) -> None:
+    """Of `1f1b` with real costs: on clusters with other links its program is kept."""
+    content = presets.find_cluster(NODES).to_builtins()
+    assert isinstance(content, dict)
+    clusters = []
+    for k in range(16):
+        network = {"latency": "7 us", "bandwidth": 1.25e10 + k * 1e9}
+        clusters.append(content | {"topology": content["topology"] | {"network": network}})
+    model = "llama3-8b" if devices <= 34 else Model.from_builtins(even_stages(devices), "even")
+    asked = cycle(clusters)
+
+    def one() -> None:
+        if not known:
+            KNOWN_PROGRAMS.forget()
+        evaluate("1f1b", devices, m=m, model=model, cluster=next(asked), steps=12)
+
+    benchmark(one)
+    benchmark.extra_info["evaluations"] = f"{1 / benchmark.stats.stats.min:,.0f}/s"
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["programs kept", "programs anew"])
+@pytest.mark.parametrize("m", [1024, 65536])
+def test_micro_batches(benchmark: Any, m: int, known: bool) -> None:
+    """Many micro-batches take the time of few, and so do many replicas."""
+
+    def one() -> None:
+        if not known:
+            KNOWN_PROGRAMS.forget()
+        evaluate("1f1b", 8, m=m, replicas=4, model="llama3-8b", cluster=NODES)
+
+    benchmark(one)
+    benchmark.extra_info["evaluations"] = f"{1 / benchmark.stats.stats.min:,.0f}/s"
