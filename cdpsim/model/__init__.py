@@ -330,14 +330,9 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         """Return one of `STAGE_SIZES` for each stage, in bytes or stage-activations."""
         return np.array(self._sizes(kind), np.int64)
 
-    def gradient_tensors(self) -> list[list[int]]:
+    def gradient_tensors(self) -> tuple[tuple[int, ...], ...]:
         """Return the bytes of each stage's gradients, in the order of the forward; in one, if shapes are unknown."""
-        sizes = [
-            [stage.gradient_bytes * prod(shape) // stage.numbers for shape in stage.tensors] or [stage.gradient_bytes]
-            for stage in self.stages
-        ]
-        whole = [stage.gradient_bytes for stage in self.stages]
-        return [each if sum(each) == size else [size] for each, size in zip(sizes, whole, strict=True)]
+        return _gradient_tensors(self)
 
     def padded(self, ranks: int, padding: str) -> Self:
         """Return the model with parameters that go in whole shares to so many ranks.
@@ -508,6 +503,16 @@ def _check_ties(ties: Sequence[Tie], stages: Sequence[Stage]) -> None:
 def _grouped_model(model: Model, n: int) -> Any:
     stages = tuple(merge_stages(layers, given) for given, layers in model.groups(n))
     return msgspec.structs.replace(model, stages=stages, tied=model.tied_groups(n))
+
+
+@lru_cache(maxsize=64)  # every program of one model asks for them
+def _gradient_tensors(model: Model) -> tuple[tuple[int, ...], ...]:
+    sizes = [
+        tuple(stage.gradient_bytes * prod(shape) // stage.numbers for shape in stage.tensors) or (stage.gradient_bytes,)
+        for stage in model.stages
+    ]
+    whole = [stage.gradient_bytes for stage in model.stages]
+    return tuple(each if sum(each) == size else (size,) for each, size in zip(sizes, whole, strict=True))
 
 
 _balanced_cuts = lru_cache(maxsize=32)(balanced)  # every schedule of a comparison cuts the same model

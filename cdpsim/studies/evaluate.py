@@ -55,7 +55,8 @@ def _may_fold(request: Request) -> bool:
 
 def _run_at_rest(request: Request) -> tuple[Run, Figures]:
     """Return a run of few steps of a request, and the figures of its run."""
-    single = request.schedule.order.lists is not None and request.runtime == PAPER
+    # Steps of pipelines that exchange nothing are separate, and one shows that.
+    single = request.schedule.order.lists and request.shape.replicas == 1 and request.runtime == PAPER
     few = request.with_steps(1 if single else FEW_STEPS, ignore_memory=True)
     program = KNOWN_PROGRAMS.find(few)
     costs = price_request(program, few)

@@ -620,7 +620,7 @@ class SharedAxis(Axis):
 def _tensors_of(model: Model, sizes: Ints) -> list[list[int]]:
     """Return the bytes of each stage's gradients; in one, where it shares some with other stages."""
     return [
-        each if sum(each) == size else [size]
+        [*each] if sum(each) == size else [size]
         for each, size in zip(model.gradient_tensors(), sizes.tolist(), strict=True)
     ]
 
