@@ -245,7 +245,8 @@ class Run(Trace):
         program, steps = self.program, self.request.steps
         if self.rerun is None or self._is_irregular:
             return [steps]
-        least = max(3, program.fill + (2 if program.together else 4)) + self.request.shape.warm_up
+        few = FEW_STEPS + program.state.splits  # of what is gathered, a step's last may come ahead of the next one
+        least = max(few, program.fill + (2 if program.together else 4)) + self.request.shape.warm_up
         most = max(MOST_STEADY_STEPS, 4 * (program.fill + 1))
         room = MOST_STEADY_TASKS * steps // program.compute
         if not self.may_repeat:

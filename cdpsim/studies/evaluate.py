@@ -57,7 +57,7 @@ def _run_at_rest(request: Request) -> tuple[Run, Figures]:
     """Return a run of few steps of a request, and the figures of its run."""
     # Steps of pipelines that exchange nothing are separate, and one shows that.
     single = request.schedule.order.lists and request.shape.replicas == 1 and request.runtime == PAPER
-    few = request.with_steps(1 if single else FEW_STEPS, ignore_memory=True)
+    few = request.with_steps(1 if single else FEW_STEPS + request.state.splits, ignore_memory=True)
     program = KNOWN_PROGRAMS.find(few)
     costs = price_request(program, few)
     end_check_at("program")

@@ -310,7 +310,12 @@ class _AlikeGroup(NamedTuple):
 
 
 def _alike_group(cluster: Cluster, members: Ints) -> _AlikeGroup:
-    return _AlikeGroup(cluster.ways_between(members), tuple(members.tolist()))
+    return _group_of_members(cluster, tuple(members.tolist()))
+
+
+@lru_cache(maxsize=4096)  # every program on a cluster has the same groups
+def _group_of_members(cluster: Cluster, members: tuple[int, ...]) -> _AlikeGroup:
+    return _AlikeGroup(cluster.ways_between(np.array(members)), members)
 
 
 @lru_cache(maxsize=256)
