@@ -1,0 +1,105 @@
+"""The memory that devices of a base program certainly hold in each of their tasks, whatever times these take."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cdpsim.numeric.columns import Ints, group_starts, sort_by
+from cdpsim.program import Category, Program
+
+KINDS = (Category.ACTIVATIONS, Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)  # columns
+
+
+class Held(NamedTuple):
+    """The bytes that devices hold in the tasks of their lanes."""
+
+    task: Ints
+    held: Ints  # by task and kind
+    stash: Ints  # by task: the part of activations that forwards keep for backwards
+    of_stage: Ints  # the stash of each stage
+
+
+def held_in_tasks(program: Program) -> Held:
+    """Return what devices hold in all tasks: buffers that begin and end with tasks of one lane, or what these wait for.
+
+    Of a device with several lanes, only what it always has is known.
+    """
+    buffers, tasks = program.buffers, program.lane_tasks
+    lanes = len(program.lane_start) - 1
+    rank = np.full(program.nodes, -1, dtype=np.int64)
+    rank[tasks] = np.arange(len(tasks))
+    lane_of_device = np.full(program.devices, -1)
+    device = program.tasks.device[tasks[program.lane_start[:-1][np.diff(program.lane_start) > 0]]]
+    lane = np.flatnonzero(np.diff(program.lane_start) > 0)
+    alone = np.bincount(device, minlength=program.devices)[device] == 1
+    lane_of_device[device[alone]] = lane[alone]
+    where = lane_of_device[buffers.device]
+    first, last = program.lane_start[np.maximum(where, 0)], program.lane_start[np.maximum(where, 0) + 1] - 1
+    begin = _begins(program, rank, where, lanes, first)
+    until = _ends(program, rank, where, lanes)
+    known = np.flatnonzero((where >= 0) & (begin >= 0) & (until >= begin) & (begin <= last))
+    column = np.full(len(Category), -1)
+    column[[*KINDS]] = np.arange(len(KINDS))
+    stash = np.zeros(len(buffers), dtype=np.bool_)
+    stash[program.stashes] = True
+    held = np.zeros((len(tasks) + 1, len(KINDS) + 1), dtype=np.int64)
+    for rows, kind in ((known, column[buffers.category[known]]), (known[stash[known]], len(KINDS))):
+        keep = np.broadcast_to(kind, len(rows)) >= 0
+        rows, kind = rows[keep], np.broadcast_to(kind, len(rows))[keep]
+        np.add.at(held, (begin[rows], kind), buffers.size[rows])
+        np.add.at(held, (until[rows] + 1, kind), -buffers.size[rows])
+    held = np.cumsum(held, axis=0)[:-1]
+    of_stage = np.zeros(program.n, dtype=np.int64)
+    of_stage[buffers.stage[program.stashes]] = buffers.size[program.stashes]
+    return Held(tasks, held[:, :-1], held[:, -1], of_stage)
+
+
+def _begins(program: Program, rank: Ints, where: Ints, lanes: int, first: Ints) -> Ints:
+    """Return the rank from which on each buffer is there: the start of a task, or the first task that waits for it."""
+    node, at_end = program.buffers.begin >> 1, program.buffers.begin & 1
+    own = rank[np.maximum(node, 0)]
+    mine = (own >= 0) & (_lane_of(program, own) == where)
+    before, after = program.edges.before, program.edges.after
+    waits = _extreme(before, rank[after], program, lanes, least=True)
+    found = np.where(mine, own + at_end, _looked_up(waits, node, where, lanes))
+    return np.where(program.buffers.begin < 0, first, found)
+
+
+def _ends(program: Program, rank: Ints, where: Ints, lanes: int) -> Ints:
+    """Return the rank up to which each buffer is there: that of the last task at whose end, or behind which, it goes."""
+    buffers = program.buffers
+    waits = _extreme(program.edges.after, rank[program.edges.before], program, lanes, least=False)
+
+    def until(moment: Ints, where: Ints) -> Ints:
+        node, at_start = moment >> 1, 1 - (moment & 1)
+        own = rank[np.maximum(node, 0)]
+        mine = (own >= 0) & (_lane_of(program, own) == where) & (moment >= 0)
+        return np.where(mine, own - at_start, _looked_up(waits, node, where, lanes))
+
+    found = until(buffers.end, where)
+    np.maximum.at(found, buffers.kept, until(buffers.kept_until, where[buffers.kept]))
+    return found
+
+
+def _lane_of(program: Program, rank: Ints) -> Ints:
+    return program.lane_numbers[np.maximum(rank, 0)]
+
+
+def _extreme(node: Ints, rank: Ints, program: Program, lanes: int, *, least: bool) -> tuple[Ints, Ints]:
+    """Return, of the nodes and lanes of some edges, the least or the greatest rank of a task there."""
+    rows = np.flatnonzero(rank >= 0)
+    key = node[rows].astype(np.int64) * lanes + _lane_of(program, rank[rows])
+    value = rank[rows]
+    order = np.lexsort((value if least else -value, key))
+    key, value = key[order], value[order]
+    heads = np.flatnonzero(np.diff(key, prepend=-1))
+    return key[heads], value[heads]
+
+
+def _looked_up(table: tuple[Ints, Ints], node: Ints, where: Ints, lanes: int) -> Ints:
+    """Return the ranks that a table has for nodes and lanes; -1 where it has none."""
+    key = node.astype(np.int64) * lanes + where
+    place = np.minimum(np.searchsorted(table[0], key), max(len(table[0]) - 1, 0))
+    if not len(table[0]):
+        return np.full(len(key), -1)
+    return np.where(table[0][place] == key, table[1][place], -1)

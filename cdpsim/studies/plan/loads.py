@@ -1,0 +1,301 @@
+"""What one case costs: a schedule of a model, trained in some way, on a cluster; for any numbers of micro-batches."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from cdpsim.errors import RequestError
+from cdpsim.front import simulate
+from cdpsim.numeric.columns import Floats, Ints
+from cdpsim.program import Category, Content, Kind, Op, Stream
+from cdpsim.request import Request
+from cdpsim.runs import Run
+from cdpsim.schedules.order import Listing
+from cdpsim.schedules.shape import Shape
+from cdpsim.studies.plan.base_memory import Held, held_in_tasks
+from cdpsim.studies.plan.base_paths import LOOKED_AT, BasePaths, Paths
+from cdpsim.studies.plan.exchange_times import DeviceSizes, ExchangeTimes, exchange_times, sizes_of_devices
+from cdpsim.studies.plan.list_ends import ListEnds, list_ends, listing_of
+
+AXES = 3  # without data ranks, with such that have copies, and with such that have shares
+_STEPS = 3  # of a base: the first one fills devices, and the last one has what the second waits for
+_ALL_LOOKED_AT = 8  # devices: of more, paths through some of them are followed
+_WEIGHTS = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]])  # what shares leave of memory, at most
+
+
+class OfShape(NamedTuple):
+    """What a case costs with some number of micro-batches."""
+
+    step: Floats  # the least time of a step, by axis
+    after_end: Floats  # and that beside what a device exchanges behind its last task: by axis and device
+    after_sums: Floats  # and beside what it exchanges from the first complete gradients on
+    held: Ints  # bytes that a device holds at some moments: activations, parameters, gradients, optimizer states
+    memory: int  # the least peak without data ranks
+
+
+@dataclass(frozen=True, eq=False)
+class Loads:
+    """What one case costs, found out by need and kept."""
+
+    request: Request
+    known: dict[int, OfShape] = field(default_factory=dict)
+    exchanged: dict[tuple[int, int, int], ExchangeTimes] = field(default_factory=dict)
+
+    @property
+    def in_slots(self) -> bool:
+        """Whether times are slots."""
+        return self.request.in_slots
+
+    @property
+    def lists(self) -> bool:
+        """Whether devices have lists for a step, which ends for all of them."""
+        order, shape = self.request.schedule.order, self.request.shape
+        return order.lists is not None and order.together and not shape.layers
+
+    @cached_property
+    def base(self) -> "Base":
+        """The run of few micro-batches from which all figures come."""
+        return _base_of(self.request, lists=self.lists)
+
+    def of_shape(self, m: int) -> OfShape:
+        """Return what it costs with m micro-batches."""
+        if m not in self.known:
+            self.known[m] = _of_lists(self, m) if self.lists else _of_devices(self, m)
+        return self.known[m]
+
+    def exchanges(self, replicas: int, shard: int, zero: int) -> ExchangeTimes:
+        """Return what it exchanges at least on these data ranks."""
+        ranks = replicas, shard, zero
+        if ranks not in self.exchanged:
+            base, places = self.base, self.base.run.program.devices
+            copies = range(places) if self.request.schedule.has_copies(replace(base.shape, replicas=1)) else ()
+            if not self.lists:
+                copies = range(places)
+            self.exchanged[ranks] = exchange_times(self.request, base.sizes, places, copies, ranks)
+        return self.exchanged[ranks]
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """A run of few micro-batches, three steps long, alone on its links."""
+
+    request: Request
+    run: Run
+    listing: Listing | None
+
+    @property
+    def shape(self) -> Shape:
+        """Its shape."""
+        return self.request.shape
+
+    @cached_property
+    def duration(self) -> Floats:
+        """The time of each node."""
+        return self.run.costs.duration.astype(np.float64)
+
+    @cached_property
+    def of_axes(self) -> list[BasePaths]:
+        """Its paths: as it is, without sums of gradients, and without all that shares make shorter."""
+        assert self.listing is not None
+        program, messages = self.run.program, self.run.program.messages
+        copies = self.duration.copy()
+        sums = len(program.tasks) + np.flatnonzero((messages.op != Op.P2P) | (messages.content == Content.GRADIENT))
+        copies[sums] = 0
+        shares = copies.copy()
+        shares[: len(program.tasks)][program.tasks.kind == Kind.U] = 0
+        if any(stage.updated_on_host for stage in self.request.timed_model.stages):
+            shares[len(program.tasks) + np.flatnonzero(messages.stream >= Stream.HOST)] = 0
+        for times in (copies, shares):
+            times[program.message_nodes.stop :] = program.parts.times(times[program.message_nodes])
+        return [BasePaths(program, self.listing, times) for times in (self.duration, copies, shares)]
+
+    @cached_property
+    def chosen(self) -> Ints:
+        """The devices whose paths are followed: all, or those with most to do, the first and the last."""
+        assert self.listing is not None
+        devices = self.listing.devices
+        if devices <= _ALL_LOOKED_AT:
+            return np.arange(devices)
+        work = np.bincount(
+            np.repeat(np.arange(devices), self.listing.counts), self.duration[self.of_axes[0].node], devices
+        )
+        most = np.argsort(-work, kind="stable")[: _ALL_LOOKED_AT - 2]
+        return np.unique(np.concatenate([[0, devices - 1], most]))
+
+    @cached_property
+    def sizes(self) -> DeviceSizes:
+        """What the followed devices exchange."""
+        devices = self.chosen if self.listing is not None else np.arange(1)
+        return sizes_of_devices(self.request, self.run.program, self.duration, devices)
+
+    @cached_property
+    def task_times(self) -> Floats:
+        """The time of a task of each phase on each device."""
+        assert self.listing is not None
+        node, listing = self.of_axes[0].node, self.listing
+        times = np.zeros((listing.devices, listing.phases))
+        times[np.repeat(np.arange(listing.devices), listing.counts), listing.phase] = self.duration[node]
+        return times
+
+    @cached_property
+    def held(self) -> Held:
+        """What devices hold in their tasks."""
+        return held_in_tasks(self.run.program)
+
+    @cached_property
+    def of_ends(self) -> dict[bytes, list[Paths]]:
+        """The paths for the ends of lists that were asked for, by axis."""
+        return {}
+
+
+def load_case(request: Request) -> Loads:
+    """Return what a case costs."""
+    loads = Loads(request)
+    _ = loads.base
+    return loads
+
+
+def _base_of(request: Request, *, lists: bool) -> Base:
+    """Return a run of three steps, whose lists have beginnings and ends that many micro-batches have."""
+    request = request.alone().without_chance()
+    if not lists:
+        return Base(request, simulate(request), None)
+    shape = replace(request.shape, m=_micro_batches_of_base(request))
+    request = request.with_steps(_STEPS, shape=shape)
+    listing = listing_of(request.schedule, _plain(shape))
+    return Base(request, simulate(request), listing)
+
+
+def _plain(shape: Shape) -> Shape:
+    return Shape(shape.n, shape.m, shape.chunks, widths=shape.widths)
+
+
+def _micro_batches_of_base(request: Request) -> int:
+    """Return the least number of micro-batches that is enough for all devices, twice, and that the schedule takes."""
+    schedule, shape = request.schedule, request.shape
+    if "m" not in schedule.options:
+        return shape.m
+    enough = max(shape.m, 2 * (shape.n // shape.chunks), 4)
+    for m in range(enough, 2 * enough):
+        try:
+            schedule.actions(replace(_plain(shape), m=m))
+        except RequestError:
+            continue
+        return m
+    return shape.m
+
+
+def _of_lists(loads: Loads, m: int) -> OfShape:
+    """Return the costs of m micro-batches of a schedule whose devices have lists."""
+    base, schedule = loads.base, loads.request.schedule
+    ends = list_ends(schedule, _plain(base.shape), _plain(replace(base.shape, m=m)))
+    if ends.key not in base.of_ends:
+        base.of_ends[ends.key] = [paths.paths(ends, base.chosen) for paths in base.of_axes]
+    work = (ends.between * base.task_times).sum(axis=1)
+    total = ((ends.between + _counts_of_ends(base, ends)) * base.task_times).sum(axis=1)
+    step, after_end, after_sums = np.full(AXES, total.max()), *np.full((2, AXES, len(base.chosen)), -np.inf)
+    for axis, paths in enumerate(base.of_ends[ends.key]):
+        if not len(paths.device):
+            continue
+        mine = work[paths.device]
+        step[axis] = max(step[axis], (paths.whole + mine).max())
+        column = np.searchsorted(base.chosen, paths.device)
+        after_end[axis, column] = (paths.step_ends + paths.begins + mine[:, None]).max(axis=0)
+        after_sums[axis, column] = (paths.sums_begin + paths.begins + mine[:, None]).max(axis=0)
+    return OfShape(step, after_end, after_sums, _held(base, ends), 0)
+
+
+def _counts_of_ends(base: Base, ends: ListEnds) -> Ints:
+    """Return how many tasks of each phase the ends of a device's list have."""
+    listing = base.listing
+    assert listing is not None
+    device = np.repeat(np.arange(listing.devices), listing.counts)
+    index = np.arange(len(device)) - np.repeat(listing.first[:-1], listing.counts)
+    first = index < ends.until[device]
+    last = index >= (listing.counts - ends.since)[device]
+    key = device * listing.phases + listing.phase
+    counts = sum(np.bincount(key[rows], minlength=listing.devices * listing.phases) for rows in (first, last))
+    return np.asarray(counts).reshape(listing.devices, -1)
+
+
+def _held(base: Base, ends: ListEnds) -> Ints:
+    """Return what devices hold at moments that decide on their peak, whatever is split."""
+    listing, held = base.listing, base.held
+    assert listing is not None
+    device = np.repeat(np.arange(listing.devices), listing.counts)
+    index = np.arange(len(device)) - np.repeat(listing.first[:-1], listing.counts)
+    row = np.empty(base.run.program.nodes, dtype=np.int64)
+    row[held.task] = np.arange(len(held.task))
+    row = row[base.of_axes[0].node]
+    settled = np.minimum(ends.last, ends.settled)
+    common = (index < ends.first[device]) | (index >= (listing.counts - settled)[device])
+    beside = held.held[row]
+    beside = np.concatenate([beside[:, :1] - held.stash[row, None], beside[:, 1:]], axis=1)
+    least = np.full((listing.devices * listing.phases, 4), np.iinfo(np.int64).max)
+    np.minimum.at(least, device * listing.phases + listing.phase, beside)
+    grown = least[ends.device * listing.phases + ends.phase]
+    known = grown[:, 0] < np.iinfo(np.int64).max
+    grown[:, 0] += np.where(known, ends.most @ held.of_stage, 0)
+    moments = np.concatenate([held.held[row][common], grown[known]])
+    return moments[np.unique([(moments @ weights).argmax() for weights in _WEIGHTS])]
+
+
+def _of_devices(loads: Loads, m: int) -> OfShape:
+    """Return the costs of m micro-batches of any schedule: those of its base, or the work of devices alone."""
+    base = loads.base
+    run = base.run
+    work = _work_of_pass(base, m) * m
+    steps = max(work, 0.0)
+    step = np.full(AXES, steps)
+    memory = 0
+    if m == base.shape.m and run.steady_state.certified:
+        step[0] = max(step[0], float(run.steady_state.period))
+        memory = int(run.peaks[:, -1].max())
+    none = np.full((AXES, 1), -np.inf)
+    held = base.held.held
+    moments = held[np.unique([(held @ weights).argmax() for weights in _WEIGHTS])]
+    return OfShape(step, none, none, moments, memory)
+
+
+def _work_of_pass(base: Base, m: int) -> float:
+    """Return the least time that the busiest device needs for each micro-batch of an update.
+
+    Devices that share stages, also by others, share their work, of which one has the mean at least.
+    """
+    program, request = base.run.program, base.request
+    tasks, order = program.tasks, request.schedule.order
+    compute = slice(0, program.compute)
+    device, stage = tasks.device[compute], tasks.stage[compute]
+    times = np.full((program.phases, 1), np.inf)[:, 0]
+    np.minimum.at(times, np.arange(program.compute) % program.phases, base.duration[compute])
+    of_stage = np.zeros(program.n)
+    np.add.at(of_stage, stage[: program.phases], times)
+    group = _groups(device, stage, program.devices, program.n)
+    work = np.bincount(group[program.devices :], of_stage, minlength=len(group))
+    lane_device = tasks.device[program.lane_tasks[program.lane_start[:-1]]]
+    lanes = np.bincount(group[lane_device], minlength=len(group))
+    many = m / base.shape.side_by_side if _grows(request) else 1.0
+    busiest = float((work[lanes > 0] / (lanes[lanes > 0] * many)).max())
+    rounds = order.rounds.per_update if order.rounds else 1
+    return busiest * rounds * (request.shape.local_steps if order.local else 1)
+
+
+def _grows(request: Request) -> bool:
+    """Return whether more micro-batches have more devices or lanes."""
+    placement, order = request.schedule.placement, request.schedule.order
+    return (placement.replicas or placement.lanes) and not order.accumulates
+
+
+def _groups(device: Ints, stage: Ints, devices: int, stages: int) -> Ints:
+    """Return a number for each device and each stage: equal where devices have stages, also by others, in common."""
+    pairs = np.unique(np.stack([device, devices + stage]), axis=1)
+    group = np.arange(devices + stages)
+    while True:
+        least = np.minimum(group[pairs[0]], group[pairs[1]])
+        before = group.copy()
+        np.minimum.at(group, pairs[0], least)
+        np.minimum.at(group, pairs[1], least)
+        if (group == before).all():
+            return group
