@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints, group_starts, sort_by
-from cdpsim.program import Category, Program
+from cdpsim.numeric.columns import Ints
+from cdpsim.program import Category, Content, Kind, Program
 
 KINDS = (Category.ACTIVATIONS, Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)  # columns
 
@@ -19,10 +19,11 @@ class Held(NamedTuple):
     of_stage: Ints  # the stash of each stage
 
 
-def held_in_tasks(program: Program) -> Held:
+def held_in_tasks(program: Program, *, flushes: bool) -> Held:
     """Return what devices hold in all tasks: buffers that begin and end with tasks of one lane, or what these wait for.
 
-    Of a device with several lanes, only what it always has is known.
+    Of a device with several lanes, nothing is known. If a schedule `flushes`, updates come behind the last task of their
+    device that gives gradients to their stage, and a new version takes the place of the old one.
     """
     buffers, tasks = program.buffers, program.lane_tasks
     lanes = len(program.lane_start) - 1
@@ -37,6 +38,11 @@ def held_in_tasks(program: Program) -> Held:
     first, last = program.lane_start[np.maximum(where, 0)], program.lane_start[np.maximum(where, 0) + 1] - 1
     begin = _begins(program, rank, where, lanes, first)
     until = _ends(program, rank, where, lanes)
+    if flushes:
+        updated, made = (_last_givers(program, rank, moment) for moment in (buffers.end, buffers.begin))
+        until = np.maximum(until, updated)
+        stays = np.isin(buffers.category, (Category.PARAMETERS, Category.OPTIMIZER)) & (made >= 0)
+        begin = np.where(stays, made + 1, begin)
     known = np.flatnonzero((where >= 0) & (begin >= 0) & (until >= begin) & (begin <= last))
     column = np.full(len(Category), -1)
     column[[*KINDS]] = np.arange(len(KINDS))
@@ -78,6 +84,27 @@ def _ends(program: Program, rank: Ints, where: Ints, lanes: int) -> Ints:
 
     found = until(buffers.end, where)
     np.maximum.at(found, buffers.kept, until(buffers.kept_until, where[buffers.kept]))
+    return found
+
+
+def _last_givers(program: Program, rank: Ints, moment: Ints) -> Ints:
+    """Return the rank of the last task that gives its device gradients before updates, or sums of them, at moments.
+
+    It is -1 for moments of other nodes.
+    """
+    buffers, tasks, messages, count = program.buffers, program.tasks, program.messages, len(program.tasks)
+    compute = slice(program.compute)
+    gives = np.flatnonzero(tasks.kind[compute] >= Kind.B)
+    shape = program.steps, program.n, program.devices
+    last = np.full(shape, -1)
+    np.maximum.at(last, (tasks.step[gives], tasks.stage[gives], tasks.device[gives]), rank[gives])
+    node = moment >> 1
+    sums = np.flatnonzero((messages.content == Content.GRADIENT) & (messages.stage >= 0)) + count
+    follows = np.zeros(program.nodes + 1, dtype=np.bool_)
+    follows[program.compute : count] = True
+    follows[sums] = True
+    step = np.concatenate([tasks.step, messages.step, np.zeros(len(program.parts) + 1, dtype=np.int64)])
+    found: Ints = np.where(follows[node], last[step[node], buffers.stage, buffers.device], -1)
     return found
 
 

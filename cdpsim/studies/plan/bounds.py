@@ -45,7 +45,9 @@ def loads_of(request: Request) -> Loads:
 def bound_candidates(loads: Sequence[Loads], sizes: Sizes) -> Bounds:
     """Return bounds of all candidates of some cases: none of them is more than its simulation gives."""
     case, m, replicas, shard, zero = (np.asarray(column, dtype=np.int64) for column in sizes)
-    zero = np.where((shard > 1) | (zero == 3), zero, 0)
+    own = np.array([each.own_zero for each in loads])[case]
+    zero = np.where(own > 0, own, np.where((shard > 1) | (zero == 3), zero, 0))
+    replicas, shard = np.where(own > 0, 1, replicas), np.where(own > 0, replicas * shard, shard)
     pairs, of_shape = np.unique(np.stack([case, m]), axis=1, return_inverse=True)
     shapes = [loads[k].of_shape(many) for k, many in pairs.T.tolist()]
     keys, of_ranks = np.unique(np.stack([case, replicas, shard, zero]), axis=1, return_inverse=True)

@@ -11,9 +11,12 @@ from cdpsim.front import simulate
 from cdpsim.numeric.columns import Floats, Ints
 from cdpsim.program import Category, Content, Kind, Op, Stream
 from cdpsim.request import Request
+from cdpsim.request.options import InapplicableOption
 from cdpsim.runs import Run
 from cdpsim.schedules.order import Listing
 from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.state import ZERO
+from cdpsim.studies.partial_requests import PartialRequests
 from cdpsim.studies.plan.base_memory import Held, held_in_tasks
 from cdpsim.studies.plan.base_paths import LOOKED_AT, BasePaths, Paths
 from cdpsim.studies.plan.exchange_times import DeviceSizes, ExchangeTimes, exchange_times, sizes_of_devices
@@ -21,6 +24,8 @@ from cdpsim.studies.plan.list_ends import ListEnds, list_ends, listing_of
 
 AXES = 3  # without data ranks, with such that have copies, and with such that have shares
 _STEPS = 3  # of a base: the first one fills devices, and the last one has what the second waits for
+_LEAST_OF_BASE = 4  # micro-batches
+_FEW_PASSES = 1024  # through stages: a run of so many takes no longer than the rest
 _ALL_LOOKED_AT = 8  # devices: of more, paths through some of them are followed
 _WEIGHTS = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]])  # what shares leave of memory, at most
 
@@ -29,10 +34,10 @@ class OfShape(NamedTuple):
     """What a case costs with some number of micro-batches."""
 
     step: Floats  # the least time of a step, by axis
+    memory: int  # the least peak without data ranks, beside `held`
     after_end: Floats  # and that beside what a device exchanges behind its last task: by axis and device
     after_sums: Floats  # and beside what it exchanges from the first complete gradients on
     held: Ints  # bytes that a device holds at some moments: activations, parameters, gradients, optimizer states
-    memory: int  # the least peak without data ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +46,7 @@ class Loads:
 
     request: Request
     known: dict[int, OfShape] = field(default_factory=dict)
+    bases: dict[int, "Base"] = field(default_factory=dict)
     exchanged: dict[tuple[int, int, int], ExchangeTimes] = field(default_factory=dict)
 
     @property
@@ -56,13 +62,29 @@ class Loads:
 
     @cached_property
     def base(self) -> "Base":
-        """The run of few micro-batches from which all figures come."""
+        """The run of few micro-batches from which figures come."""
         return _base_of(self.request, lists=self.lists)
+
+    @property
+    def own_zero(self) -> int:
+        """The stage of ZeRO of a schedule that has one of its own; else 0."""
+        schedule = self.request.schedule
+        return 0 if schedule.order.waits or self.in_slots else ZERO.index(schedule.state.homes)
+
+    def base_for(self, m: int) -> "Base":
+        """Return the run from which the figures of m micro-batches come: of as many where these are few."""
+        few = m < self.base.shape.m if self.lists else m * self.request.shape.n <= _FEW_PASSES
+        if m == self.base.shape.m or not few or not _takes(self.request, m):
+            return self.base
+        if m not in self.bases:
+            shape = replace(self.request.shape, m=m)
+            self.bases[m] = _base_of(self.request, lists=self.lists, shape=shape)
+        return self.bases[m]
 
     def of_shape(self, m: int) -> OfShape:
         """Return what it costs with m micro-batches."""
         if m not in self.known:
-            self.known[m] = _of_lists(self, m) if self.lists else _of_devices(self, m)
+            self.known[m] = _of_lists(self.base_for(m), m) if self.lists else _of_devices(self.base_for(m), m)
         return self.known[m]
 
     def exchanges(self, replicas: int, shard: int, zero: int) -> ExchangeTimes:
@@ -142,7 +164,7 @@ class Base:
     @cached_property
     def held(self) -> Held:
         """What devices hold in their tasks."""
-        return held_in_tasks(self.run.program)
+        return held_in_tasks(self.run.program, flushes=self.listing is not None)
 
     @cached_property
     def of_ends(self) -> dict[bytes, list[Paths]]:
@@ -157,15 +179,40 @@ def load_case(request: Request) -> Loads:
     return loads
 
 
-def _base_of(request: Request, *, lists: bool) -> Base:
-    """Return a run of three steps, whose lists have beginnings and ends that many micro-batches have."""
+def _base_of(request: Request, *, lists: bool, shape: Shape | None = None) -> Base:
+    """Return a run of three steps, whose lists have beginnings and ends that many micro-batches have, or of a shape."""
     request = request.alone().without_chance()
     if not lists:
-        return Base(request, simulate(request), None)
-    shape = replace(request.shape, m=_micro_batches_of_base(request))
-    request = request.with_steps(_STEPS, shape=shape)
+        return _simulated(request if shape is None else _of_micro_batches(request, shape.m), None)
+    shape = shape or replace(request.shape, m=_micro_batches_of_base(request))
     listing = listing_of(request.schedule, _plain(shape))
-    return Base(request, simulate(request), listing)
+    return _simulated(request.with_steps(_STEPS, shape=shape), listing)
+
+
+def _of_micro_batches(request: Request, m: int) -> Request:
+    """Return the same request of m micro-batches."""
+    return Request(**{**request, "schedule": request.schedule, "m": m, "ignore_memory": True})
+
+
+def _takes(request: Request, m: int) -> bool:
+    """Return whether a schedule can have m micro-batches."""
+    try:
+        if request.schedule.order.lists is None:
+            return bool(_of_micro_batches(request, m))
+        return bool(len(request.schedule.actions(replace(_plain(request.shape), m=m))))
+    except RequestError:
+        return False
+
+
+def _simulated(request: Request, listing: Listing | None) -> Base:
+    """Return the run of a request, without those options that change nothing where there are no data ranks."""
+    try:
+        run = simulate(request)
+    except InapplicableOption:
+        options = {**request, "schedule": request.schedule, "ignore_memory": True}
+        run = PartialRequests().serve(options, simulate)
+        request = run.request
+    return Base(request, run, listing)
 
 
 def _plain(shape: Shape) -> Shape:
@@ -173,23 +220,17 @@ def _plain(shape: Shape) -> Shape:
 
 
 def _micro_batches_of_base(request: Request) -> int:
-    """Return the least number of micro-batches that is enough for all devices, twice, and that the schedule takes."""
+    """Return the least number of micro-batches that is enough for all devices, and that the schedule takes."""
     schedule, shape = request.schedule, request.shape
     if "m" not in schedule.options:
         return shape.m
-    enough = max(shape.m, 2 * (shape.n // shape.chunks), 4)
-    for m in range(enough, 2 * enough):
-        try:
-            schedule.actions(replace(_plain(shape), m=m))
-        except RequestError:
-            continue
-        return m
-    return shape.m
+    enough = max(shape.m, shape.n // shape.chunks, _LEAST_OF_BASE)
+    return next((m for m in range(enough, 2 * enough + 1) if _takes(request, m)), shape.m)
 
 
-def _of_lists(loads: Loads, m: int) -> OfShape:
+def _of_lists(base: Base, m: int) -> OfShape:
     """Return the costs of m micro-batches of a schedule whose devices have lists."""
-    base, schedule = loads.base, loads.request.schedule
+    schedule = base.request.schedule
     ends = list_ends(schedule, _plain(base.shape), _plain(replace(base.shape, m=m)))
     if ends.key not in base.of_ends:
         base.of_ends[ends.key] = [paths.paths(ends, base.chosen) for paths in base.of_axes]
@@ -204,7 +245,7 @@ def _of_lists(loads: Loads, m: int) -> OfShape:
         column = np.searchsorted(base.chosen, paths.device)
         after_end[axis, column] = (paths.step_ends + paths.begins + mine[:, None]).max(axis=0)
         after_sums[axis, column] = (paths.sums_begin + paths.begins + mine[:, None]).max(axis=0)
-    return OfShape(step, after_end, after_sums, _held(base, ends), 0)
+    return OfShape(*_at_least_measured(base, m, step), after_end, after_sums, _held(base, ends))
 
 
 def _counts_of_ends(base: Base, ends: ListEnds) -> Ints:
@@ -242,21 +283,20 @@ def _held(base: Base, ends: ListEnds) -> Ints:
     return moments[np.unique([(moments @ weights).argmax() for weights in _WEIGHTS])]
 
 
-def _of_devices(loads: Loads, m: int) -> OfShape:
+def _of_devices(base: Base, m: int) -> OfShape:
     """Return the costs of m micro-batches of any schedule: those of its base, or the work of devices alone."""
-    base = loads.base
-    run = base.run
-    work = _work_of_pass(base, m) * m
-    steps = max(work, 0.0)
-    step = np.full(AXES, steps)
-    memory = 0
-    if m == base.shape.m and run.steady_state.certified:
-        step[0] = max(step[0], float(run.steady_state.period))
-        memory = int(run.peaks[:, -1].max())
-    none = np.full((AXES, 1), -np.inf)
-    held = base.held.held
+    none, held = np.full((AXES, 1), -np.inf), base.held.held
     moments = held[np.unique([(held @ weights).argmax() for weights in _WEIGHTS])]
-    return OfShape(step, none, none, moments, memory)
+    step = np.full(AXES, m * _work_of_pass(base, m))
+    return OfShape(*_at_least_measured(base, m, step), none, none, moments)
+
+
+def _at_least_measured(base: Base, m: int, step: Floats) -> tuple[Floats, int]:
+    """Return the least time of a step by axis, and the peak: those of the base's run where it has as many micro-batches."""
+    run = base.run
+    if m != base.shape.m or not run.steady_state.certified:
+        return step, 0
+    return np.append(max(step[0], float(run.steady_state.period)), step[1:]), int(run.peaks[:, -1].max())
 
 
 def _work_of_pass(base: Base, m: int) -> float:
