@@ -37,12 +37,16 @@ def held_in_tasks(program: Program, *, flushes: bool) -> Held:
     where = lane_of_device[buffers.device]
     first, last = program.lane_start[np.maximum(where, 0)], program.lane_start[np.maximum(where, 0) + 1] - 1
     begin = _begins(program, rank, where, lanes, first)
-    until = _ends(program, rank, where, lanes)
+    until = _until(program, rank, where, lanes, buffers.end, flushes=flushes)
+    if len(buffers.kept):
+        rows = np.arange(len(buffers))[buffers.kept]
+        kept = _until(program, rank, where, lanes, buffers.kept_until, rows, flushes=flushes)
+        np.maximum.at(until, buffers.kept, kept)
     if flushes:
-        updated, made = (_last_givers(program, rank, moment) for moment in (buffers.end, buffers.begin))
-        until = np.maximum(until, updated)
-        stays = np.isin(buffers.category, (Category.PARAMETERS, Category.OPTIMIZER)) & (made >= 0)
-        begin = np.where(stays, made + 1, begin)
+        replaced = _until(program, rank, where, lanes, buffers.begin, flushes=flushes)
+        stays = np.isin(buffers.category, (Category.PARAMETERS, Category.OPTIMIZER)) & (buffers.begin >= 0)
+        stays &= (buffers.begin & 1 == 1) & (buffers.begin >> 1 >= program.compute) & (replaced >= 0)
+        begin = np.where(stays, replaced + 1, begin)
     known = np.flatnonzero((where >= 0) & (begin >= 0) & (until >= begin) & (begin <= last))
     column = np.full(len(Category), -1)
     column[[*KINDS]] = np.arange(len(KINDS))
@@ -71,23 +75,30 @@ def _begins(program: Program, rank: Ints, where: Ints, lanes: int, first: Ints) 
     return np.where(program.buffers.begin < 0, first, found)
 
 
-def _ends(program: Program, rank: Ints, where: Ints, lanes: int) -> Ints:
-    """Return the rank up to which each buffer is there: that of the last task at whose end, or behind which, it goes."""
-    buffers = program.buffers
+def _until(
+    program: Program,
+    rank: Ints,
+    where: Ints,
+    lanes: int,
+    moment: Ints,
+    rows: Ints | None = None,
+    *,
+    flushes: bool,
+) -> Ints:
+    """Return the rank of the last task that certainly ends by the moments up to which buffers are there; else -1."""
+    rows = np.arange(len(program.buffers)) if rows is None else rows
+    where = where[rows]
     waits = _extreme(program.edges.after, rank[program.edges.before], program, lanes, least=False)
-
-    def until(moment: Ints, where: Ints) -> Ints:
-        node, at_start = moment >> 1, 1 - (moment & 1)
-        own = rank[np.maximum(node, 0)]
-        mine = (own >= 0) & (_lane_of(program, own) == where) & (moment >= 0)
-        return np.where(mine, own - at_start, _looked_up(waits, node, where, lanes))
-
-    found = until(buffers.end, where)
-    np.maximum.at(found, buffers.kept, until(buffers.kept_until, where[buffers.kept]))
-    return found
+    node, at_start = moment >> 1, 1 - (moment & 1)
+    own = rank[np.maximum(node, 0)]
+    mine = (own >= 0) & (_lane_of(program, own) == where) & (moment >= 0)
+    found = _looked_up(waits, node, where, lanes)
+    if flushes:
+        found = np.maximum(found, _last_givers(program, rank, moment, rows))
+    return np.where(mine, own - at_start, found)
 
 
-def _last_givers(program: Program, rank: Ints, moment: Ints) -> Ints:
+def _last_givers(program: Program, rank: Ints, moment: Ints, rows: Ints) -> Ints:
     """Return the rank of the last task that gives its device gradients before updates, or sums of them, at moments.
 
     It is -1 for moments of other nodes.
@@ -104,7 +115,7 @@ def _last_givers(program: Program, rank: Ints, moment: Ints) -> Ints:
     follows[program.compute : count] = True
     follows[sums] = True
     step = np.concatenate([tasks.step, messages.step, np.zeros(len(program.parts) + 1, dtype=np.int64)])
-    found: Ints = np.where(follows[node], last[step[node], buffers.stage, buffers.device], -1)
+    found: Ints = np.where(follows[node], last[step[node], buffers.stage[rows], buffers.device[rows]], -1)
     return found
 
 

@@ -220,11 +220,11 @@ def _plain(shape: Shape) -> Shape:
 
 
 def _micro_batches_of_base(request: Request) -> int:
-    """Return the least number of micro-batches that is enough for all devices, and that the schedule takes."""
+    """Return the least number of micro-batches that is enough for all devices, twice, and that the schedule takes."""
     schedule, shape = request.schedule, request.shape
     if "m" not in schedule.options:
         return shape.m
-    enough = max(shape.m, shape.n // shape.chunks, _LEAST_OF_BASE)
+    enough = max(shape.m, 2 * (shape.n // shape.chunks), _LEAST_OF_BASE)
     return next((m for m in range(enough, 2 * enough + 1) if _takes(request, m)), shape.m)
 
 
