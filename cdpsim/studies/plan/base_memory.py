@@ -17,9 +17,15 @@ class Held(NamedTuple):
     held: Ints  # by task and kind
     stash: Ints  # by task: the part of activations that forwards keep for backwards
     of_stage: Ints  # the stash of each stage
+    parameters: Ints  # by task: those of its stage alone
+
+    @property
+    def moments(self) -> Ints:
+        """A row for each task: activations, parameters, gradients, optimizer states; stashes, the stage's parameters."""
+        return np.column_stack([self.held, self.stash, self.parameters])
 
 
-def held_in_tasks(program: Program, *, flushes: bool) -> Held:
+def held_in_tasks(program: Program, parameters: Ints, *, flushes: bool) -> Held:
     """Return what devices hold in all tasks: buffers that begin and end with tasks of one lane, or what these wait for.
 
     Of a device with several lanes, nothing is known. If a schedule `flushes`, updates come behind the last task of their
@@ -61,7 +67,7 @@ def held_in_tasks(program: Program, *, flushes: bool) -> Held:
     held = np.cumsum(held, axis=0)[:-1]
     of_stage = np.zeros(program.n, dtype=np.int64)
     of_stage[buffers.stage[program.stashes]] = buffers.size[program.stashes]
-    return Held(tasks, held[:, :-1], held[:, -1], of_stage)
+    return Held(tasks, held[:, :-1], held[:, -1], of_stage, parameters[program.tasks.stage[tasks]])
 
 
 def _begins(program: Program, rank: Ints, where: Ints, lanes: int, first: Ints) -> Ints:

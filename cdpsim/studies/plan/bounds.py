@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.numeric.columns import Floats, Ints
+from cdpsim.numeric.columns import Flags, Floats, Ints
 from cdpsim.request import Request
 from cdpsim.studies.plan.exchange_times import ExchangeTimes
 from cdpsim.studies.plan.loads import AXES, Loads, OfShape, load_case
@@ -52,12 +52,13 @@ def bound_candidates(loads: Sequence[Loads], sizes: Sizes) -> Bounds:
     shapes = [loads[k].of_shape(many) for k, many in pairs.T.tolist()]
     keys, of_ranks = np.unique(np.stack([case, replicas, shard, zero]), axis=1, return_inverse=True)
     exchanges = [loads[k].exchanges(*ranks) for k, *ranks in keys.T.tolist()]
-    axis = np.where(replicas * shard == 1, 0, np.where(zero == 0, 1, 2))
+    axis = np.where((replicas * shard == 1) & (zero < 3), 0, np.where(zero == 0, 1, 2))
     step = _steps(shapes, exchanges, of_shape.ravel(), of_ranks.ravel(), axis, m)
+    stays = np.array([each.gathers_for_step for each in loads])[case]
     exact = np.array([each.in_slots for each in loads])[case]
     return Bounds(
         np.where(exact, np.ceil(step - 1e-6), step * ROUNDING),
-        _memory(shapes, of_shape.ravel(), np.where(axis == 2, zero, 0), shard, axis),
+        _memory(shapes, of_shape.ravel(), np.where(axis == 2, zero, 0), shard, axis, stays),
     )
 
 
@@ -88,15 +89,22 @@ def _padded(table: Floats, width: int, rows: int) -> Floats:
     return full
 
 
-def _memory(shapes: Sequence[OfShape], shape: Ints, zero: Ints, shard: Ints, axis: Ints) -> Ints:
-    """Return the least peak: activations, and the shares of parameters, gradients and optimizer states."""
+def _memory(shapes: Sequence[OfShape], shape: Ints, zero: Ints, shard: Ints, axis: Ints, stays: Flags) -> Ints:
+    """Return the least peak: activations, and the shares of parameters, gradients and optimizer states.
+
+    Where parameters are split, stages are run layer by layer, and only what forwards keep is known of activations; the
+    parameters of the stage at work may be there as a whole.
+    """
     points = max(len(each.held) for each in shapes)
-    held = np.zeros((len(shapes), points, 4), dtype=np.int64)
+    held = np.zeros((len(shapes), points, 6), dtype=np.int64)
     for row, each in zip(held, shapes, strict=True):
         row[: len(each.held)] = each.held
-    parts = np.ones((len(zero), 4), dtype=np.int64)
-    for column, least in ((1, 3), (2, 2), (3, 1)):
-        parts[:, column] = np.where(zero >= least, shard, 1)
-    peak: Ints = (held[shape] // parts[:, None]).sum(axis=2).max(axis=1)
+    activations, parameters, gradients, optimizer, stash, own = np.moveaxis(held[shape], 2, 0)
+    split, ranks = (zero == 3)[:, None], shard[:, None]
+    whole = np.where(stays[:, None] & split, np.minimum(own, parameters), 0)
+    peak = np.where(split, stash, activations)
+    peak += whole + (parameters - whole) // np.where(split, ranks, 1)
+    peak += gradients // np.where(zero[:, None] >= 2, ranks, 1) + optimizer // np.where(zero[:, None] >= 1, ranks, 1)
     measured = np.array([each.memory for each in shapes])[shape]
-    return np.where(axis == 0, np.maximum(peak, measured), peak)
+    least: Ints = peak.max(axis=1)
+    return np.where(axis == 0, np.maximum(least, measured), least)

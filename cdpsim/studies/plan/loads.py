@@ -27,7 +27,10 @@ _STEPS = 3  # of a base: the first one fills devices, and the last one has what 
 _LEAST_OF_BASE = 4  # micro-batches
 _FEW_PASSES = 1024  # through stages: a run of so many takes no longer than the rest
 _ALL_LOOKED_AT = 8  # devices: of more, paths through some of them are followed
-_WEIGHTS = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]])  # what shares leave of memory, at most
+# Moments that decide: those with most by some of `Held.moments`, of which shares leave less or nothing.
+_WEIGHTS = np.array(
+    [[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1]]
+)
 
 
 class OfShape(NamedTuple):
@@ -37,7 +40,7 @@ class OfShape(NamedTuple):
     memory: int  # the least peak without data ranks, beside `held`
     after_end: Floats  # and that beside what a device exchanges behind its last task: by axis and device
     after_sums: Floats  # and beside what it exchanges from the first complete gradients on
-    held: Ints  # bytes that a device holds at some moments: activations, parameters, gradients, optimizer states
+    held: Ints  # bytes that a device holds at some moments, by the columns of `Held.moments`
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +73,11 @@ class Loads:
         """The stage of ZeRO of a schedule that has one of its own; else 0."""
         schedule = self.request.schedule
         return 0 if schedule.order.waits or self.in_slots else ZERO.index(schedule.state.homes)
+
+    @property
+    def gathers_for_step(self) -> bool:
+        """Whether split parameters that a stage has gathered stay up to its last use in the step."""
+        return self.lists and not self.request.schedule.order.one_place and self.request.given["reshard"] in (None, "step")
 
     def base_for(self, m: int) -> "Base":
         """Return the run from which the figures of m micro-batches come: of as many where these are few."""
@@ -164,7 +172,8 @@ class Base:
     @cached_property
     def held(self) -> Held:
         """What devices hold in their tasks."""
-        return held_in_tasks(self.run.program, flushes=self.listing is not None)
+        parameters = np.array([stage.parameters for stage in self.request.timed_model.stages], dtype=np.int64)
+        return held_in_tasks(self.run.program, parameters, flushes=self.listing is not None)
 
     @cached_property
     def of_ends(self) -> dict[bytes, list[Paths]]:
@@ -272,23 +281,27 @@ def _held(base: Base, ends: ListEnds) -> Ints:
     row = row[base.of_axes[0].node]
     settled = np.minimum(ends.last, ends.settled)
     common = (index < ends.first[device]) | (index >= (listing.counts - settled)[device])
-    beside = held.held[row]
-    beside = np.concatenate([beside[:, :1] - held.stash[row, None], beside[:, 1:]], axis=1)
-    least = np.full((listing.devices * listing.phases, 4), np.iinfo(np.int64).max)
+    beside = held.moments[row]
+    beside[:, 0] -= held.stash[row]
+    beside[:, 4] = 0
+    least = np.full((listing.devices * listing.phases, beside.shape[1]), np.iinfo(np.int64).max)
     np.minimum.at(least, device * listing.phases + listing.phase, beside)
     grown = least[ends.device * listing.phases + ends.phase]
     known = grown[:, 0] < np.iinfo(np.int64).max
-    grown[:, 0] += np.where(known, ends.most @ held.of_stage, 0)
-    moments = np.concatenate([held.held[row][common], grown[known]])
+    grown[:, [0, 4]] += np.where(known, ends.most @ held.of_stage, 0)[:, None]
+    return _deciding(np.concatenate([held.moments[row][common], grown[known]]))
+
+
+def _deciding(moments: Ints) -> Ints:
+    """Return those moments that may have the peak, whatever is split."""
     return moments[np.unique([(moments @ weights).argmax() for weights in _WEIGHTS])]
 
 
 def _of_devices(base: Base, m: int) -> OfShape:
     """Return the costs of m micro-batches of any schedule: those of its base, or the work of devices alone."""
-    none, held = np.full((AXES, 1), -np.inf), base.held.held
-    moments = held[np.unique([(held @ weights).argmax() for weights in _WEIGHTS])]
+    none = np.full((AXES, 1), -np.inf)
     step = np.full(AXES, m * _work_of_pass(base, m))
-    return OfShape(*_at_least_measured(base, m, step), none, none, moments)
+    return OfShape(*_at_least_measured(base, m, step), none, none, _deciding(base.held.moments))
 
 
 def _at_least_measured(base: Base, m: int, step: Floats) -> tuple[Floats, int]:
