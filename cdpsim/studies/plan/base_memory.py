@@ -21,15 +21,15 @@ class Held(NamedTuple):
 
     @property
     def moments(self) -> Ints:
-        """A row for each task: activations, parameters, gradients, optimizer states; stashes, the stage's parameters."""
+        """A row for each task: activations, parameters, gradients, optimizer; stashes, the stage's own parameters."""
         return np.column_stack([self.held, self.stash, self.parameters])
 
 
 def held_in_tasks(program: Program, parameters: Ints, *, flushes: bool) -> Held:
     """Return what devices hold in all tasks: buffers that begin and end with tasks of one lane, or what these wait for.
 
-    Of a device with several lanes, nothing is known. If a schedule `flushes`, updates come behind the last task of their
-    device that gives gradients to their stage, and a new version takes the place of the old one.
+    Of a device with several lanes, nothing is known. If a schedule `flushes`, updates come behind the last task of
+    their device that gives gradients to their stage, and a new version takes the place of the old one.
     """
     buffers, tasks = program.buffers, program.lane_tasks
     lanes = len(program.lane_start) - 1

@@ -21,7 +21,7 @@ ROUNDING = 1 - 1e-9  # of seconds, which sums in another order may miss by less
 
 
 class Sizes(NamedTuple):
-    """Columns over candidates: the case, and its numbers of micro-batches and data ranks; these are replicas x shard."""
+    """Columns over candidates: the case, its micro-batches, and its data ranks, which are replicas x shard."""
 
     case: Ints
     m: Ints

@@ -1,4 +1,4 @@
-"""What a step's lists have in common with those of another number of micro-batches: how they begin, and how they end."""
+"""What a step's lists have in common with those of other micro-batches: how they begin, and how they end."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -69,7 +69,7 @@ def _numbers(listing: Listing, *, back: bool = False) -> Ints:
 
 
 def _common(one: Listing, other: Listing, of_one: Ints, of_other: Ints, *, reverse: bool = False) -> Ints:
-    """Return how many tasks of each device come in both lists alike, from the first on or, in reverse, from the last."""
+    """Return how many tasks of each device are alike in both lists, from the first on or, in reverse, from the last."""
     labels = [
         number[each.micro_batch] * each.phases + each.phase for each, number in ((one, of_one), (other, of_other))
     ]
@@ -105,7 +105,7 @@ def _most_stashes(listing: Listing, device: Ints) -> tuple[Ints, Ints, Ints]:
     n, phases = listing.shape.n, listing.phases
     forward, backward = listing.phase < n, (listing.phase >= n) & (listing.phase < 2 * n)
     stage = np.where(forward, listing.phase, 2 * n - 1 - listing.phase)
-    held = np.cumsum(forward) - np.cumsum(backward) + backward
+    held: Ints = np.cumsum(forward) - np.cumsum(backward) + backward
     order = np.lexsort((-held, device * phases + listing.phase))
     key = (device * phases + listing.phase)[order]
     chosen = order[np.flatnonzero(np.diff(key, prepend=-1))]

@@ -9,7 +9,7 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.front import simulate
 from cdpsim.numeric.columns import Floats, Ints
-from cdpsim.program import Category, Content, Kind, Op, Stream
+from cdpsim.program import Content, Kind, Op, Stream
 from cdpsim.request import Request
 from cdpsim.request.options import InapplicableOption
 from cdpsim.runs import Run
@@ -18,7 +18,7 @@ from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import ZERO
 from cdpsim.studies.partial_requests import PartialRequests
 from cdpsim.studies.plan.base_memory import Held, held_in_tasks
-from cdpsim.studies.plan.base_paths import LOOKED_AT, BasePaths, Paths
+from cdpsim.studies.plan.base_paths import BasePaths, Paths
 from cdpsim.studies.plan.exchange_times import DeviceSizes, ExchangeTimes, exchange_times, sizes_of_devices
 from cdpsim.studies.plan.list_ends import ListEnds, list_ends, listing_of
 
@@ -29,7 +29,14 @@ _FEW_PASSES = 1024  # through stages: a run of so many takes no longer than the 
 _ALL_LOOKED_AT = 8  # devices: of more, paths through some of them are followed
 # Moments that decide: those with most by some of `Held.moments`, of which shares leave less or nothing.
 _WEIGHTS = np.array(
-    [[1, 1, 1, 1, 0, 0], [1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 1, 1]]
+    [
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 1, 1],
+    ]
 )
 
 
@@ -77,7 +84,9 @@ class Loads:
     @property
     def gathers_for_step(self) -> bool:
         """Whether split parameters that a stage has gathered stay up to its last use in the step."""
-        return self.lists and not self.request.schedule.order.one_place and self.request.given["reshard"] in (None, "step")
+        return (
+            self.lists and not self.request.schedule.order.one_place and self.request.given["reshard"] in (None, "step")
+        )
 
     def base_for(self, m: int) -> "Base":
         """Return the run from which the figures of m micro-batches come: of as many where these are few."""
@@ -294,7 +303,8 @@ def _held(base: Base, ends: ListEnds) -> Ints:
 
 def _deciding(moments: Ints) -> Ints:
     """Return those moments that may have the peak, whatever is split."""
-    return moments[np.unique([(moments @ weights).argmax() for weights in _WEIGHTS])]
+    chosen: Ints = moments[np.unique([(moments @ weights).argmax() for weights in _WEIGHTS])]
+    return chosen
 
 
 def _of_devices(base: Base, m: int) -> OfShape:
@@ -305,7 +315,7 @@ def _of_devices(base: Base, m: int) -> OfShape:
 
 
 def _at_least_measured(base: Base, m: int, step: Floats) -> tuple[Floats, int]:
-    """Return the least time of a step by axis, and the peak: those of the base's run where it has as many micro-batches."""
+    """Return the least time of a step by axis, and the peak: the base's own where it has as many micro-batches."""
     run = base.run
     if m != base.shape.m or not run.steady_state.certified:
         return step, 0
