@@ -89,8 +89,13 @@ def options_of(name: str, devices: int) -> dict[str, Any]:
     return {"schedule": name, "n": n} | ({"chunks": chunks} if takes_chunks else {})
 
 
-REAL = {"model": "llama3-8b", "cluster": "a100-nodes"}  # of stages that are grouped into few
-OTHERS = ({"offload": "optimizer"}, {"offload": "activations"}, {"optimizer": "sgd"}, {"recompute": "sqrt"})
+REAL: dict[str, Any] = {"model": "llama3-8b", "cluster": "a100-nodes"}  # of stages that are grouped into few
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"offload": "optimizer"},
+    {"offload": "activations"},
+    {"optimizer": "sgd"},
+    {"recompute": "sqrt"},
+)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +109,7 @@ def test_bounds_hold_for_a_grouped_model_on_nodes(name: str, trained: dict[str, 
     rows = [(0, 16, *ranks) for ranks in ((1, 1, 0), (3, 1, 0), (1, 2, 1), (2, 2, 2), (1, 4, 3), (2, 8, 3))]
     bounds = bound_candidates([loads], Sizes(*np.array(rows).T))
     for (_, m, replicas, shard, zero), step, memory in zip(rows, *bounds, strict=True):
-        shared = {"zero": zero, "shard": shard} if zero else {}
+        shared: dict[str, Any] = {"zero": zero, "shard": shard} if zero else {}
         measured = evaluate(**case, m=m, replicas=replicas, **shared)
         assert step <= measured.step
         assert memory <= measured.memory

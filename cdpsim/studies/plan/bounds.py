@@ -13,7 +13,7 @@ import numpy as np
 from cdpsim.numeric.columns import Flags, Floats, Ints
 from cdpsim.request import Request
 from cdpsim.studies.plan.exchange_times import ExchangeTimes
-from cdpsim.studies.plan.loads import AXES, Loads, OfShape, load_case
+from cdpsim.studies.plan.loads import DATA_AXES, Loads, OfShape, load_case
 
 __all__ = ["Bounds", "Loads", "Sizes", "bound_candidates", "loads_of"]
 
@@ -53,7 +53,7 @@ def bound_candidates(loads: Sequence[Loads], sizes: Sizes) -> Bounds:
     keys, of_ranks = np.unique(np.stack([case, replicas, shard, zero]), axis=1, return_inverse=True)
     exchanges = [loads[k].exchanges(*ranks) for k, *ranks in keys.T.tolist()]
     axis = np.where((replicas * shard == 1) & (zero < 3), 0, np.where(zero == 0, 1, 2))
-    step = _steps(shapes, exchanges, of_shape.ravel(), of_ranks.ravel(), axis, m)
+    step = _least_steps(shapes, exchanges, of_shape.ravel(), of_ranks.ravel(), axis, m)
     stays = np.array([each.gathers_for_step for each in loads])[case]
     exact = np.array([each.in_slots for each in loads])[case]
     return Bounds(
@@ -62,17 +62,18 @@ def bound_candidates(loads: Sequence[Loads], sizes: Sizes) -> Bounds:
     )
 
 
-def _steps(
+def _least_steps(
     shapes: Sequence[OfShape], exchanges: Sequence[ExchangeTimes], shape: Ints, ranks: Ints, axis: Ints, m: Ints
 ) -> Floats:
     """Return the least time of a step: the longest path without exchanges, with them, or the exchanges alone."""
     width = max(each.after_end.shape[1] for each in shapes)
     whole = np.array([each.step for each in shapes])
     after_end, after_sums = (
-        np.stack([_padded(getattr(each, name), width, AXES) for each in shapes]) for name in ("after_end", "after_sums")
+        np.stack([_filled_up(getattr(each, name), width, DATA_AXES) for each in shapes])
+        for name in ("after_end", "after_sums")
     )
     extra_end, extra_sums = (
-        np.stack([_padded(getattr(each, name)[None], width, 1)[0] for each in exchanges])
+        np.stack([_filled_up(getattr(each, name)[None], width, 1)[0] for each in exchanges])
         for name in ("behind_end", "behind_sums")
     )
     stream = np.array([(each.once, each.each) for each in exchanges])[ranks]
@@ -82,7 +83,7 @@ def _steps(
     return result
 
 
-def _padded(table: Floats, width: int, rows: int) -> Floats:
+def _filled_up(table: Floats, width: int, rows: int) -> Floats:
     """Return a table with so many columns; those that it lacks are -inf."""
     full = np.full((rows, width), -np.inf)
     full[:, : table.shape[1]] = table
