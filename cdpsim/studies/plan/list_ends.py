@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Flags, Ints
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import Listing
 from cdpsim.schedules.shape import Shape
@@ -27,6 +27,7 @@ class ListEnds:
     device: Ints  # of each device and phase that it has a row,
     phase: Ints
     most: Ints  # with the stashes, by stage, in the task in which the device holds most
+    amid: Flags  # and whether that comes when the device has used all its stages, and will use them again
 
     @property
     def key(self) -> bytes:
@@ -101,7 +102,24 @@ def _settled_tasks(listing: Listing, device: Ints, index: Ints) -> Ints:
     return settled
 
 
-def _most_stashes(listing: Listing, device: Ints) -> tuple[Ints, Ints, Ints]:
+def tasks_amid(listing: Listing) -> Flags:
+    """Return which tasks come behind the first one of each stage of their device, and before the last of each."""
+    n, device = listing.shape.n, np.repeat(np.arange(listing.devices), listing.counts)
+    third, place = np.divmod(listing.phase, n)
+    stage = np.where(third == 0, place, n - 1 - place)
+    key = device * n + stage
+    _, first = np.unique(key, return_index=True)
+    _, last = np.unique(key[::-1], return_index=True)
+    last = len(key) - 1 - last
+    used, again = np.zeros(listing.devices, dtype=np.int64), np.full(listing.devices, len(key))
+    np.maximum.at(used, device[first], first)
+    np.minimum.at(again, device[last], last)
+    row = np.arange(len(key))
+    amid: Flags = (row > used[device]) & (row < again[device])
+    return amid
+
+
+def _most_stashes(listing: Listing, device: Ints) -> tuple[Ints, Ints, Ints, Flags]:
     """Return the stashes that a device holds, by stage, in the task of each phase that has most of them at once.
 
     A stash is there from the start of its forward to the end of its backward, or of the input's part of that. In each
@@ -118,4 +136,4 @@ def _most_stashes(listing: Listing, device: Ints) -> tuple[Ints, Ints, Ints]:
     for j in range(n):
         ends = backward & (stage == j)
         most[:, j] = (np.cumsum(forward & (stage == j)) - np.cumsum(ends) + ends)[chosen]
-    return device[chosen], listing.phase[chosen], most
+    return device[chosen], listing.phase[chosen], most, tasks_amid(listing)[chosen]

@@ -20,7 +20,7 @@ from cdpsim.studies.partial_requests import PartialRequests
 from cdpsim.studies.plan.base_memory import Held, held_in_tasks
 from cdpsim.studies.plan.base_paths import BasePaths, Paths
 from cdpsim.studies.plan.exchange_times import DeviceSizes, ExchangeTimes, exchange_times, sizes_of_devices
-from cdpsim.studies.plan.list_ends import ListEnds, list_ends, listing_of
+from cdpsim.studies.plan.list_ends import ListEnds, list_ends, listing_of, tasks_amid
 
 DATA_AXES = 3  # without data ranks, with such that have copies, and with such that have shares
 _STEPS_OF_BASE = 3  # of a base: the first one fills devices, and the last one has what the second waits for
@@ -290,7 +290,10 @@ def _held(base: Base, ends: ListEnds) -> Ints:
     row = row[base.of_axes[0].node]
     settled = np.minimum(ends.last, ends.settled)
     common = (index < ends.first[device]) | (index >= (listing.counts - settled)[device])
-    beside = held.moments[row]
+    moments = held.moments[row]
+    stages = _parameters_of_devices(base)
+    moments[:, 5] = np.where(tasks_amid(listing), stages[device], moments[:, 5])
+    beside = moments.copy()
     beside[:, 0] -= held.stash[row]
     beside[:, 4] = 0
     least = np.full((listing.devices * listing.phases, beside.shape[1]), np.iinfo(np.int64).max)
@@ -298,7 +301,18 @@ def _held(base: Base, ends: ListEnds) -> Ints:
     grown = least[ends.device * listing.phases + ends.phase]
     known = grown[:, 0] < np.iinfo(np.int64).max
     grown[:, [0, 4]] += np.where(known, ends.most @ held.of_stage, 0)[:, None]
-    return _deciding(np.concatenate([held.moments[row][common], grown[known]]))
+    grown[:, 5] = np.where(ends.amid, stages[ends.device], grown[:, 5])
+    return _deciding(np.concatenate([moments[common], grown[known]]))
+
+
+def _parameters_of_devices(base: Base) -> Ints:
+    """Return the bytes of the parameters of all stages of each device."""
+    program = base.run.program
+    tasks = np.arange(program.compute)
+    pairs = np.unique(np.stack([program.tasks.device[tasks], program.tasks.stage[tasks]]), axis=1)
+    found = np.zeros(program.devices, dtype=np.int64)
+    np.add.at(found, pairs[0], np.array([stage.parameters for stage in base.request.timed_model.stages])[pairs[1]])
+    return found
 
 
 def _deciding(moments: Ints) -> Ints:
