@@ -30,12 +30,13 @@ _ALL_LOOKED_AT = 8  # devices: of more, paths through some of them are followed
 # Moments that decide: those with most by some of `Held.moments`, of which shares leave less or nothing.
 _WEIGHTS = np.array(
     [
-        [1, 1, 1, 1, 0, 0],
-        [1, 1, 1, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0],
-        [1, 0, 0, 0, 0, 0],
-        [0, 0, 0, 0, 1, 0],
-        [0, 0, 0, 0, 1, 1],
+        [1, 1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 1],
+        [1, 0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 1, 1, 1],
     ]
 )
 
@@ -47,7 +48,7 @@ class OfShape(NamedTuple):
     memory: int  # the least peak without data ranks, beside `held`
     after_end: Floats  # and that beside what a device exchanges behind its last task: by axis and device
     after_sums: Floats  # and beside what it exchanges from the first complete gradients on
-    held: Ints  # bytes that a device holds at some moments, by the columns of `Held.moments`
+    held: Ints  # bytes at some moments, by the columns of `Held.moments`; the last is of whole gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +81,11 @@ class Loads:
         """The stage of ZeRO of a schedule that has one of its own; else 0."""
         schedule = self.request.schedule
         return 0 if schedule.order.waits or self.in_slots else ZERO.index(schedule.state.homes)
+
+    @property
+    def sums_once(self) -> bool:
+        """Whether devices add up whole gradients, and sum them when those of a step are complete."""
+        return self.lists and not self.request.schedule.order.one_place and self.request.given["reduce"] != "each"
 
     @property
     def gathers_for_step(self) -> bool:
@@ -292,7 +298,9 @@ def _held(base: Base, ends: ListEnds) -> Ints:
     common = (index < ends.first[device]) | (index >= (listing.counts - settled)[device])
     moments = held.moments[row]
     stages = _parameters_of_devices(base)
-    moments[:, 5] = np.where(tasks_amid(listing), stages[device], moments[:, 5])
+    amid, summing = tasks_amid(listing)
+    moments[:, 5] = np.where(amid, stages[device], moments[:, 5])
+    moments[:, 6] = np.where(summing, moments[:, 2], 0)
     beside = moments.copy()
     beside[:, 0] -= held.stash[row]
     beside[:, 4] = 0
@@ -302,6 +310,7 @@ def _held(base: Base, ends: ListEnds) -> Ints:
     known = grown[:, 0] < np.iinfo(np.int64).max
     grown[:, [0, 4]] += np.where(known, ends.most @ held.of_stage, 0)[:, None]
     grown[:, 5] = np.where(ends.amid, stages[ends.device], grown[:, 5])
+    grown[:, 6] = np.where(ends.summing, grown[:, 2], 0)
     return _deciding(np.concatenate([moments[common], grown[known]]))
 
 
