@@ -95,13 +95,19 @@ class Loads:
         )
 
     def base_for(self, m: int) -> "Base":
-        """Return the run from which the figures of m micro-batches come: of as many where these are few."""
-        few = m < self.base.shape.m if self.lists else m * self.request.shape.n <= _FEW_PASSES
+        """Return the run from which the figures of m micro-batches come: of as many where these are few.
+
+        Of a cyclic schedule, it is one whose workers have several micro-batches where they have so with m.
+        """
+        shape, few = self.request.shape, m * self.request.shape.n <= _FEW_PASSES
+        if self.lists:
+            few = m < self.base.shape.m
+        elif not few and self.request.schedule.order.accumulates:
+            m, few = min(m, 2 * shape.n), True
         if m == self.base.shape.m or not few or not _takes(self.request, m):
             return self.base
         if m not in self.bases:
-            shape = replace(self.request.shape, m=m)
-            self.bases[m] = _base_of(self.request, lists=self.lists, shape=shape)
+            self.bases[m] = _base_of(self.request, lists=self.lists, shape=replace(shape, m=m))
         return self.bases[m]
 
     def of_shape(self, m: int) -> OfShape:
@@ -215,7 +221,10 @@ def _base_of(request: Request, *, lists: bool, shape: Shape | None = None) -> Ba
 
 def _of_micro_batches(request: Request, m: int) -> Request:
     """Return the same request of m micro-batches."""
-    return Request(**{**request, "schedule": request.schedule, "m": m, "ignore_memory": True})
+    options = {**request, "schedule": request.schedule, "m": m, "ignore_memory": True}
+    if request.rule == request.schedule.rule_of(request.shape):  # by default; with others it may be another one
+        del options["rule"]
+    return Request(**options)
 
 
 def _takes(request: Request, m: int) -> bool:
