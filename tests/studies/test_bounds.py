@@ -65,7 +65,7 @@ def try_law(part: int, many: int, **factors: float) -> None:
 
 
 @pytest.mark.uncounted
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, PARTS))])
 def test_bounds_are_at_most_what_a_simulation_gives(part: int) -> None:
     """Any schedule, uneven stages, devices and links, messages beside or between tasks, replicas and shares."""
     try_law(part, examples(500))
