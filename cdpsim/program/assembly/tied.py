@@ -93,7 +93,7 @@ def can_share_tensors(schedule: Schedule) -> bool:
     return schedule.order.together and (state.parameters is Home.OWNED or state.optimizer is not Home.OWNED)
 
 
-class Sizes(NamedTuple):
+class HolderSizes(NamedTuple):
     """Bytes of its stage on each holder, by rows of holders."""
 
     parameters: Ints
@@ -101,9 +101,9 @@ class Sizes(NamedTuple):
     optimizer: Ints
 
 
-def holder_sizes(tables: Tables, model: Model) -> Sizes:
+def holder_sizes(tables: Tables, model: Model) -> HolderSizes:
     """Return the bytes of each holder: of owned values each owner has its own, of copied ones a device has one copy."""
-    sizes = Sizes(*(model.size(kind)[tables.holders.stage] for kind in Sizes._fields))
+    sizes = HolderSizes(*(model.size(kind)[tables.holders.stage] for kind in HolderSizes._fields))
     owned = tables.passes.schedule.state.parameters is Home.OWNED
     for tie in () if owned else _shared_ties(tables, model):
         again, _ = _find_copies(tables, tie).again
