@@ -10,7 +10,6 @@ from typing import Any
 from cdpsim.cli.commands.options import (
     FORMAT_OF_PAPERS,
     RUN_OPTIONS,
-    flag_of,
     format_of,
     look_arguments,
     look_of,
@@ -27,6 +26,7 @@ from cdpsim.errors import RequestError, choose, short_repr, whole_number
 from cdpsim.export import pictures
 from cdpsim.files.notes import explain, say
 from cdpsim.files.units import size_bytes
+from cdpsim.request.options import flag_of
 from cdpsim.schedules import NAMES
 from cdpsim.studies.comparison import compare
 from cdpsim.studies.comparison_columns import (

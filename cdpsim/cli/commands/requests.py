@@ -7,13 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cdpsim.cli.commands.options import flag_of
 from cdpsim.errors import RequestError
 from cdpsim.files.notes import say
 from cdpsim.front import CheckEnded, check_until, reopen, simulate
 from cdpsim.model import UNIT_MODELS
 from cdpsim.request import Request, experiment
-from cdpsim.request.options import OPTION_NAMES
+from cdpsim.request.options import OPTION_NAMES, flag_of
 from cdpsim.runs import Run
 from cdpsim.schedules import NAMES, SCHEDULES, Schedule
 from cdpsim.studies.comparison_columns import SPLIT_NOTE
