@@ -48,5 +48,5 @@ def loads_of(request: Request) -> Loads:
 def bound_candidates(loads: Sequence[Loads], sizes: Sizes) -> Bounds:
     """Return lower bounds of the figures of candidates."""
     work = np.array([each.work for each in loads])
-    step = work[sizes.case] * sizes.m * (1 - 1e-9)
+    step = (work[sizes.case] * sizes.m * (1 - 1e-9)).astype(np.float64)
     return Bounds(step, np.zeros(len(step), np.int64))

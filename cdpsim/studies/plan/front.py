@@ -22,8 +22,7 @@ def sorted_by(objective: str) -> list[int]:
 
 def dominated_by(point: Floats, figures: Floats) -> Flags:
     """Return which rows a point dominates: it is at least as good in all figures, and better in one."""
-    dominated: Flags = (point <= figures).all(axis=1) & (point < figures).any(axis=1)
-    return dominated
+    return np.asarray((point <= figures).all(axis=1) & (point < figures).any(axis=1), dtype=np.bool_)
 
 
 def front_of(figures: Floats) -> Ints:

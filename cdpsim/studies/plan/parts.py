@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from cdpsim.schedules.rule import Rule, find_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.studies.partial_requests import PartialRequests
 
+Part = TypeVar("Part")
 _NEEDED = ("n", "m", "chunks", "replicas", "shard", "zero", "rule", "recompute")  # a refusal of these is one
 _PLENTY = 1e15  # bytes of this machine: what is read here is not run
 
@@ -124,13 +125,13 @@ class Parts:
             try:
                 check_causal(request.schedule, request.rule, request.shape)
                 staleness = float(request.rule.lags(request.shape).mean())
-                self._facts[key] = _Facts(staleness, _digest(structure, request))
+                self._facts[key] = _Facts(staleness, _digest(request))
             except RequestError as error:
                 self._facts[key] = error
         return _found(self._facts[key])
 
 
-def _found(part: Any) -> Any:
+def _found(part: Part | RequestError) -> Part:
     """Return a part that has been read; raise its refusal."""
     if isinstance(part, RequestError):
         raise part
@@ -155,17 +156,17 @@ def _rule_facts(rule: Rule, shape: Shape) -> tuple[object, ...]:
     return *lags, rule.barrier, rule.versions
 
 
-def _digest(structure: Structure, request: Request) -> object:
-    """Return a digest of all that a schedule does at a size, where its actions are listed; else its name and size."""
+def _digest(request: Request) -> object:
+    """Return a digest of all that a schedule does at a size."""
     schedule, shape = request.schedule, request.shape
-    order = schedule.order
-    if order.lists is None or not order.waits:
-        return structure.key
+    order, read = schedule.order, _rule_facts(request.rule, shape)
+    if order.lists is None:
+        return order, schedule.placement, schedule.state, shape, read
     actions = schedule.actions(shape)
-    columns = [actions.kind, actions.stage, actions.micro_batch, actions.first]
-    columns += [column for column in (actions.delay, actions.beside) if column is not None]
+    columns = (actions.kind, actions.stage, actions.micro_batch, actions.first, actions.delay, actions.beside)
     digest = hashlib.sha256()
     for column in columns:
-        digest.update(str(column.shape).encode() + np.ascontiguousarray(column, np.int64).tobytes())
-    facts = (order.together, order.one_place, order.release, schedule.placement.name, repr(schedule.state), shape.n, shape.m)
-    return digest.hexdigest(), *facts, shape.chunks, _rule_facts(request.rule, shape)
+        numbers = np.array([] if column is None else column, dtype=np.int64)
+        digest.update(str(numbers.shape).encode() + numbers.tobytes())
+    facts = (order.together, order.one_place, order.release, schedule.placement.name, schedule.state, shape.n, shape.m)
+    return digest.hexdigest(), *facts, shape.chunks, read

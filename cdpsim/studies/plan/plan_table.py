@@ -2,23 +2,25 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cdpsim.errors import RequestError, one_line
+from cdpsim.errors import one_line
 from cdpsim.files.tables import as_csv, as_html, as_json, as_text, data_frame
 from cdpsim.files.units import counted, short_text
+from cdpsim.model import UNIT_MODELS
 from cdpsim.request.description import MEMORY_NOTE
 from cdpsim.request.options import DEFAULTS, flag_of
-from cdpsim.schedules import Schedule
 from cdpsim.studies.compare import Measured
-from cdpsim.studies.plan.front import best_first, front_of, sorted_by
+from cdpsim.studies.comparison_columns import SPLIT_NOTE
+from cdpsim.studies.plan.front import best_first, front_of
 from cdpsim.studies.plan.search import (
     FATES,
+    INTERRUPTED,
     OPEN,
     REFUSED,
     SIMULATED,
@@ -119,9 +121,19 @@ class Plan:
         return not self.search.stopped
 
     @property
+    def interrupted(self) -> bool:
+        """Whether a user has interrupted the search."""
+        return self.search.stopped == INTERRUPTED
+
+    @property
     def best(self) -> PlanRow | None:
         """The best candidate of all; None if none is known to fit."""
         return self.rows[0] if self.rows else None
+
+    @property
+    def fitting(self) -> list[Measured]:
+        """The figures of all candidates that were simulated and fit, in their order."""
+        return [self.search.measured[number] for number in sorted(self.search.figures)]
 
     @cached_property
     def best_synchronous(self) -> PlanRow | None:
@@ -238,9 +250,7 @@ def plan_table(plan: Plan, form: str = "text") -> str:
         head = [*names, *_FIGURE_COLUMNS, "front", "command"]
         front = {id(row) for row in plan.front}
         rows = [*plan.rows, *(row for row in plan.front if all(row is not other for other in plan.rows))]
-        cells = [
-            [*_option_cells(row, names), *_figures(row), id(row) in front, row.command] for row in rows
-        ]
+        cells = [[*_option_cells(row, names), *_figures(row), id(row) in front, row.command] for row in rows]
         return as_csv(head, cells)
     return plan_text(plan)
 
@@ -270,7 +280,9 @@ def _head_lines(plan: Plan) -> list[str]:
     most = [] if wanted.memory is None else [f"at most {_size_text(plan, wanted.memory)} on a device"]
     few = "at most " * wanted.fewer
     words = [f"{few}{counted(wanted.devices, 'device')}", f"{wanted.batch} {what} in a training step", *most]
-    return [", ".join(words)]
+    return [", ".join(words)] + [SPLIT_NOTE] * (
+        plan.in_slots and plan.search.space.cases[0].model.name == UNIT_MODELS[1]
+    )
 
 
 def _count_lines(plan: Plan) -> list[str]:
@@ -279,7 +291,9 @@ def _count_lines(plan: Plan) -> list[str]:
     subjects = ", ".join(f"{subject} {count:,}" for subject, count in searched[REFUSED].items())
     counts = {fate: sum(searched[fate].values()) if fate == REFUSED else searched[fate] for fate in FATES}
     words = [
-        f"{count:,} {_FATE_WORDS[fate]}" + f" ({subjects})" * (fate == REFUSED) for fate, count in counts.items() if count
+        f"{count:,} {_FATE_WORDS[fate]}" + f" ({subjects})" * (fate == REFUSED)
+        for fate, count in counts.items()
+        if count
     ]
     return [f"{counted(searched['candidates'], 'candidate')}: {', '.join(words)}", plan.status]
 

@@ -19,6 +19,7 @@ from cdpsim.studies.plan.space import Space
 REFUSED, TWIN, TOO_LARGE, WORSE, SIMULATED, OPEN = FATES = (
     *("cannot be asked", "equal to another", "too large", "cannot be better", "simulated", "open"),
 )
+INTERRUPTED = "interrupted"
 Evaluate = Callable[[Mapping[str, Any]], Measured]
 
 
@@ -117,7 +118,7 @@ def run_search(search: Search, *, front: bool = True) -> None:
         if front:
             rest = _find_front(search, rest, tick)
     except KeyboardInterrupt:
-        search.stopped = "interrupted"
+        search.stopped = INTERRUPTED
     finally:
         tick(0)
     if not search.stopped:

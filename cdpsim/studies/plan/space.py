@@ -149,7 +149,7 @@ def _grids(wanted: Wanted, schedule: Schedule, devices: int, variant: Variant) -
     """Yield the sizes of a schedule whose stages and micro-batches decide on its devices."""
     asked = (variant.slots_n,) if variant.slots_n else wanted.axes.get("n", (None,))
     for n in asked:
-        options = variant.options | ({} if n is None else {"n": n})
+        options = {**variant.options, **({} if n is None else {"n": n})}
         try:
             shape = equal_shape(schedule, options, devices, None)
         except RequestError as error:
@@ -174,12 +174,12 @@ def _with_batch(wanted: Wanted, sized: _Sized, variant: Variant, *, fixed: int |
         m, rest = divmod(wanted.batch, each)
         if m and not rest:
             return sized._replace(structure=sized.structure._replace(m=m))
-        near, remedy = (m * each, (m + 1) * each), f"no multiple of {each}; give one"
+        near, remedy = [m * each, (m + 1) * each], f"no multiple of {each}; give one"
     else:
         own = (fixed or schedule.micro_batches(n or variant.stages)) * each
         if own == wanted.batch:
             return sized
-        near, remedy = (own,), f"not its own {own}; give these, or leave the schedule out"
+        near, remedy = [own], f"not its own {own}; give these, or leave the schedule out"
     problem = f"{wanted.batch} samples are no training step of {schedule.name} on {counted(sized.devices, 'device')}"
     refusal = RequestError("batch", f"{problem}: {remedy}")
     return sized._replace(refusal=refusal, near=tuple(size for size in near if size))
@@ -214,7 +214,7 @@ def _candidates_of(
             except RequestError as error:
                 why = error
         key = (structure.key, replicas, shard, zero, kept.key if why is None else variant.key)
-        options = structure.options | given | kept.options
+        options = {**structure.options, **given, **kept.options}
         near = sized.near if why is refusal else ()
         yield Candidate(options, sized.devices, -1 if why else case, staleness, why, near=near), key
 

@@ -16,7 +16,7 @@ from cdpsim.request.options import DEFAULTS, TRAINING
 from cdpsim.request.reading import read_cluster, read_model
 from cdpsim.schedules import SCHEDULES, Schedule, find_schedule
 from cdpsim.schedules.rule import find_rule
-from cdpsim.studies.comparison import has_several, listed_values
+from cdpsim.studies.comparison import listed_values
 from cdpsim.studies.plan.parts import Variant
 
 OneModel: TypeAlias = str | Path | Model
@@ -80,7 +80,7 @@ def read_wanted(
     fewer: bool,
 ) -> Wanted:
     """Return the limits of a search from a plan's options, each of which is checked."""
-    models = [*model] if isinstance(model, list | tuple) else [model]
+    models: list[Any] = [*model] if isinstance(model, list | tuple) else [model]
     if batch is None:
         raise RequestError("batch", "is missing; give the samples of a training step")
     count = _number_of_devices(devices, cluster)
