@@ -16,7 +16,7 @@ _WIDE, _HIGH, _KEY_ROW = 8.0, 4.6, 0.2  # inches
 _KEY_COLUMNS = 4
 _SHAPES = "osD^vP"  # of schedules that have the same colour
 _SIZE, _FRONT_SIZE, _RING = 3.5, 6.5, 11.0  # points
-_ROOM = 0.04  # of the axes, around their points
+_EDGE = 0.04  # of the axes, around their points
 
 
 class _Spot(NamedTuple):
@@ -42,14 +42,14 @@ def plan_picture(plan: Plan) -> Figure:
     rows = -(-(len(names) + 1 + stale) // _KEY_COLUMNS)
     figure = Figure(figsize=(_WIDE, _HIGH + _KEY_ROW * rows), layout="constrained")
     axes = figure.add_subplot()
-    _set_up(axes, plan, spots)
+    _scale_axes(axes, plan, spots)
     _join(axes, spots)
     for number, spot in enumerate(spots):
         style = _style_of(names.index(spot.schedule), spot)
         axes.plot([spot.memory], [spot.time], linestyle="none", gid=f"candidate-{number}", **style)
         if spot.stale:
-            axes.plot([spot.memory], [spot.time], linestyle="none", gid=f"ring-{number}", **_ring())
-    handles = [*_key(names, stale=stale)]
+            axes.plot([spot.memory], [spot.time], linestyle="none", gid=f"ring-{number}", **_stale_ring())
+    handles = [*_legend_entries(names, stale=stale)]
     look: dict[str, Any] = {"fontsize": 8, "frameon": False, "ncols": _KEY_COLUMNS}
     figure.legend(handles=handles, loc="outside lower left", **look)
     figure.suptitle(
@@ -77,13 +77,13 @@ def _title(plan: Plan) -> str:
     return f"{of}{wanted.devices} devices, batch {wanted.batch}: {plan.status.partition(':')[0]}"
 
 
-def _set_up(axes: Axes, plan: Plan, spots: Sequence[_Spot]) -> None:
+def _scale_axes(axes: Axes, plan: Plan, spots: Sequence[_Spot]) -> None:
     """Set up the axes, with a line at the memory that a device may hold."""
     plain(axes, "")
     for axis, values in (("x", [spot.memory for spot in spots]), ("y", [spot.time for spot in spots])):
         low, high = min(values), max(values)
         most = max(high, plan.wanted.memory or 0) if axis == "x" else high
-        room = _ROOM * (most - low) or 0.1 * most or 1
+        room = _EDGE * (most - low) or 0.1 * most or 1
         axes.set(**{f"{axis}lim": (max(0.0, low - room), most + room)})
     ends = axes.get_xlim()[1], axes.get_ylim()[1]
     unit = "stage-activations" if plan.in_slots else one_unit(axes.xaxis, "B", ends[0])
@@ -119,7 +119,7 @@ def _style_of(number: int, spot: _Spot | None = None) -> dict[str, Any]:
     }
 
 
-def _ring() -> dict[str, Any]:
+def _stale_ring() -> dict[str, Any]:
     return {
         "marker": "o",
         "markersize": _RING,
@@ -131,10 +131,10 @@ def _ring() -> dict[str, Any]:
     }
 
 
-def _key(names: Sequence[str], *, stale: bool) -> Iterator[Line2D]:
+def _legend_entries(names: Sequence[str], *, stale: bool) -> Iterator[Line2D]:
     """Yield the entries of the legend: schedules, rings and the line."""
     for number, name in enumerate(names):
         yield Line2D([], [], linestyle="none", label=label(name, 30), **_style_of(number))
     if stale:
-        yield Line2D([], [], linestyle="none", label="ring: stale parameters", **_ring())
+        yield Line2D([], [], linestyle="none", label="ring: stale parameters", **_stale_ring())
     yield Line2D([], [], color=GREY, linewidth=0.9, label="least time over memory")

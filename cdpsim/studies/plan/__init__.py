@@ -12,13 +12,13 @@ from time import monotonic
 from typing import Any
 
 from cdpsim.cluster import Cluster
-from cdpsim.errors import choose, refuse_unknown, true_or_false, whole_number
+from cdpsim.errors import choose, refuse_unknown, whole_number
 from cdpsim.model import UNIT_MODELS
 from cdpsim.schedules import Schedule
 from cdpsim.studies.evaluate import evaluate
 from cdpsim.studies.plan.front import OBJECTIVES
 from cdpsim.studies.plan.plan_table import Plan, plan_of
-from cdpsim.studies.plan.search import begin_search, run_search
+from cdpsim.studies.plan.search import begin_search
 from cdpsim.studies.plan.space import find_candidates, refuse_without_candidates
 from cdpsim.studies.plan.wanted import PLAN_OPTIONS, OneModel, read_amount, read_wanted
 
@@ -55,16 +55,15 @@ def plan(
     begun = monotonic()
     refuse_unknown("plan", options, PLAN_OPTIONS)
     objective, top = choose("objective", objective, OBJECTIVES), whole_number("top", top, at_least=1)
-    most = read_amount("seconds", seconds)
-    limits = {"devices": devices, "batch": batch, "memory": memory, "staleness": staleness}
-    fewer = true_or_false("fewer", fewer)
-    wanted = read_wanted(model, cluster, options, schedules=schedules, fewer=fewer, **limits)
-    space = find_candidates(wanted)
-    settings: dict[str, Any] = {"objective": objective, "top": top, "seconds": most, "begun": begun}
-    search = begin_search(space, lambda given: evaluate(**given), limit=wanted.memory, **settings)
-    refuse_without_candidates(space, wanted)
-    run_search(search)
-    smallest = None
-    if not (search.figures or search.stopped):
-        run_search(smallest := search.least_memory(), front=False)
-    return plan_of(search, smallest, wanted)
+    limits: dict[str, Any] = {
+        "devices": devices,
+        "batch": batch,
+        "memory": memory,
+        "staleness": staleness,
+        "fewer": fewer,
+    }
+    wanted = read_wanted(model, cluster, options, schedules=schedules, **limits)
+    refuse_without_candidates(space := find_candidates(wanted), wanted)
+    settings: dict[str, Any] = {"objective": objective, "top": top, "seconds": read_amount("seconds", seconds)}
+    search = begin_search(space, lambda given: evaluate(**given), begun=begun, limit=wanted.memory, **settings)
+    return plan_of(search, wanted)

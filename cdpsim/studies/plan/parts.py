@@ -1,7 +1,8 @@
-"""Parts of candidates, each read once: structures, what they train, and data axes."""
+"""CandidateParts of candidates, each read once: structures, what they train, and data axes."""
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from cdpsim.schedules.rule import Rule, find_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.studies.partial_requests import PartialRequests
 
-Part = TypeVar("Part")
+ReadPart = TypeVar("ReadPart")
 _NEEDED = ("n", "m", "chunks", "replicas", "shard", "zero", "rule", "recompute")  # a refusal of these is one
 _PLENTY = 1e15  # bytes of this machine: what is read here is not run
 
@@ -62,7 +63,7 @@ class _Facts(NamedTuple):
     digest: object
 
 
-class Parts:
+class CandidateParts:
     """The parts that have been read: cases and data axes, or their refusals."""
 
     def __init__(self) -> None:
@@ -116,7 +117,7 @@ class Parts:
             request, _ = _read(structure, variant, {"zero": 3, "shard": 1})  # of parameters that are all split
         facts = self._facts_of(structure, request)
         self._digests.append((facts.digest, request.schedule.torch_sends if request.runtime.like == "torch" else ""))
-        self.cases.append(request)
+        self.cases.append(_with_least_m(structure, variant, request))
         return len(self.cases) - 1, facts.staleness
 
     def _facts_of(self, structure: Structure, request: Request) -> _Facts:
@@ -131,7 +132,7 @@ class Parts:
         return _found(self._facts[key])
 
 
-def _found(part: Part | RequestError) -> Part:
+def _found(part: ReadPart | RequestError) -> ReadPart:
     """Return a part that has been read; raise its refusal."""
     if isinstance(part, RequestError):
         raise part
@@ -143,6 +144,22 @@ def _read(structure: Structure, variant: Variant, data: Mapping[str, int]) -> tu
     options = {**structure.options, **variant.options, **data, "ignore_memory": True, "max_memory": _PLENTY}
     options["schedule"] = structure.schedule
     return PartialRequests().serve_part(options, lambda request: request, needed=_NEEDED)
+
+
+def _with_least_m(structure: Structure, variant: Variant, request: Request) -> Request:
+    """Return a request of a structure with the least number of micro-batches that it is found to take."""
+    parts = request.shape.parts // request.shape.chunks
+    if structure.m is None:
+        return request
+    for m in sorted({1, 2, parts, 2 * parts}):
+        if m >= structure.m:
+            break
+        with suppress(RequestError):
+            data = {"zero": request.zero, "shard": 1} if request.zero else {}
+            least, _ = _read(structure._replace(m=m), variant, data)
+            check_causal(least.schedule, least.rule, least.shape)
+            return least
+    return request
 
 
 def _shape_of(structure: Structure, stages: int) -> Shape:

@@ -30,6 +30,7 @@ from cdpsim.studies.plan.search import (
     Search,
     best_left,
     figures_of,
+    run_search,
 )
 from cdpsim.studies.plan.wanted import SIZE_AXES, Wanted
 
@@ -172,8 +173,12 @@ class Plan:
         return content
 
 
-def plan_of(search: Search, smallest: Search | None, wanted: Wanted) -> Plan:
-    """Return the plan that a search has found."""
+def plan_of(search: Search, wanted: Wanted) -> Plan:
+    """Run a search and return the plan that it finds; if nothing fits, search for what needs least memory."""
+    run_search(search)
+    smallest = None if search.figures or search.stopped else search.least_memory()
+    if smallest is not None:
+        run_search(smallest, front=False)
     numbers = np.array([*search.figures], dtype=np.int64)
     figures = np.array([*search.figures.values()], dtype=float).reshape(-1, 4)
     ascending = np.argsort(numbers)
@@ -250,12 +255,12 @@ def plan_table(plan: Plan, form: str = "text") -> str:
         head = [*names, *_FIGURE_COLUMNS, "front", "command"]
         front = {id(row) for row in plan.front}
         rows = [*plan.rows, *(row for row in plan.front if all(row is not other for other in plan.rows))]
-        cells = [[*_option_cells(row, names), *_figures(row), id(row) in front, row.command] for row in rows]
+        cells = [[*_option_cells(row, names), *_row_figures(row), id(row) in front, row.command] for row in rows]
         return as_csv(head, cells)
     return plan_text(plan)
 
 
-def _figures(row: PlanRow) -> list[Any]:
+def _row_figures(row: PlanRow) -> list[Any]:
     one = row.measured
     return [one.devices, one.step, one.sample_rate, one.memory, one.staleness]
 

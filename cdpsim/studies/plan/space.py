@@ -10,7 +10,7 @@ from cdpsim.request import Request
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import RULES
 from cdpsim.studies.equal_shapes import equal_shape, samples_of
-from cdpsim.studies.plan.parts import Parts, Structure, Variant
+from cdpsim.studies.plan.parts import CandidateParts, Structure, Variant
 from cdpsim.studies.plan.wanted import Wanted
 
 _MOST_ZERO = 3
@@ -61,7 +61,7 @@ def find_candidates(wanted: Wanted) -> Space:
 
 
 def _candidates_as_they_are(wanted: Wanted) -> Space:
-    parts, candidates = Parts(), list[Candidate]()
+    parts, candidates = CandidateParts(), list[Candidate]()
     same: dict[object, int] = {}
     for schedule in wanted.schedules:
         for devices in divisors(wanted.devices) if wanted.fewer else [wanted.devices]:
@@ -90,9 +90,11 @@ def divisors(number: int) -> list[int]:
     return sorted({*low, *(number // k for k in low)})
 
 
-def _sized(wanted: Wanted, parts: Parts, schedule: Schedule, devices: int, variant: Variant) -> Iterator[_Sized]:
+def _sized(
+    wanted: Wanted, parts: CandidateParts, schedule: Schedule, devices: int, variant: Variant
+) -> Iterator[_Sized]:
     """Yield all sizes of a schedule on so many devices, each with all rules that it may take."""
-    sizes = _pipelines if "replicas" in schedule.options else _grids
+    sizes = _pipelines_of if "replicas" in schedule.options else _grids
     for sized in sizes(wanted, schedule, devices, variant):
         m = sized.structure.m
         if m is not None and not wanted.allows("m", m):
@@ -104,7 +106,7 @@ def _sized(wanted: Wanted, parts: Parts, schedule: Schedule, devices: int, varia
             yield sized._replace(structure=sized.structure._replace(rule=rule))
 
 
-def _pipelines(wanted: Wanted, schedule: Schedule, devices: int, variant: Variant) -> Iterator[_Sized]:
+def _pipelines_of(wanted: Wanted, schedule: Schedule, devices: int, variant: Variant) -> Iterator[_Sized]:
     """Yield pipelines of all lengths that divide the devices, with as many data ranks as there is room for."""
     for n, chunks, places in _lengths(wanted, schedule, devices, variant):
         ranks, rest = divmod(devices, places)
@@ -185,7 +187,7 @@ def _with_batch(wanted: Wanted, sized: _Sized, variant: Variant, *, fixed: int |
     return sized._replace(refusal=refusal, near=tuple(size for size in near if size))
 
 
-def _rules(wanted: Wanted, parts: Parts, structure: Structure, variant: Variant) -> Iterator[str | None]:
+def _rules(wanted: Wanted, parts: CandidateParts, structure: Structure, variant: Variant) -> Iterator[str | None]:
     """Yield the rules of a structure: None for the schedule's own, and those that read other versions than it."""
     order = structure.schedule.order
     others = () if order.together or not order.waits else tuple(wanted.axes.get("rule", RULES))
@@ -196,7 +198,7 @@ def _rules(wanted: Wanted, parts: Parts, structure: Structure, variant: Variant)
 
 
 def _candidates_of(
-    wanted: Wanted, parts: Parts, sized: _Sized, variant: Variant
+    wanted: Wanted, parts: CandidateParts, sized: _Sized, variant: Variant
 ) -> Iterator[tuple[Candidate, tuple[object, ...]]]:
     """Yield the candidates of a size with each data axis, and what each of them is known by."""
     structure, refusal = sized.structure, sized.refusal

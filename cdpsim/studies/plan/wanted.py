@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import DISORDER_OPTIONS
-from cdpsim.errors import RequestError, short_repr, whole_number
+from cdpsim.errors import RequestError, short_repr, true_or_false, whole_number
 from cdpsim.files.units import size_bytes
 from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.presets import find_model
@@ -93,8 +93,8 @@ def read_wanted(
         schedules=_listed_schedules(schedules),
         devices=count,
         batch=whole_number("batch", batch, at_least=1),
-        fewer=fewer,
-        memory=_memory_limit(memory, slots=slots == {True}),
+        fewer=true_or_false("fewer", fewer),
+        memory=_device_limit(memory, slots=slots == {True}),
         staleness=read_amount("staleness", staleness),
         axes=axes,
         variants=tuple(_variants(models, cluster, options, slots_n)),
@@ -125,7 +125,7 @@ def _number_of_devices(given: object, cluster: str | Path | Cluster) -> int:
     return count
 
 
-def _memory_limit(given: object, *, slots: bool) -> int | None:
+def _device_limit(given: object, *, slots: bool) -> int | None:
     """Return the memory that a device may hold: stage-activations in the slot model, else bytes."""
     if given is None:
         return None
