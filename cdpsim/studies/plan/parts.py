@@ -1,7 +1,7 @@
 """CandidateParts of candidates, each read once: structures, what they train, and data axes."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,7 +29,7 @@ class Variant(NamedTuple):
     stages: int  # of the model
     slots_n: int | None  # the stages that all candidates have in the slot model
 
-    def keep(self, names: Mapping[str, Any]) -> "Variant":
+    def keep(self, names: Collection[str]) -> "Variant":
         """Return the combination with those options alone."""
         options = {name: value for name, value in self.options.items() if name in names}
         return self._replace(options=options, key=tuple(pair for pair in self.key if pair[0] in names))

@@ -7,13 +7,15 @@ from cdpsim.errors import RequestError
 from cdpsim.files.units import counted
 from cdpsim.model import UNIT_MODELS
 from cdpsim.request import Request
-from cdpsim.schedules import Schedule
+from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.schedules.rule import RULES
 from cdpsim.studies.equal_shapes import equal_shape, samples_of
 from cdpsim.studies.plan.parts import CandidateParts, Structure, Variant
 from cdpsim.studies.plan.wanted import Wanted
 
 _MOST_ZERO = 3
+# The options that some schedules take, by their names in requests.
+_TAKEN_BY_SOME = {option.replace("-", "_") for schedule in SCHEDULES.values() for option in schedule.options}
 
 
 class Candidate(NamedTuple):
@@ -66,7 +68,7 @@ def _candidates_as_they_are(wanted: Wanted) -> Space:
     for schedule in wanted.schedules:
         for devices in divisors(wanted.devices) if wanted.fewer else [wanted.devices]:
             known: set[object] = set()
-            for variant in wanted.variants:
+            for variant in {each.key: each for each in _variants_taken(wanted, schedule)}.values():
                 for sized in _sized(wanted, parts, schedule, devices, variant):
                     for candidate, key in _candidates_of(wanted, parts, sized, variant):
                         if key in known:
@@ -78,6 +80,13 @@ def _candidates_as_they_are(wanted: Wanted) -> Space:
                             candidate = candidate._replace(twin=None if twin == number else twin)
                         candidates.append(candidate)
     return Space(candidates, parts.cases)
+
+
+def _variants_taken(wanted: Wanted, schedule: Schedule) -> Iterator[Variant]:
+    """Yield the variants without the options that a schedule does not take, although others do."""
+    for variant in wanted.variants:
+        taken = {name for name in variant.options if name.replace("_", "-") in schedule.options}
+        yield variant.keep(taken | (variant.options.keys() - _TAKEN_BY_SOME))
 
 
 def divisors(number: int) -> list[int]:

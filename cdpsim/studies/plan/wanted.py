@@ -181,8 +181,8 @@ def _variants(
     numbered = [[*enumerate(values)] for values in every.values()]
     for combination in product(*numbered):
         chosen = dict(zip(every, combination, strict=True))
-        values = {name: value for name, (_, value) in chosen.items() if value is not None}
-        key = tuple((name, number) for name, (number, _) in chosen.items())
+        values = {name: value for name, (_, value) in chosen.items() if value is not DEFAULTS[name]}
+        key = tuple((name, number) for name, (number, value) in chosen.items() if value is not DEFAULTS[name])
         yield Variant(values | {"cluster": cluster}, (*key, ("cluster", 0)), max(stages), slots_n)
 
 
