@@ -14,8 +14,9 @@ from cdpsim.studies.plan import Plan
 
 _WIDE, _HIGH, _KEY_ROW = 8.0, 4.6, 0.2  # inches
 _KEY_COLUMNS = 4
+_BEYOND = 1.3  # times the slowest or the largest of the front: candidates beyond are not drawn
 _SHAPES = "osD^vP"  # of schedules that have the same colour
-_SIZE, _FRONT_SIZE, _RING = 3.5, 6.5, 11.0  # points
+_SIZE, _FRONT_SIZE, _RING = 3.5, 6.5, 3.0  # points, of which a ring adds some
 _EDGE = 0.04  # of the axes, around their points
 
 
@@ -34,12 +35,13 @@ def plan_picture(plan: Plan) -> Figure:
 
     Those of the plan's front are larger; a line joins the least times over memory, and a ring has staleness.
     """
-    spots = sorted(_spots(plan), key=lambda spot: (spot.on_front, spot.memory, spot.time))
+    every = [*_spots(plan)]
+    spots = sorted(_near_front(every), key=lambda spot: (spot.on_front, spot.memory, spot.time))
     if not spots:
         raise RequestError("output", "has nothing to show: no candidate that fits has been simulated; leave it out")
     names = list(dict.fromkeys(spot.schedule for spot in sorted(spots, key=lambda spot: spot.time)))
     stale = any(spot.stale for spot in spots)
-    rows = -(-(len(names) + 1 + stale) // _KEY_COLUMNS)
+    rows = -(-(len(names) + 2 + stale) // _KEY_COLUMNS)
     figure = Figure(figsize=(_WIDE, _HIGH + _KEY_ROW * rows), layout="constrained")
     axes = figure.add_subplot()
     _scale_axes(axes, plan, spots)
@@ -48,8 +50,8 @@ def plan_picture(plan: Plan) -> Figure:
         style = _style_of(names.index(spot.schedule), spot)
         axes.plot([spot.memory], [spot.time], linestyle="none", gid=f"candidate-{number}", **style)
         if spot.stale:
-            axes.plot([spot.memory], [spot.time], linestyle="none", gid=f"ring-{number}", **_stale_ring())
-    handles = [*_legend_entries(names, stale=stale)]
+            axes.plot([spot.memory], [spot.time], linestyle="none", gid=f"ring-{number}", **_stale_ring(spot))
+    handles = [*_legend_entries(names, stale=stale, outside=len(every) - len(spots))]
     look: dict[str, Any] = {"fontsize": 8, "frameon": False, "ncols": _KEY_COLUMNS}
     figure.legend(handles=handles, loc="outside lower left", **look)
     figure.suptitle(
@@ -66,14 +68,18 @@ def _spots(plan: Plan) -> Iterator[_Spot]:
         yield _Spot(one.schedule, float(one.memory), time, one.staleness > 0, id(one) in front)
 
 
+def _near_front(spots: Sequence[_Spot]) -> list[_Spot]:
+    """Return the candidates that are not much slower or larger than all of the front."""
+    front = [spot for spot in spots if spot.on_front]
+    time, memory = (max((getattr(spot, name) for spot in front), default=0.0) for name in ("time", "memory"))
+    return [spot for spot in spots if spot.time <= _BEYOND * time and spot.memory <= _BEYOND * memory]
+
+
 def _title(plan: Plan) -> str:
     """Return what was planned, in words, and whether it is proved."""
-    wanted = plan.wanted
-    names = [
-        str(getattr(wanted.variants[0].options[name], "name", wanted.variants[0].options[name]))
-        for name in ("model", "cluster")
-    ]
-    of = "" if plan.in_slots else f"{names[0]} on {names[1]}, "
+    wanted, options = plan.wanted, plan.wanted.variants[0].options
+    names = [str(getattr(options[name], "name", options[name])) for name in ("model", "cluster") if name in options]
+    of = "" if plan.in_slots else f"{' on '.join(names)}, "
     return f"{of}{wanted.devices} devices, batch {wanted.batch}: {plan.status.partition(':')[0]}"
 
 
@@ -119,10 +125,11 @@ def _style_of(number: int, spot: _Spot | None = None) -> dict[str, Any]:
     }
 
 
-def _stale_ring() -> dict[str, Any]:
+def _stale_ring(spot: _Spot | None = None) -> dict[str, Any]:
+    """Return the mark around a candidate with staleness."""
     return {
         "marker": "o",
-        "markersize": _RING,
+        "markersize": _FRONT_SIZE + _RING if spot is None or spot.on_front else _SIZE + _RING,
         "markerfacecolor": "none",
         "markeredgecolor": INK,
         "markeredgewidth": 0.7,
@@ -131,10 +138,12 @@ def _stale_ring() -> dict[str, Any]:
     }
 
 
-def _legend_entries(names: Sequence[str], *, stale: bool) -> Iterator[Line2D]:
+def _legend_entries(names: Sequence[str], *, stale: bool, outside: int) -> Iterator[Line2D]:
     """Yield the entries of the legend: schedules, rings and the line."""
     for number, name in enumerate(names):
         yield Line2D([], [], linestyle="none", label=label(name, 30), **_style_of(number))
     if stale:
         yield Line2D([], [], linestyle="none", label="ring: stale parameters", **_stale_ring())
     yield Line2D([], [], color=GREY, linewidth=0.9, label="least time over memory")
+    if outside:
+        yield Line2D([], [], linestyle="none", label=f"{outside:,} slower or larger ones are outside")

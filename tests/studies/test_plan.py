@@ -20,7 +20,7 @@ from cdpsim import SCHEDULES, Cluster, Measured, Model, Plan, Stage, evaluate, p
 from cdpsim.cluster import Devices, Link
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
-from cdpsim.studies.plan import search as searches
+from cdpsim.studies.plan.bounds import bound_candidates
 from cdpsim.studies.plan.plan_table import candidate_cells, plan_table
 from cdpsim.studies.plan.search import FATES, OPEN, REFUSED, SIMULATED, TOO_LARGE, TWIN, WORSE
 from tests.conftest import examples
@@ -438,7 +438,7 @@ def test_a_plan_that_cannot_be_made_is_refused_in_one_line(options: dict[str, An
 
 def test_a_batch_that_nothing_reaches_is_refused_with_the_nearest_ones() -> None:
     model = stages(4, samples=3)
-    with pytest.raises(RequestError, match="no candidate trains on 8 samples .*; the nearest batches are 6 and 9$"):
+    with pytest.raises(RequestError, match=r"no candidate trains on 8 samples .*; the nearest batches are 6 and 9$"):
         plan(model, box(), devices=1, batch=8)
 
 
@@ -449,7 +449,7 @@ def test_an_unknown_option_is_refused() -> None:
 
 def test_bounds_that_are_too_high_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test of all candidates fails where a bound says that the best one cannot be good."""
-    real = searches.bound_candidates
+    real = bound_candidates
 
     def too_high(*given: Any) -> Any:
         bounds = real(*given)
@@ -457,7 +457,7 @@ def test_bounds_that_are_too_high_would_be_noticed(monkeypatch: pytest.MonkeyPat
         step[0] = memory[0] = 10**9
         return bounds._replace(step=step, memory=memory)
 
-    monkeypatch.setattr(searches, "bound_candidates", too_high)
+    monkeypatch.setattr("cdpsim.studies.plan.search.bound_candidates", too_high)
     found = plan(devices=4, batch=8, schedules=["zb-h2", "1f1b", "gpipe"], top=1)
     with pytest.raises(AssertionError):
         check_against_all(found, float("inf"), 1, "samples")

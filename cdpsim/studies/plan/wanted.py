@@ -183,7 +183,9 @@ def _variants(
         chosen = dict(zip(every, combination, strict=True))
         values = {name: value for name, (_, value) in chosen.items() if value is not DEFAULTS[name]}
         key = tuple((name, number) for name, (number, value) in chosen.items() if value is not DEFAULTS[name])
-        yield Variant(values | {"cluster": cluster}, (*key, ("cluster", 0)), max(stages), slots_n)
+        if cluster != DEFAULTS["cluster"]:
+            values, key = values | {"cluster": cluster}, (*key, ("cluster", 0))
+        yield Variant(values, key, max(stages), slots_n)
 
 
 def _can_recompute(models: Sequence[OneModel], axes: Mapping[str, Sequence[Any]], how: str) -> bool:

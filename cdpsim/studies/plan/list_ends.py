@@ -1,0 +1,116 @@
+"""What a step's lists have in common with those of another number of micro-batches: how they begin, and how they end."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from cdpsim.numeric.columns import Ints
+from cdpsim.schedules import Schedule
+from cdpsim.schedules.order import Listing
+from cdpsim.schedules.shape import Shape
+
+
+@dataclass(frozen=True, eq=False)
+class ListEnds:
+    """How the lists of a case begin and end as those of its base do, and what devices do between.
+
+    A micro-batch is numbered among those that begin on one device, from the first of them on or from the last.
+    """
+
+    first: Ints  # so many tasks of each device begin its list as they begin the base's
+    last: Ints  # and so many end it; both may have tasks in common
+    until: Ints  # the first so many of those that begin, and the last so many of those that end,
+    since: Ints  # have none in common
+    settled: Ints  # the last so many that come when there are gradients of all stages of the device
+    between: Ints  # tasks between those: by device and phase
+    device: Ints  # of each device and phase that it has a row,
+    phase: Ints
+    most: Ints  # with the stashes, by stage, in the task in which the device holds most
+
+    @property
+    def key(self) -> bytes:
+        """The tasks that are in common."""
+        return b"".join(each.tobytes() for each in (self.first, self.last, self.until, self.since))
+
+
+@lru_cache(maxsize=16)
+def listing_of(schedule: Schedule, shape: Shape) -> Listing:
+    """Write out the lists of one replica."""
+    return Listing.of(schedule.actions(shape), shape)
+
+
+@lru_cache(maxsize=2048)
+def list_ends(schedule: Schedule, base: Shape, shape: Shape) -> ListEnds:
+    """Compare the lists of a shape with those of a base, which has other micro-batches."""
+    one, other = listing_of(schedule, base), listing_of(schedule, shape)
+    front, back = (_numbers(one), _numbers(other)), (_numbers(one, back=True), _numbers(other, back=True))
+    first = _common(one, other, *front)
+    last = max((_common(one, other, *numbers, reverse=True) for numbers in (back, front)), key=lambda each: each.sum())
+    half = np.clip(other.counts // 2, other.counts - last, first)
+    apart = first + last <= other.counts
+    until, since = np.where(apart, first, half), np.where(apart, last, other.counts - half)
+    index = np.arange(len(other.phase)) - np.repeat(other.first[:-1], other.counts)
+    device = np.repeat(np.arange(other.devices), other.counts)
+    middle = (index >= until[device]) & (index < (other.counts - since)[device])
+    between = np.bincount(device[middle] * other.phases + other.phase[middle], minlength=other.devices * other.phases)
+    shares = between.reshape(other.devices, -1)
+    return ListEnds(first, last, until, since, _settled(other, device, index), shares, *_most_stashes(other, device))
+
+
+def _numbers(listing: Listing, *, back: bool = False) -> Ints:
+    """Number micro-batches among those that begin on one device, from 0 on, or up to -1."""
+    begins = listing.device[:, 0]
+    number = np.empty(len(begins), dtype=np.int64)
+    for device in np.unique(begins).tolist():
+        rows = np.flatnonzero(begins == device)
+        number[rows] = np.arange(len(rows)) - len(rows) * back
+    return number * listing.devices + begins
+
+
+def _common(one: Listing, other: Listing, of_one: Ints, of_other: Ints, *, reverse: bool = False) -> Ints:
+    """Return how many tasks of each device come in both lists alike, from the first on or, in reverse, from the last."""
+    labels = [
+        number[each.micro_batch] * each.phases + each.phase for each, number in ((one, of_one), (other, of_other))
+    ]
+    way = -1 if reverse else 1
+    found = []
+    for device in range(one.devices):
+        rows = [
+            label[each.first[device] : each.first[device + 1]][::way]
+            for label, each in zip(labels, (one, other), strict=True)
+        ]
+        least = min(map(len, rows))
+        same = np.append(rows[0][:least] == rows[1][:least], False)
+        found.append(int(same.argmin()))
+    return np.array(found)
+
+
+def _settled(listing: Listing, device: Ints, index: Ints) -> Ints:
+    """Return how many tasks of each device come behind the first backwards of all its stages."""
+    back = np.flatnonzero(listing.phase >= listing.shape.n)
+    _, heads = np.unique(device[back] * listing.phases + listing.phase[back], return_index=True)
+    latest = np.zeros(listing.devices, dtype=np.int64)
+    np.maximum.at(latest, device[back[heads]], index[back[heads]])
+    settled: Ints = listing.counts - 1 - latest
+    return settled
+
+
+def _most_stashes(listing: Listing, device: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the stashes that a device holds, by stage, in the task of each phase that has most of them at once.
+
+    A stash is there from the start of its forward to the end of its backward, or of the input's part of that. In each
+    list all that begin also end, so a sum over all lists is that of each.
+    """
+    n, phases = listing.shape.n, listing.phases
+    forward, backward = listing.phase < n, (listing.phase >= n) & (listing.phase < 2 * n)
+    stage = np.where(forward, listing.phase, 2 * n - 1 - listing.phase)
+    held = np.cumsum(forward) - np.cumsum(backward) + backward
+    order = np.lexsort((-held, device * phases + listing.phase))
+    key = (device * phases + listing.phase)[order]
+    chosen = order[np.flatnonzero(np.diff(key, prepend=-1))]
+    most = np.empty((len(chosen), n), dtype=np.int32)
+    for j in range(n):
+        ends = backward & (stage == j)
+        most[:, j] = (np.cumsum(forward & (stage == j)) - np.cumsum(ends) + ends)[chosen]
+    return device[chosen], listing.phase[chosen], most

@@ -1,0 +1,363 @@
+"""What one case costs: a schedule of a model, trained in some way, on a cluster; for any numbers of micro-batches."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from cdpsim.errors import RequestError
+from cdpsim.front import simulate
+from cdpsim.numeric.columns import Floats, Ints
+from cdpsim.program import Category, Content, Kind, Op, Stream
+from cdpsim.request import Request
+from cdpsim.request.options import InapplicableOption
+from cdpsim.runs import Run
+from cdpsim.schedules.order import Listing
+from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.state import ZERO
+from cdpsim.studies.partial_requests import PartialRequests
+from cdpsim.studies.plan.base_memory import Held, held_in_tasks
+from cdpsim.studies.plan.base_paths import LOOKED_AT, BasePaths, Paths
+from cdpsim.studies.plan.exchange_times import DeviceSizes, ExchangeTimes, exchange_times, sizes_of_devices
+from cdpsim.studies.plan.list_ends import ListEnds, list_ends, listing_of
+
+AXES = 3  # without data ranks, with such that have copies, and with such that have shares
+_STEPS = 3  # of a base: the first one fills devices, and the last one has what the second waits for
+_LEAST_OF_BASE = 4  # micro-batches
+_FEW_PASSES = 1024  # through stages: a run of so many takes no longer than the rest
+_ALL_LOOKED_AT = 8  # devices: of more, paths through some of them are followed
+# Moments that decide: those with most by some of `Held.moments`, of which shares leave less or nothing.
+_WEIGHTS = np.array(
+    [
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [1, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 1, 1],
+    ]
+)
+
+
+class OfShape(NamedTuple):
+    """What a case costs with some number of micro-batches."""
+
+    step: Floats  # the least time of a step, by axis
+    memory: int  # the least peak without data ranks, beside `held`
+    after_end: Floats  # and that beside what a device exchanges behind its last task: by axis and device
+    after_sums: Floats  # and beside what it exchanges from the first complete gradients on
+    held: Ints  # bytes that a device holds at some moments, by the columns of `Held.moments`
+
+
+@dataclass(frozen=True, eq=False)
+class Loads:
+    """What one case costs, found out by need and kept."""
+
+    request: Request
+    known: dict[int, OfShape] = field(default_factory=dict)
+    bases: dict[int, "Base"] = field(default_factory=dict)
+    exchanged: dict[tuple[int, int, int], ExchangeTimes] = field(default_factory=dict)
+
+    @property
+    def in_slots(self) -> bool:
+        """Whether times are slots."""
+        return self.request.in_slots
+
+    @property
+    def lists(self) -> bool:
+        """Whether devices have lists for a step, which ends for all of them."""
+        order, shape = self.request.schedule.order, self.request.shape
+        return order.lists is not None and order.together and not shape.layers
+
+    @cached_property
+    def base(self) -> "Base":
+        """The run of few micro-batches from which figures come."""
+        return _base_of(self.request, lists=self.lists)
+
+    @property
+    def own_zero(self) -> int:
+        """The stage of ZeRO of a schedule that has one of its own; else 0."""
+        schedule = self.request.schedule
+        return 0 if schedule.order.waits or self.in_slots else ZERO.index(schedule.state.homes)
+
+    @property
+    def gathers_for_step(self) -> bool:
+        """Whether split parameters that a stage has gathered stay up to its last use in the step."""
+        return (
+            self.lists and not self.request.schedule.order.one_place and self.request.given["reshard"] in (None, "step")
+        )
+
+    def base_for(self, m: int) -> "Base":
+        """Return the run from which the figures of m micro-batches come: of as many where these are few."""
+        few = m < self.base.shape.m if self.lists else m * self.request.shape.n <= _FEW_PASSES
+        if m == self.base.shape.m or not few or not _takes(self.request, m):
+            return self.base
+        if m not in self.bases:
+            shape = replace(self.request.shape, m=m)
+            self.bases[m] = _base_of(self.request, lists=self.lists, shape=shape)
+        return self.bases[m]
+
+    def of_shape(self, m: int) -> OfShape:
+        """Return what it costs with m micro-batches."""
+        if m not in self.known:
+            self.known[m] = _of_lists(self.base_for(m), m) if self.lists else _of_devices(self.base_for(m), m)
+        return self.known[m]
+
+    def exchanges(self, replicas: int, shard: int, zero: int) -> ExchangeTimes:
+        """Return what it exchanges at least on these data ranks."""
+        ranks = replicas, shard, zero
+        if ranks not in self.exchanged:
+            base, places = self.base, self.base.run.program.devices
+            copies = range(places) if self.request.schedule.has_copies(replace(base.shape, replicas=1)) else ()
+            if not self.lists:
+                copies = range(places)
+            self.exchanged[ranks] = exchange_times(self.request, base.sizes, places, copies, ranks)
+        return self.exchanged[ranks]
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """A run of few micro-batches, three steps long, alone on its links."""
+
+    request: Request
+    run: Run
+    listing: Listing | None
+
+    @property
+    def shape(self) -> Shape:
+        """Its shape."""
+        return self.request.shape
+
+    @cached_property
+    def duration(self) -> Floats:
+        """The time of each node."""
+        return self.run.costs.duration.astype(np.float64)
+
+    @cached_property
+    def of_axes(self) -> list[BasePaths]:
+        """Its paths: as it is, without sums of gradients, and without all that shares make shorter."""
+        assert self.listing is not None
+        program, messages = self.run.program, self.run.program.messages
+        copies = self.duration.copy()
+        sums = len(program.tasks) + np.flatnonzero((messages.op != Op.P2P) | (messages.content == Content.GRADIENT))
+        copies[sums] = 0
+        shares = copies.copy()
+        shares[: len(program.tasks)][program.tasks.kind == Kind.U] = 0
+        if any(stage.updated_on_host for stage in self.request.timed_model.stages):
+            shares[len(program.tasks) + np.flatnonzero(messages.stream >= Stream.HOST)] = 0
+        for times in (copies, shares):
+            times[program.message_nodes.stop :] = program.parts.times(times[program.message_nodes])
+        return [BasePaths(program, self.listing, times) for times in (self.duration, copies, shares)]
+
+    @cached_property
+    def chosen(self) -> Ints:
+        """The devices whose paths are followed: all, or those with most to do, the first and the last."""
+        assert self.listing is not None
+        devices = self.listing.devices
+        if devices <= _ALL_LOOKED_AT:
+            return np.arange(devices)
+        work = np.bincount(
+            np.repeat(np.arange(devices), self.listing.counts), self.duration[self.of_axes[0].node], devices
+        )
+        most = np.argsort(-work, kind="stable")[: _ALL_LOOKED_AT - 2]
+        return np.unique(np.concatenate([[0, devices - 1], most]))
+
+    @cached_property
+    def sizes(self) -> DeviceSizes:
+        """What the followed devices exchange."""
+        devices = self.chosen if self.listing is not None else np.arange(1)
+        return sizes_of_devices(self.request, self.run.program, self.duration, devices)
+
+    @cached_property
+    def task_times(self) -> Floats:
+        """The time of a task of each phase on each device."""
+        assert self.listing is not None
+        node, listing = self.of_axes[0].node, self.listing
+        times = np.zeros((listing.devices, listing.phases))
+        times[np.repeat(np.arange(listing.devices), listing.counts), listing.phase] = self.duration[node]
+        return times
+
+    @cached_property
+    def held(self) -> Held:
+        """What devices hold in their tasks."""
+        parameters = np.array([stage.parameters for stage in self.request.timed_model.stages], dtype=np.int64)
+        return held_in_tasks(self.run.program, parameters, flushes=self.listing is not None)
+
+    @cached_property
+    def of_ends(self) -> dict[bytes, list[Paths]]:
+        """The paths for the ends of lists that were asked for, by axis."""
+        return {}
+
+
+def load_case(request: Request) -> Loads:
+    """Return what a case costs."""
+    loads = Loads(request)
+    _ = loads.base
+    return loads
+
+
+def _base_of(request: Request, *, lists: bool, shape: Shape | None = None) -> Base:
+    """Return a run of three steps, whose lists have beginnings and ends that many micro-batches have, or of a shape."""
+    request = request.alone().without_chance()
+    if not lists:
+        return _simulated(request if shape is None else _of_micro_batches(request, shape.m), None)
+    shape = shape or replace(request.shape, m=_micro_batches_of_base(request))
+    listing = listing_of(request.schedule, _plain(shape))
+    return _simulated(request.with_steps(_STEPS, shape=shape), listing)
+
+
+def _of_micro_batches(request: Request, m: int) -> Request:
+    """Return the same request of m micro-batches."""
+    return Request(**{**request, "schedule": request.schedule, "m": m, "ignore_memory": True})
+
+
+def _takes(request: Request, m: int) -> bool:
+    """Return whether a schedule can have m micro-batches."""
+    try:
+        if request.schedule.order.lists is None:
+            return bool(_of_micro_batches(request, m))
+        return bool(len(request.schedule.actions(replace(_plain(request.shape), m=m))))
+    except RequestError:
+        return False
+
+
+def _simulated(request: Request, listing: Listing | None) -> Base:
+    """Return the run of a request, without those options that change nothing where there are no data ranks."""
+    try:
+        run = simulate(request)
+    except InapplicableOption:
+        options = {**request, "schedule": request.schedule, "ignore_memory": True}
+        run = PartialRequests().serve(options, simulate)
+        request = run.request
+    return Base(request, run, listing)
+
+
+def _plain(shape: Shape) -> Shape:
+    return Shape(shape.n, shape.m, shape.chunks, widths=shape.widths)
+
+
+def _micro_batches_of_base(request: Request) -> int:
+    """Return the least number of micro-batches that is enough for all devices, twice, and that the schedule takes."""
+    schedule, shape = request.schedule, request.shape
+    if "m" not in schedule.options:
+        return shape.m
+    enough = max(shape.m, 2 * (shape.n // shape.chunks), _LEAST_OF_BASE)
+    return next((m for m in range(enough, 2 * enough + 1) if _takes(request, m)), shape.m)
+
+
+def _of_lists(base: Base, m: int) -> OfShape:
+    """Return the costs of m micro-batches of a schedule whose devices have lists."""
+    schedule = base.request.schedule
+    ends = list_ends(schedule, _plain(base.shape), _plain(replace(base.shape, m=m)))
+    if ends.key not in base.of_ends:
+        base.of_ends[ends.key] = [paths.paths(ends, base.chosen) for paths in base.of_axes]
+    work = (ends.between * base.task_times).sum(axis=1)
+    total = ((ends.between + _counts_of_ends(base, ends)) * base.task_times).sum(axis=1)
+    step, after_end, after_sums = np.full(AXES, total.max()), *np.full((2, AXES, len(base.chosen)), -np.inf)
+    for axis, paths in enumerate(base.of_ends[ends.key]):
+        if not len(paths.device):
+            continue
+        mine = work[paths.device]
+        step[axis] = max(step[axis], (paths.whole + mine).max())
+        column = np.searchsorted(base.chosen, paths.device)
+        after_end[axis, column] = (paths.step_ends + paths.begins + mine[:, None]).max(axis=0)
+        after_sums[axis, column] = (paths.sums_begin + paths.begins + mine[:, None]).max(axis=0)
+    return OfShape(*_at_least_measured(base, m, step), after_end, after_sums, _held(base, ends))
+
+
+def _counts_of_ends(base: Base, ends: ListEnds) -> Ints:
+    """Return how many tasks of each phase the ends of a device's list have."""
+    listing = base.listing
+    assert listing is not None
+    device = np.repeat(np.arange(listing.devices), listing.counts)
+    index = np.arange(len(device)) - np.repeat(listing.first[:-1], listing.counts)
+    first = index < ends.until[device]
+    last = index >= (listing.counts - ends.since)[device]
+    key = device * listing.phases + listing.phase
+    counts = sum(np.bincount(key[rows], minlength=listing.devices * listing.phases) for rows in (first, last))
+    return np.asarray(counts).reshape(listing.devices, -1)
+
+
+def _held(base: Base, ends: ListEnds) -> Ints:
+    """Return what devices hold at moments that decide on their peak, whatever is split."""
+    listing, held = base.listing, base.held
+    assert listing is not None
+    device = np.repeat(np.arange(listing.devices), listing.counts)
+    index = np.arange(len(device)) - np.repeat(listing.first[:-1], listing.counts)
+    row = np.empty(base.run.program.nodes, dtype=np.int64)
+    row[held.task] = np.arange(len(held.task))
+    row = row[base.of_axes[0].node]
+    settled = np.minimum(ends.last, ends.settled)
+    common = (index < ends.first[device]) | (index >= (listing.counts - settled)[device])
+    beside = held.moments[row]
+    beside[:, 0] -= held.stash[row]
+    beside[:, 4] = 0
+    least = np.full((listing.devices * listing.phases, beside.shape[1]), np.iinfo(np.int64).max)
+    np.minimum.at(least, device * listing.phases + listing.phase, beside)
+    grown = least[ends.device * listing.phases + ends.phase]
+    known = grown[:, 0] < np.iinfo(np.int64).max
+    grown[:, [0, 4]] += np.where(known, ends.most @ held.of_stage, 0)[:, None]
+    return _deciding(np.concatenate([held.moments[row][common], grown[known]]))
+
+
+def _deciding(moments: Ints) -> Ints:
+    """Return those moments that may have the peak, whatever is split."""
+    return moments[np.unique([(moments @ weights).argmax() for weights in _WEIGHTS])]
+
+
+def _of_devices(base: Base, m: int) -> OfShape:
+    """Return the costs of m micro-batches of any schedule: those of its base, or the work of devices alone."""
+    none = np.full((AXES, 1), -np.inf)
+    step = np.full(AXES, m * _work_of_pass(base, m))
+    return OfShape(*_at_least_measured(base, m, step), none, none, _deciding(base.held.moments))
+
+
+def _at_least_measured(base: Base, m: int, step: Floats) -> tuple[Floats, int]:
+    """Return the least time of a step by axis, and the peak: those of the base's run where it has as many micro-batches."""
+    run = base.run
+    if m != base.shape.m or not run.steady_state.certified:
+        return step, 0
+    return np.append(max(step[0], float(run.steady_state.period)), step[1:]), int(run.peaks[:, -1].max())
+
+
+def _work_of_pass(base: Base, m: int) -> float:
+    """Return the least time that the busiest device needs for each micro-batch of an update.
+
+    Devices that share stages, also by others, share their work, of which one has the mean at least.
+    """
+    program, request = base.run.program, base.request
+    tasks, order = program.tasks, request.schedule.order
+    compute = slice(0, program.compute)
+    device, stage = tasks.device[compute], tasks.stage[compute]
+    times = np.full((program.phases, 1), np.inf)[:, 0]
+    np.minimum.at(times, np.arange(program.compute) % program.phases, base.duration[compute])
+    of_stage = np.zeros(program.n)
+    np.add.at(of_stage, stage[: program.phases], times)
+    group = _groups(device, stage, program.devices, program.n)
+    work = np.bincount(group[program.devices :], of_stage, minlength=len(group))
+    lane_device = tasks.device[program.lane_tasks[program.lane_start[:-1]]]
+    lanes = np.bincount(group[lane_device], minlength=len(group))
+    many = m / base.shape.side_by_side if _grows(request) else 1.0
+    busiest = float((work[lanes > 0] / (lanes[lanes > 0] * many)).max())
+    rounds = order.rounds.per_update if order.rounds else 1
+    return busiest * rounds * (request.shape.local_steps if order.local else 1)
+
+
+def _grows(request: Request) -> bool:
+    """Return whether more micro-batches have more devices or lanes."""
+    placement, order = request.schedule.placement, request.schedule.order
+    return (placement.replicas or placement.lanes) and not order.accumulates
+
+
+def _groups(device: Ints, stage: Ints, devices: int, stages: int) -> Ints:
+    """Return a number for each device and each stage: equal where devices have stages, also by others, in common."""
+    pairs = np.unique(np.stack([device, devices + stage]), axis=1)
+    group = np.arange(devices + stages)
+    while True:
+        least = np.minimum(group[pairs[0]], group[pairs[1]])
+        before = group.copy()
+        np.minimum.at(group, pairs[0], least)
+        np.minimum.at(group, pairs[1], least)
+        if (group == before).all():
+            return group
