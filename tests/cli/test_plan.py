@@ -58,7 +58,8 @@ def test_nothing_that_fits_is_the_answer_no(command: Command) -> None:
     assert done.code == 1
     assert "proved: no candidate fits" in done.out
     assert done.err == (
-        "cdpsim: no candidate fits into 3; least is needed by `cdpsim compare 1f1b -n 4 -m 8`: 6, 3 too much (activations 4, parameters 1, gradients 1)\n"
+        "cdpsim: no candidate fits into 3; least is needed by `cdpsim compare 1f1b -n 4 -m 8`: 6, 3 "
+        "too much (activations 4, parameters 1, gradients 1)\n"
     )
 
 

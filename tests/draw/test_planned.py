@@ -1,6 +1,7 @@
 """Pictures of plans: points of candidates where their figures say, the front, rings, the limit."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.colors import to_hex
@@ -11,7 +12,7 @@ from cdpsim.draw.planned import plan_picture
 from cdpsim.export import pictures
 from tests.helpers.figures import BOX, marked, model, one, words
 
-SMALL = {"devices": 4, "batch": 8, "schedules": "1f1b,zb-h1,zb-h2,pipemare"}
+SMALL: dict[str, Any] = {"devices": 4, "batch": 8, "schedules": "1f1b,zb-h1,zb-h2,pipemare"}
 
 
 def shown(found: Plan) -> list[Measured]:

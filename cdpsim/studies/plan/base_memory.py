@@ -7,7 +7,7 @@ import numpy as np
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Category, Content, Kind, Program
 
-KINDS = (Category.ACTIVATIONS, Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)  # columns
+HELD_KINDS = (Category.ACTIVATIONS, Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)  # columns
 
 
 class Held(NamedTuple):
@@ -21,28 +21,54 @@ class Held(NamedTuple):
 
     @property
     def moments(self) -> Ints:
-        """A row for each task: activations, parameters, gradients, optimizer states; stashes, the stage's parameters."""
+        """A row for each task: activations, parameters, gradients, optimizer; stashes, the stage's own parameters."""
         return np.column_stack([self.held, self.stash, self.parameters])
 
 
 def held_in_tasks(program: Program, parameters: Ints, *, flushes: bool) -> Held:
     """Return what devices hold in all tasks: buffers that begin and end with tasks of one lane, or what these wait for.
 
-    Of a device with several lanes, nothing is known. If a schedule `flushes`, updates come behind the last task of their
-    device that gives gradients to their stage, and a new version takes the place of the old one.
+    Of a device with several lanes, nothing is known. If a schedule `flushes`, updates come behind the last task of
+    their device that gives gradients to their stage, and a new version takes the place of the old one.
     """
     buffers, tasks = program.buffers, program.lane_tasks
     lanes = len(program.lane_start) - 1
     rank = np.full(program.nodes, -1, dtype=np.int64)
     rank[tasks] = np.arange(len(tasks))
-    lane_of_device = np.full(program.devices, -1)
-    device = program.tasks.device[tasks[program.lane_start[:-1][np.diff(program.lane_start) > 0]]]
+    where = _lanes_alone(program)[buffers.device]
+    last = program.lane_start[np.maximum(where, 0) + 1] - 1
+    begin, until = _spans(program, rank, where, lanes, flushes=flushes)
+    known = np.flatnonzero((where >= 0) & (begin >= 0) & (until >= begin) & (begin <= last))
+    column = np.full(len(Category), -1)
+    column[[*HELD_KINDS]] = np.arange(len(HELD_KINDS))
+    stash = np.zeros(len(buffers), dtype=np.bool_)
+    stash[program.stashes] = True
+    held = np.zeros((len(tasks) + 1, len(HELD_KINDS) + 1), dtype=np.int64)
+    for rows, kind in ((known, column[buffers.category[known]]), (known[stash[known]], len(HELD_KINDS))):
+        keep = np.broadcast_to(kind, len(rows)) >= 0
+        rows, kind = rows[keep], np.broadcast_to(kind, len(rows))[keep]
+        np.add.at(held, (begin[rows], kind), buffers.size[rows])
+        np.add.at(held, (until[rows] + 1, kind), -buffers.size[rows])
+    held = np.cumsum(held, axis=0)[:-1]
+    of_stage = np.zeros(program.n, dtype=np.int64)
+    of_stage[buffers.stage[program.stashes]] = buffers.size[program.stashes]
+    return Held(tasks, held[:, :-1], held[:, -1], of_stage, parameters[program.tasks.stage[tasks]])
+
+
+def _lanes_alone(program: Program) -> Ints:
+    """Return the lane of each device that has one; -1 of others."""
+    found = np.full(program.devices, -1)
     lane = np.flatnonzero(np.diff(program.lane_start) > 0)
+    device = program.tasks.device[program.lane_tasks[program.lane_start[lane]]]
     alone = np.bincount(device, minlength=program.devices)[device] == 1
-    lane_of_device[device[alone]] = lane[alone]
-    where = lane_of_device[buffers.device]
-    first, last = program.lane_start[np.maximum(where, 0)], program.lane_start[np.maximum(where, 0) + 1] - 1
-    begin = _begins(program, rank, where, lanes, first)
+    found[device[alone]] = lane[alone]
+    return found
+
+
+def _spans(program: Program, rank: Ints, where: Ints, lanes: int, *, flushes: bool) -> tuple[Ints, Ints]:
+    """Return the ranks from which on, and up to which, each buffer is certainly there; -1 where that is not known."""
+    buffers = program.buffers
+    begin = _begins(program, rank, where, lanes, program.lane_start[np.maximum(where, 0)])
     until = _until(program, rank, where, lanes, buffers.end, flushes=flushes)
     if len(buffers.kept):
         rows = np.arange(len(buffers))[buffers.kept]
@@ -53,21 +79,7 @@ def held_in_tasks(program: Program, parameters: Ints, *, flushes: bool) -> Held:
         stays = np.isin(buffers.category, (Category.PARAMETERS, Category.OPTIMIZER)) & (buffers.begin >= 0)
         stays &= (buffers.begin & 1 == 1) & (buffers.begin >> 1 >= program.compute) & (replaced >= 0)
         begin = np.where(stays, replaced + 1, begin)
-    known = np.flatnonzero((where >= 0) & (begin >= 0) & (until >= begin) & (begin <= last))
-    column = np.full(len(Category), -1)
-    column[[*KINDS]] = np.arange(len(KINDS))
-    stash = np.zeros(len(buffers), dtype=np.bool_)
-    stash[program.stashes] = True
-    held = np.zeros((len(tasks) + 1, len(KINDS) + 1), dtype=np.int64)
-    for rows, kind in ((known, column[buffers.category[known]]), (known[stash[known]], len(KINDS))):
-        keep = np.broadcast_to(kind, len(rows)) >= 0
-        rows, kind = rows[keep], np.broadcast_to(kind, len(rows))[keep]
-        np.add.at(held, (begin[rows], kind), buffers.size[rows])
-        np.add.at(held, (until[rows] + 1, kind), -buffers.size[rows])
-    held = np.cumsum(held, axis=0)[:-1]
-    of_stage = np.zeros(program.n, dtype=np.int64)
-    of_stage[buffers.stage[program.stashes]] = buffers.size[program.stashes]
-    return Held(tasks, held[:, :-1], held[:, -1], of_stage, parameters[program.tasks.stage[tasks]])
+    return begin, until
 
 
 def _begins(program: Program, rank: Ints, where: Ints, lanes: int, first: Ints) -> Ints:

@@ -70,7 +70,7 @@ class BasePaths:
         rows = np.arange(self.listing.first[device], self.listing.first[device + 1])
         phase = self.listing.phase[rows]
         gives = phase >= self.listing.phases - self.listing.shape.n
-        last = {stage: row for stage, row in zip(phase[gives].tolist(), rows[gives].tolist(), strict=True)}
+        last = dict(zip(phase[gives].tolist(), rows[gives].tolist(), strict=True))
         return int(self.node[min(last.values())])
 
     def _inside(self, tasks: Ints) -> Flags:

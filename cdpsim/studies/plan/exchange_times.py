@@ -47,9 +47,9 @@ def sizes_of_devices(request: Request, program: Program, duration: Floats, devic
         mine = updates[(tasks.device[updates] == device) & (tasks.step[updates] == 1)]
         takes = duration[mine]
         update = takes.sum() if (tasks.lane[mine] >= 0).all() else takes.min(initial=np.inf)
-        sums = np.maximum(gradients[stages], 0).sum(), parameters[stages].sum()
-        sums += np.maximum(gradients[stages], 0).min(), parameters[stages].min()
-        rows.append((device, *sums, update if len(mine) else 0.0))
+        sums, kept = np.maximum(gradients[stages], 0), parameters[stages]
+        sizes = sums.sum(), kept.sum(), sums.min(), kept.min()
+        rows.append((device, *sizes, update if len(mine) else 0.0))
     columns = list(zip(*rows, strict=True))
     return DeviceSizes(*map(np.array, columns))
 
@@ -101,18 +101,20 @@ def _collectives(
     for device, whole, parameters, least, least_parameters, _ in zip(*(each.tolist() for each in sizes), strict=True):
         way = request, device, places
         if not (shard > 1 and zero):
-            together = _time(*way, Op.ALL_REDUCE, replicas * shard, 1, whole)
+            together = _collective_time(*way, Op.ALL_REDUCE, replicas * shard, 1, whole)
             found.append((together, together, 0.0, 0.0))
             continue
-        inside, first = (_time(*way, Op.REDUCE_SCATTER, shard, 1, size) for size in (whole, least))
-        across, last = (_time(*way, Op.ALL_REDUCE, replicas, shard, size // shard) for size in (whole, least))
-        gathers = (_time(*way, Op.ALL_GATHER, shard, 1, size) for size in (parameters, least_parameters))
-        found.append((max(inside, across), max(inside + last, across + first), *gathers))
+        inside, first = (_collective_time(*way, Op.REDUCE_SCATTER, shard, 1, size) for size in (whole, least))
+        across, last = (
+            _collective_time(*way, Op.ALL_REDUCE, replicas, shard, size // shard) for size in (whole, least)
+        )
+        every, one = (_collective_time(*way, Op.ALL_GATHER, shard, 1, size) for size in (parameters, least_parameters))
+        found.append((max(inside, across), max(inside + last, across + first), every, one))
     stream, chain, *gathered = np.array(found).reshape(-1, 4).T
     return stream, chain, np.array(gathered)
 
 
-def _time(request: Request, device: int, places: int, op: Op, members: int, apart: int, size: int) -> float:
+def _collective_time(request: Request, device: int, places: int, op: Op, members: int, apart: int, size: int) -> float:
     """Return the time of a collective of so many bytes, of data ranks that are so far apart."""
     if members == 1 or not size:
         return 0.0

@@ -1,4 +1,4 @@
-"""What a step's lists have in common with those of another number of micro-batches: how they begin, and how they end."""
+"""What a step's lists have in common with those of other micro-batches: how they begin, and how they end."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,7 +44,10 @@ def listing_of(schedule: Schedule, shape: Shape) -> Listing:
 def list_ends(schedule: Schedule, base: Shape, shape: Shape) -> ListEnds:
     """Compare the lists of a shape with those of a base, which has other micro-batches."""
     one, other = listing_of(schedule, base), listing_of(schedule, shape)
-    front, back = (_numbers(one), _numbers(other)), (_numbers(one, back=True), _numbers(other, back=True))
+    front, back = (
+        (_numbers_at_device(one), _numbers_at_device(other)),
+        (_numbers_at_device(one, back=True), _numbers_at_device(other, back=True)),
+    )
     first = _common(one, other, *front)
     last = max((_common(one, other, *numbers, reverse=True) for numbers in (back, front)), key=lambda each: each.sum())
     half = np.clip(other.counts // 2, other.counts - last, first)
@@ -55,10 +58,12 @@ def list_ends(schedule: Schedule, base: Shape, shape: Shape) -> ListEnds:
     middle = (index >= until[device]) & (index < (other.counts - since)[device])
     between = np.bincount(device[middle] * other.phases + other.phase[middle], minlength=other.devices * other.phases)
     shares = between.reshape(other.devices, -1)
-    return ListEnds(first, last, until, since, _settled(other, device, index), shares, *_most_stashes(other, device))
+    return ListEnds(
+        first, last, until, since, _settled_tasks(other, device, index), shares, *_most_stashes(other, device)
+    )
 
 
-def _numbers(listing: Listing, *, back: bool = False) -> Ints:
+def _numbers_at_device(listing: Listing, *, back: bool = False) -> Ints:
     """Number micro-batches among those that begin on one device, from 0 on, or up to -1."""
     begins = listing.device[:, 0]
     number = np.empty(len(begins), dtype=np.int64)
@@ -69,7 +74,7 @@ def _numbers(listing: Listing, *, back: bool = False) -> Ints:
 
 
 def _common(one: Listing, other: Listing, of_one: Ints, of_other: Ints, *, reverse: bool = False) -> Ints:
-    """Return how many tasks of each device come in both lists alike, from the first on or, in reverse, from the last."""
+    """Return how many tasks of each device are alike in both lists, from the first on or, in reverse, from the last."""
     labels = [
         number[each.micro_batch] * each.phases + each.phase for each, number in ((one, of_one), (other, of_other))
     ]
@@ -86,7 +91,7 @@ def _common(one: Listing, other: Listing, of_one: Ints, of_other: Ints, *, rever
     return np.array(found)
 
 
-def _settled(listing: Listing, device: Ints, index: Ints) -> Ints:
+def _settled_tasks(listing: Listing, device: Ints, index: Ints) -> Ints:
     """Return how many tasks of each device come behind the first backwards of all its stages."""
     back = np.flatnonzero(listing.phase >= listing.shape.n)
     _, heads = np.unique(device[back] * listing.phases + listing.phase[back], return_index=True)
@@ -105,7 +110,7 @@ def _most_stashes(listing: Listing, device: Ints) -> tuple[Ints, Ints, Ints]:
     n, phases = listing.shape.n, listing.phases
     forward, backward = listing.phase < n, (listing.phase >= n) & (listing.phase < 2 * n)
     stage = np.where(forward, listing.phase, 2 * n - 1 - listing.phase)
-    held = np.cumsum(forward) - np.cumsum(backward) + backward
+    held = np.cumsum(forward.astype(np.int64) - backward) + backward
     order = np.lexsort((-held, device * phases + listing.phase))
     key = (device * phases + listing.phase)[order]
     chosen = order[np.flatnonzero(np.diff(key, prepend=-1))]

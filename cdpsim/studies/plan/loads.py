@@ -9,7 +9,7 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.front import simulate
 from cdpsim.numeric.columns import Floats, Ints
-from cdpsim.program import Category, Content, Kind, Op, Stream
+from cdpsim.program import Content, Kind, Op, Stream
 from cdpsim.request import Request
 from cdpsim.request.options import InapplicableOption
 from cdpsim.runs import Run
@@ -18,12 +18,12 @@ from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import ZERO
 from cdpsim.studies.partial_requests import PartialRequests
 from cdpsim.studies.plan.base_memory import Held, held_in_tasks
-from cdpsim.studies.plan.base_paths import LOOKED_AT, BasePaths, Paths
+from cdpsim.studies.plan.base_paths import BasePaths, Paths
 from cdpsim.studies.plan.exchange_times import DeviceSizes, ExchangeTimes, exchange_times, sizes_of_devices
 from cdpsim.studies.plan.list_ends import ListEnds, list_ends, listing_of
 
-AXES = 3  # without data ranks, with such that have copies, and with such that have shares
-_STEPS = 3  # of a base: the first one fills devices, and the last one has what the second waits for
+DATA_AXES = 3  # without data ranks, with such that have copies, and with such that have shares
+_STEPS_OF_BASE = 3  # of a base: the first one fills devices, and the last one has what the second waits for
 _LEAST_OF_BASE = 4  # micro-batches
 _FEW_PASSES = 1024  # through stages: a run of so many takes no longer than the rest
 _ALL_LOOKED_AT = 8  # devices: of more, paths through some of them are followed
@@ -204,7 +204,7 @@ def _base_of(request: Request, *, lists: bool, shape: Shape | None = None) -> Ba
         return _simulated(request if shape is None else _of_micro_batches(request, shape.m), None)
     shape = shape or replace(request.shape, m=_micro_batches_of_base(request))
     listing = listing_of(request.schedule, _plain(shape))
-    return _simulated(request.with_steps(_STEPS, shape=shape), listing)
+    return _simulated(request.with_steps(_STEPS_OF_BASE, shape=shape), listing)
 
 
 def _of_micro_batches(request: Request, m: int) -> Request:
@@ -254,7 +254,7 @@ def _of_lists(base: Base, m: int) -> OfShape:
         base.of_ends[ends.key] = [paths.paths(ends, base.chosen) for paths in base.of_axes]
     work = (ends.between * base.task_times).sum(axis=1)
     total = ((ends.between + _counts_of_ends(base, ends)) * base.task_times).sum(axis=1)
-    step, after_end, after_sums = np.full(AXES, total.max()), *np.full((2, AXES, len(base.chosen)), -np.inf)
+    step, after_end, after_sums = np.full(DATA_AXES, total.max()), *np.full((2, DATA_AXES, len(base.chosen)), -np.inf)
     for axis, paths in enumerate(base.of_ends[ends.key]):
         if not len(paths.device):
             continue
@@ -303,18 +303,19 @@ def _held(base: Base, ends: ListEnds) -> Ints:
 
 def _deciding(moments: Ints) -> Ints:
     """Return those moments that may have the peak, whatever is split."""
-    return moments[np.unique([(moments @ weights).argmax() for weights in _WEIGHTS])]
+    chosen: Ints = moments[np.unique([(moments @ weights).argmax() for weights in _WEIGHTS])]
+    return chosen
 
 
 def _of_devices(base: Base, m: int) -> OfShape:
     """Return the costs of m micro-batches of any schedule: those of its base, or the work of devices alone."""
-    none = np.full((AXES, 1), -np.inf)
-    step = np.full(AXES, m * _work_of_pass(base, m))
+    none = np.full((DATA_AXES, 1), -np.inf)
+    step = np.full(DATA_AXES, m * _work_of_pass(base, m))
     return OfShape(*_at_least_measured(base, m, step), none, none, _deciding(base.held.moments))
 
 
 def _at_least_measured(base: Base, m: int, step: Floats) -> tuple[Floats, int]:
-    """Return the least time of a step by axis, and the peak: those of the base's run where it has as many micro-batches."""
+    """Return the least time of a step by axis, and the peak: the base's own where it has as many micro-batches."""
     run = base.run
     if m != base.shape.m or not run.steady_state.certified:
         return step, 0
