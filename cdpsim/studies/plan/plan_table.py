@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 _FATE_WORDS = {
     REFUSED: "cannot be asked",
     TWIN: "equal to another",
-    TOO_LARGE: "need more memory, whatever their order is",
-    WORSE: "cannot be better",
+    TOO_LARGE: "too large by their bounds",
+    WORSE: "worse by their bounds",
     SIMULATED: "simulated",
     OPEN: "left open",
 }
