@@ -31,14 +31,15 @@ import cdpsim
 question = {"model": "llama2-7b", "cluster": "a100-nodes", "devices": 8, "batch": 64}
 names = "dp,1f1b,interleaved-1f1b,zb-h1,zbv,pipedream-2bw,pipemare"
 found = cdpsim.plan(**question, schedules=names)
-found
+print(found)
 
 # %% [markdown]
 # The status and the counts say how that is known. Candidates that *cannot be asked* have sizes that a schedule does
 # not take. Those that are *too large* or *worse* by their bounds need no simulation.
 
 # %%
-found.status, found.searched
+print(found.status)
+print(found.searched)
 
 # %% [markdown]
 # ## The front

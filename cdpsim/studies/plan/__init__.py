@@ -45,12 +45,10 @@ def plan(
     Candidates are all schedules with all sizes that have these devices and this batch, in samples of a training step or
     in micro-batches of a model that does not say how many samples these have. They are simulated in the order of lower
     bounds, until no other one can be better by the `objective`: samples per second, memory, devices or staleness.
-    `memory` is what a device may hold, by default what it has; in slots it is in stage-activations. `staleness` is the
-    most that is allowed. With `fewer`, runs may have any number of devices that divides `devices`. With `seconds`, the
-    search stops after that time. An interrupted search returns what it knows.
-
-    A value or a list for n, m, chunks, replicas, shard, zero, rule or recompute restricts what is searched; a list for
-    any other option is searched, too. Several models are one network, profiled at other batches.
+    `memory` is what a device may hold, by default what it has; `staleness` is the most that is allowed. With `fewer`,
+    runs may have any number of devices that divides `devices`. A search that `seconds` or a user ends says what it
+    knows. A value or a list for a size, a rule or a recomputation restricts what is searched; a list for any other
+    option is searched, too. Several models are one network, profiled at other batches.
     """
     begun = monotonic()
     refuse_unknown("plan", options, PLAN_OPTIONS)

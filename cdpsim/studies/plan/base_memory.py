@@ -21,8 +21,8 @@ class Held(NamedTuple):
 
     @property
     def moments(self) -> Ints:
-        """A row for each task: activations, parameters, gradients, optimizer; stashes, the stage's own parameters."""
-        return np.column_stack([self.held, self.stash, self.parameters])
+        """A row for each task: activations, parameters, gradients, optimizer; stashes; own parameters; none yet."""
+        return np.column_stack([self.held, self.stash, self.parameters, np.zeros_like(self.stash)])
 
 
 def held_in_tasks(program: Program, parameters: Ints, *, flushes: bool) -> Held:

@@ -54,11 +54,11 @@ def bound_candidates(loads: Sequence[Loads], sizes: Sizes) -> Bounds:
     exchanges = [loads[k].exchanges(*ranks) for k, *ranks in keys.T.tolist()]
     axis = np.where((replicas * shard == 1) & (zero < 3), 0, np.where(zero == 0, 1, 2))
     step = _least_steps(shapes, exchanges, of_shape.ravel(), of_ranks.ravel(), axis, m)
-    stays = np.array([each.gathers_for_step for each in loads])[case]
+    stays, once = np.array([(each.gathers_for_step, each.sums_once) for each in loads])[case].T
     exact = np.array([each.in_slots for each in loads])[case]
     return Bounds(
         np.where(exact, np.ceil(step - 1e-6), step * ROUNDING),
-        _memory(shapes, of_shape.ravel(), np.where(axis == 2, zero, 0), shard, axis, stays),
+        _memory(shapes, of_shape.ravel(), np.where(axis == 2, zero, 0), shard, axis, (stays, once)),
     )
 
 
@@ -90,22 +90,29 @@ def _filled_up(table: Floats, width: int, rows: int) -> Floats:
     return full
 
 
-def _memory(shapes: Sequence[OfShape], shape: Ints, zero: Ints, shard: Ints, axis: Ints, stays: Flags) -> Ints:
+def _memory(
+    shapes: Sequence[OfShape], shape: Ints, zero: Ints, shard: Ints, axis: Ints, whole_for: tuple[Flags, Flags]
+) -> Ints:
     """Return the least peak: activations, and the shares of parameters, gradients and optimizer states.
 
     Where parameters are split, stages are run layer by layer, and only what forwards keep is known of activations; the
     parameters of the stage at work may be there as a whole.
     """
+    stays, once = whole_for
     points = max(len(each.held) for each in shapes)
-    held = np.zeros((len(shapes), points, 6), dtype=np.int64)
+    held = np.zeros((len(shapes), points, 7), dtype=np.int64)
     for row, each in zip(held, shapes, strict=True):
         row[: len(each.held)] = each.held
-    activations, parameters, gradients, optimizer, stash, own = np.moveaxis(held[shape], 2, 0)
+    activations, parameters, gradients, optimizer, stash, own, sums = np.moveaxis(held[shape], 2, 0)
     split, ranks = (zero == 3)[:, None], shard[:, None]
     whole = np.where(stays[:, None] & split, np.minimum(own, parameters), 0)
     peak = np.where(split, stash, activations)
     peak += whole + (parameters - whole) // np.where(split, ranks, 1)
-    peak += gradients // np.where(zero[:, None] >= 2, ranks, 1) + optimizer // np.where(zero[:, None] >= 1, ranks, 1)
+    sums = np.where(once[:, None] & (zero[:, None] >= 2), sums, 0)
+    shared = np.where(zero[:, None] >= 2, ranks, 1)
+    peak += (
+        sums + np.where(split, 0, (gradients - sums) // shared) + optimizer // np.where(zero[:, None] >= 1, ranks, 1)
+    )
     measured = np.array([each.memory for each in shapes])[shape]
     least: Ints = peak.max(axis=1)
     return np.where(axis == 0, np.maximum(least, measured), least)

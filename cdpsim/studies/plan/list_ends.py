@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Flags, Ints
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import Listing
 from cdpsim.schedules.shape import Shape
@@ -27,6 +27,8 @@ class ListEnds:
     device: Ints  # of each device and phase that it has a row,
     phase: Ints
     most: Ints  # with the stashes, by stage, in the task in which the device holds most
+    amid: Flags  # and whether that comes when the device has used all its stages, and will use them again
+    summing: Flags  # and has gradients of all, none of which is complete
 
     @property
     def key(self) -> bytes:
@@ -101,7 +103,33 @@ def _settled_tasks(listing: Listing, device: Ints, index: Ints) -> Ints:
     return settled
 
 
-def _most_stashes(listing: Listing, device: Ints) -> tuple[Ints, Ints, Ints]:
+def tasks_amid(listing: Listing) -> tuple[Flags, Flags]:
+    """Return which tasks come behind the first one of each stage of their device, and before the last of each.
+
+    The second flags are of those that also come behind the first backward of each stage.
+    """
+    n, device = listing.shape.n, np.repeat(np.arange(listing.devices), listing.counts)
+    third, place = np.divmod(listing.phase, n)
+    key = device * n + np.where(third == 0, place, n - 1 - place)
+    row, gives = np.arange(len(key)), np.flatnonzero(listing.phase >= listing.phases - n)
+    used, summed = _latest_first(key, device, row), _latest_first(key[gives], device[gives], gives)
+    _, last = np.unique(key[::-1], return_index=True)
+    last = len(key) - 1 - last
+    again = np.full(listing.devices, len(key))
+    np.minimum.at(again, device[last], last)
+    before: Flags = row < again[device]
+    return before & (row > used[device]), before & (row > summed[device])
+
+
+def _latest_first(key: Ints, device: Ints, row: Ints) -> Ints:
+    """Return, of the first rows of each key, the last one of each device."""
+    _, first = np.unique(key, return_index=True)
+    found = np.zeros(int(device.max()) + 1, dtype=np.int64)
+    np.maximum.at(found, device[first], row[first])
+    return found
+
+
+def _most_stashes(listing: Listing, device: Ints) -> tuple[Ints, Ints, Ints, Flags, Flags]:
     """Return the stashes that a device holds, by stage, in the task of each phase that has most of them at once.
 
     A stash is there from the start of its forward to the end of its backward, or of the input's part of that. In each
@@ -118,4 +146,5 @@ def _most_stashes(listing: Listing, device: Ints) -> tuple[Ints, Ints, Ints]:
     for j in range(n):
         ends = backward & (stage == j)
         most[:, j] = (np.cumsum(forward & (stage == j)) - np.cumsum(ends) + ends)[chosen]
-    return device[chosen], listing.phase[chosen], most
+    amid, summing = tasks_amid(listing)
+    return device[chosen], listing.phase[chosen], most, amid[chosen], summing[chosen]

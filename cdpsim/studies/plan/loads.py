@@ -20,7 +20,7 @@ from cdpsim.studies.partial_requests import PartialRequests
 from cdpsim.studies.plan.base_memory import Held, held_in_tasks
 from cdpsim.studies.plan.base_paths import BasePaths, Paths
 from cdpsim.studies.plan.exchange_times import DeviceSizes, ExchangeTimes, exchange_times, sizes_of_devices
-from cdpsim.studies.plan.list_ends import ListEnds, list_ends, listing_of
+from cdpsim.studies.plan.list_ends import ListEnds, list_ends, listing_of, tasks_amid
 
 DATA_AXES = 3  # without data ranks, with such that have copies, and with such that have shares
 _STEPS_OF_BASE = 3  # of a base: the first one fills devices, and the last one has what the second waits for
@@ -30,12 +30,13 @@ _ALL_LOOKED_AT = 8  # devices: of more, paths through some of them are followed
 # Moments that decide: those with most by some of `Held.moments`, of which shares leave less or nothing.
 _WEIGHTS = np.array(
     [
-        [1, 1, 1, 1, 0, 0],
-        [1, 1, 1, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0],
-        [1, 0, 0, 0, 0, 0],
-        [0, 0, 0, 0, 1, 0],
-        [0, 0, 0, 0, 1, 1],
+        [1, 1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 1],
+        [1, 0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 1, 0, 0],
+        [0, 0, 0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 1, 1, 1],
     ]
 )
 
@@ -47,7 +48,7 @@ class OfShape(NamedTuple):
     memory: int  # the least peak without data ranks, beside `held`
     after_end: Floats  # and that beside what a device exchanges behind its last task: by axis and device
     after_sums: Floats  # and beside what it exchanges from the first complete gradients on
-    held: Ints  # bytes that a device holds at some moments, by the columns of `Held.moments`
+    held: Ints  # bytes at some moments, by the columns of `Held.moments`; the last is of whole gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +83,11 @@ class Loads:
         return 0 if schedule.order.waits or self.in_slots else ZERO.index(schedule.state.homes)
 
     @property
+    def sums_once(self) -> bool:
+        """Whether devices add up whole gradients, and sum them when those of a step are complete."""
+        return self.lists and not self.request.schedule.order.one_place and self.request.given["reduce"] != "each"
+
+    @property
     def gathers_for_step(self) -> bool:
         """Whether split parameters that a stage has gathered stay up to its last use in the step."""
         return (
@@ -89,13 +95,19 @@ class Loads:
         )
 
     def base_for(self, m: int) -> "Base":
-        """Return the run from which the figures of m micro-batches come: of as many where these are few."""
-        few = m < self.base.shape.m if self.lists else m * self.request.shape.n <= _FEW_PASSES
+        """Return the run from which the figures of m micro-batches come: of as many where these are few.
+
+        Of a cyclic schedule, it is one whose workers have several micro-batches where they have so with m.
+        """
+        shape, few = self.request.shape, m * self.request.shape.n <= _FEW_PASSES
+        if self.lists:
+            few = m < self.base.shape.m
+        elif not few and self.request.schedule.order.accumulates:
+            m, few = min(m, 2 * shape.n), True
         if m == self.base.shape.m or not few or not _takes(self.request, m):
             return self.base
         if m not in self.bases:
-            shape = replace(self.request.shape, m=m)
-            self.bases[m] = _base_of(self.request, lists=self.lists, shape=shape)
+            self.bases[m] = _base_of(self.request, lists=self.lists, shape=replace(shape, m=m))
         return self.bases[m]
 
     def of_shape(self, m: int) -> OfShape:
@@ -209,7 +221,10 @@ def _base_of(request: Request, *, lists: bool, shape: Shape | None = None) -> Ba
 
 def _of_micro_batches(request: Request, m: int) -> Request:
     """Return the same request of m micro-batches."""
-    return Request(**{**request, "schedule": request.schedule, "m": m, "ignore_memory": True})
+    options = {**request, "schedule": request.schedule, "m": m, "ignore_memory": True}
+    if request.rule == request.schedule.rule_of(request.shape):  # by default; with others it may be another one
+        del options["rule"]
+    return Request(**options)
 
 
 def _takes(request: Request, m: int) -> bool:
@@ -290,7 +305,12 @@ def _held(base: Base, ends: ListEnds) -> Ints:
     row = row[base.of_axes[0].node]
     settled = np.minimum(ends.last, ends.settled)
     common = (index < ends.first[device]) | (index >= (listing.counts - settled)[device])
-    beside = held.moments[row]
+    moments = held.moments[row]
+    stages = _parameters_of_devices(base)
+    amid, summing = tasks_amid(listing)
+    moments[:, 5] = np.where(amid, stages[device], moments[:, 5])
+    moments[:, 6] = np.where(summing, moments[:, 2], 0)
+    beside = moments.copy()
     beside[:, 0] -= held.stash[row]
     beside[:, 4] = 0
     least = np.full((listing.devices * listing.phases, beside.shape[1]), np.iinfo(np.int64).max)
@@ -298,7 +318,19 @@ def _held(base: Base, ends: ListEnds) -> Ints:
     grown = least[ends.device * listing.phases + ends.phase]
     known = grown[:, 0] < np.iinfo(np.int64).max
     grown[:, [0, 4]] += np.where(known, ends.most @ held.of_stage, 0)[:, None]
-    return _deciding(np.concatenate([held.moments[row][common], grown[known]]))
+    grown[:, 5] = np.where(ends.amid, stages[ends.device], grown[:, 5])
+    grown[:, 6] = np.where(ends.summing, grown[:, 2], 0)
+    return _deciding(np.concatenate([moments[common], grown[known]]))
+
+
+def _parameters_of_devices(base: Base) -> Ints:
+    """Return the bytes of the parameters of all stages of each device."""
+    program = base.run.program
+    tasks = np.arange(program.compute)
+    pairs = np.unique(np.stack([program.tasks.device[tasks], program.tasks.stage[tasks]]), axis=1)
+    found = np.zeros(program.devices, dtype=np.int64)
+    np.add.at(found, pairs[0], np.array([stage.parameters for stage in base.request.timed_model.stages])[pairs[1]])
+    return found
 
 
 def _deciding(moments: Ints) -> Ints:
