@@ -17,6 +17,7 @@ from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison import compare
 from cdpsim.studies.comparison_columns import Comparison
 from cdpsim.studies.evaluate import evaluate
+from cdpsim.studies.plan import Plan, plan
 from cdpsim.studies.table1 import table1
 from cdpsim.timing.costs import Costs
 from cdpsim.trace import Trace, load
@@ -36,6 +37,7 @@ __all__ = [
     "Costs",
     "Measured",
     "Model",
+    "Plan",
     "Program",
     "Request",
     "RequestError",
@@ -55,6 +57,7 @@ __all__ = [
     "figure",
     "load",
     "models",
+    "plan",
     "plot",
     "price",
     "rounds",

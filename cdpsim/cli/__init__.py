@@ -6,6 +6,7 @@ from cdpsim.cli.commands.breakeven import breakeven_command
 from cdpsim.cli.commands.compare import compare_command
 from cdpsim.cli.commands.completion import completion_command
 from cdpsim.cli.commands.pictures import figure_command, plot_command, snapshot_command, timeline_command
+from cdpsim.cli.commands.plan import plan_command
 from cdpsim.cli.commands.presets import clusters_command, models_command
 from cdpsim.cli.commands.runs import import_command, simulate_command
 from cdpsim.cli.commands.superpose import superpose_command
@@ -16,7 +17,15 @@ from cdpsim.files.writing import inputs_kept
 
 COMMANDS = (
     *(schedules_command, models_command, clusters_command),
-    *(simulate_command, compare_command, breakeven_command, pyramid_command, rounds_command, import_command),
+    *(
+        simulate_command,
+        compare_command,
+        plan_command,
+        breakeven_command,
+        pyramid_command,
+        rounds_command,
+        import_command,
+    ),
     *(timeline_command, plot_command, snapshot_command),
     *(table1_command, figure_command, superpose_command),
     completion_command,

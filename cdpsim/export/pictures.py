@@ -10,12 +10,15 @@ from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURINGS
 from cdpsim.errors import RequestError, choose
 from cdpsim.files.progress import ticker
+from cdpsim.files.tables import as_csv, as_json
 from cdpsim.files.writing import check_writable, write_file
 from cdpsim.front import step_actions
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.table import write_actions
 from cdpsim.studies.breakeven import BreakEven, StepCurve
 from cdpsim.studies.comparison_columns import Comparison
+from cdpsim.studies.plan import Plan
+from cdpsim.studies.plan.plan_table import candidate_cells
 from cdpsim.trace import Trace
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ EXPORTS = (".html", ".json")
 ORDER = ".csv"  # of a pipeline, as torch reads it
 TIMELINES = (*canvas.PICTURE_FORMS, *EXPORTS)
 COMPARISONS = ("bars", "points")
+PLAN_TABLES = (".csv", ".json")
 PLOTS = ("memory", "traffic", "versions", "steps")
 FIGURE_OPTIONS = {
     "steps": "1",
@@ -217,6 +221,32 @@ def write_comparison(
     choose("style", style, COMPARISONS)
     check_picture(path, look=look, force=force)
     _write(partial(plots.drawn, draw, look), path, look, force)
+
+
+def check_plan(path: str | Path, *, look: Look = AS_DRAWN, force: bool = False) -> None:
+    """Refuse early what `write_plan` would refuse of any plan."""
+    canvas.check_form(path, (*canvas.PICTURE_FORMS, *PLAN_TABLES))
+    canvas.check_look(path, look)
+    check_writable(path, force=force)
+
+
+def write_plan(plan: Plan, path: str | Path, *, look: Look = AS_DRAWN, force: bool = False) -> None:
+    """Draw a plan; or write it as .json, or all of its candidates as .csv, each with its fate."""
+
+    def draw() -> "Figure":
+        from cdpsim.draw.fit import fit_figure
+        from cdpsim.draw.planned import plan_picture
+
+        return fit_figure(plan_picture(plan), look)
+
+    check_plan(path, look=look, force=force)
+    ending = Path(path).suffix.lower()
+    if ending == ".csv":
+        write_file(path, [as_csv(*candidate_cells(plan))], force=force)
+    elif ending == ".json":
+        write_file(path, [as_json(plan.to_builtins(candidates=True))], force=force)
+    else:
+        _write(partial(plots.drawn, draw, look), path, look, force)
 
 
 def write_breakeven(

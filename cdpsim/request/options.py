@@ -148,3 +148,12 @@ SIGNATURE = Signature(
 
 class InapplicableOption(RequestError):
     """The refusal of an option that a schedule does not accept, or that would change nothing in its run."""
+
+
+def flag_of(option: str) -> str:
+    """Return how a command line gives an option of a request.
+
+    >>> flag_of("link_jitter"), flag_of("m")
+    ('--link-jitter', '-m')
+    """
+    return f"-{option}" if len(option) == 1 else f"--{option.replace('_', '-')}"

@@ -64,7 +64,7 @@ def compare(
     devices = None if devices is None else whole_number("devices", devices, at_least=1)
     batch = None if batch is None else whole_number("batch", batch, at_least=1)
     _check_shared_options(options, devices, batch)
-    lists = {name: _values(name, options[name]) for name in OPTION_NAMES if _has_several(name, options.get(name))}
+    lists = {name: listed_values(name, options[name]) for name in OPTION_NAMES if has_several(name, options.get(name))}
     cases = [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
     items = [_options_of_item(item, devices, batch) for item in named or SCHEDULES]
     every = [{"ignore_memory": True} | item | options | case for item in items for case in cases]
@@ -80,7 +80,7 @@ def compare(
 def _check_shared_options(options: Mapping[str, Any], devices: int | None, batch: int | None) -> None:
     """Refuse values that no schedule takes, also of options that only some take, and what follows from others."""
     for option, least in _LEAST_VALUES.items():
-        for value in _values(option, options.get(option)):
+        for value in listed_values(option, options.get(option)):
             if value is not None:
                 whole_number(option, value, at_least=least)
     for option, of, given in (("replicas", "--devices", devices), ("m", "--batch", batch)):
@@ -88,15 +88,15 @@ def _check_shared_options(options: Mapping[str, Any], devices: int | None, batch
             raise RequestError(option, f"follows from {of}; leave either out")
 
 
-def _has_several(name: str, value: Any) -> bool:
+def has_several(name: str, value: Any) -> bool:
     """Return whether an option has several values; some options, and a rule of rows, are lists themselves."""
     listed = name not in _LISTS_THEMSELVES and isinstance(value, list | tuple | range)
     return listed and not (value and isinstance(value[0], list | tuple))
 
 
-def _values(name: str, value: Any) -> list[Any]:
+def listed_values(name: str, value: Any) -> list[Any]:
     """Return the values of an option; refuse an empty list."""
-    values = list(value) if _has_several(name, value) else [value]
+    values = list(value) if has_several(name, value) else [value]
     if not values:
         raise RequestError(name.replace("_", "-"), "is an empty list; give a value, or leave it out")
     return values

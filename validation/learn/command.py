@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from cdpsim.cli.commands.options import add_options, flag_of
+from cdpsim.cli.commands.options import add_options
 from cdpsim.cli.commands.requests import report_untaken
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, argument_group
@@ -17,6 +17,7 @@ from cdpsim.files import writing as files
 from cdpsim.files.notes import explain
 from cdpsim.files.progress import ticker
 from cdpsim.files.tables import as_csv, format_table
+from cdpsim.request.options import flag_of
 from cdpsim.schedules import SCHEDULES
 from cdpsim.studies.partial_requests import PartialRequests
 

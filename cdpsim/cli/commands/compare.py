@@ -1,7 +1,6 @@
 """The command that compares schedules side by side."""
 
 import argparse
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -10,7 +9,6 @@ from typing import Any
 from cdpsim.cli.commands.options import (
     FORMAT_OF_PAPERS,
     RUN_OPTIONS,
-    flag_of,
     format_of,
     look_arguments,
     look_of,
@@ -20,13 +18,14 @@ from cdpsim.cli.commands.options import (
     request_arguments,
     runs_argument,
 )
-from cdpsim.cli.commands.requests import check_output, given_options, in_slots, options_of
+from cdpsim.cli.commands.requests import check_output, given_options, in_slots, listed_option, options_of
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
-from cdpsim.errors import RequestError, choose, short_repr, whole_number
+from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.export import pictures
 from cdpsim.files.notes import explain, say
 from cdpsim.files.units import size_bytes
+from cdpsim.request.options import flag_of
 from cdpsim.schedules import NAMES
 from cdpsim.studies.comparison import compare
 from cdpsim.studies.comparison_columns import (
@@ -37,7 +36,6 @@ from cdpsim.studies.comparison_columns import (
     known_columns,
 )
 
-_MAY_BE_FILES = ("model", "cluster", "rule")
 _ORDERS = ("throughput", "given")  # of rows, beside those by a column
 _COLUMNS = known_columns(quantiles=True)
 
@@ -91,7 +89,7 @@ def compare_command(args: argparse.Namespace) -> int:
     if args.columns not in (None, "all"):
         column_names(args.columns, columns)
     choose("style", args.style, pictures.COMPARISONS)
-    options = {name: _listed(name, value) for name, value in given_options(args).items()}
+    options = {name: listed_option(name, value) for name, value in given_options(args).items()}
     settings = {"devices": args.devices, "batch": args.batch, "runs": runs, "sort": sort, **options}
     items = [options_of(args, name) for name in args.schedules]
     most = None if args.within is None else _memory_limit(args, options)
@@ -110,23 +108,6 @@ def compare_command(args: argparse.Namespace) -> int:
         pictures.write_comparison(comparison, args.output, style=args.style, look=look, force=args.force)
     write_stdout(comparison_table(comparison, form, args.columns))
     return 0
-
-
-def _listed(name: str, value: Any) -> Any:
-    """Return the values of an option that has several, with commas between them; a file that is there is one value."""
-    if not isinstance(value, str) or "," not in value or name == "stage_replicas":  # which is a list itself
-        return value
-    if name in _MAY_BE_FILES and os.path.isfile(value):  # noqa: PTH113 - false for a name that is too long
-        return value
-    values: list[str] = []
-    for part in value.split(","):
-        if name == "runtime" and values and "=" in part and ":" not in part:  # one more habit of the runtime before
-            values[-1] += f",{part}"
-        else:
-            values.append(part.strip())
-    if not all(values):
-        raise RequestError(flag_of(name), f"has nothing between two commas in {short_repr(value)}; give values")
-    return values if len(values) > 1 else values[0]
 
 
 def _report(comparison: Comparison, form: str) -> None:

@@ -21,6 +21,7 @@ from cdpsim.request.options import (
     Options,
     ScheduleOptions,
     TrainingOptions,
+    flag_of,
 )
 from cdpsim.request.sharing import BUCKETS, RESHARD
 from cdpsim.schedules.rule import RULES
@@ -77,15 +78,6 @@ FORMAT_OF_PAPERS = format_argument(FORMATS)
 def format_of(args: argparse.Namespace) -> str:
     """Return the value of --format, after checking that the command has that format."""
     return check_format(args.format, args.known_formats)
-
-
-def flag_of(option: str) -> str:
-    """Return how a command line gives an option of a request.
-
-    >>> flag_of("link_jitter"), flag_of("m")
-    ('--link-jitter', '-m')
-    """
-    return f"-{option}" if len(option) == 1 else f"--{option.replace('_', '-')}"
 
 
 def add_options(parser: argparse._ActionsContainer, options: Iterable[str], **defaults: str) -> None:

@@ -7,24 +7,42 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cdpsim.cli.commands.options import flag_of
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, short_repr
 from cdpsim.files.notes import say
 from cdpsim.front import CheckEnded, check_until, reopen, simulate
 from cdpsim.model import UNIT_MODELS
 from cdpsim.request import Request, experiment
-from cdpsim.request.options import OPTION_NAMES
+from cdpsim.request.options import OPTION_NAMES, flag_of
 from cdpsim.runs import Run
 from cdpsim.schedules import NAMES, SCHEDULES, Schedule
 from cdpsim.studies.comparison_columns import SPLIT_NOTE
 from cdpsim.studies.partial_requests import PartialRequests
 from cdpsim.trace import Trace
 
+_MAY_BE_FILES = ("model", "cluster", "rule")
+
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a request that a command line gives, but for the schedule."""
     given = vars(args)
     return {option: given[option] for option in OPTION_NAMES if option != "schedule" and given.get(option) is not None}
+
+
+def listed_option(name: str, value: Any) -> Any:
+    """Return the values of an option that has several, with commas between them; a file that is there is one value."""
+    if not isinstance(value, str) or "," not in value or name == "stage_replicas":  # which is a list itself
+        return value
+    if name in _MAY_BE_FILES and os.path.isfile(value):  # noqa: PTH113 - false for a name that is too long
+        return value
+    values: list[str] = []
+    for part in value.split(","):
+        if name == "runtime" and values and "=" in part and ":" not in part:  # one more habit of the runtime before
+            values[-1] += f",{part}"
+        else:
+            values.append(part.strip())
+    if not all(values):
+        raise RequestError(flag_of(name), f"has nothing between two commas in {short_repr(value)}; give values")
+    return values if len(values) > 1 else values[0]
 
 
 def in_slots(options: Mapping[str, Any]) -> bool:

@@ -1,0 +1,92 @@
+"""The command that plans: the best schedule for a model, a cluster, a memory and a batch."""
+
+import argparse
+from functools import partial
+from typing import Any
+
+from cdpsim.cli.commands.options import (
+    FORMAT,
+    format_of,
+    look_arguments,
+    look_of,
+    option_arguments,
+    output_arguments,
+    request_arguments,
+)
+from cdpsim.cli.commands.requests import check_output, given_options, listed_option
+from cdpsim.cli.console import write_stdout
+from cdpsim.cli.parser import argument, argument_group, command
+from cdpsim.errors import RequestError
+from cdpsim.export import pictures
+from cdpsim.files.notes import explain, say
+from cdpsim.request.options import FLAGS, flag_of
+from cdpsim.schedules import NAMES
+from cdpsim.studies.plan import plan
+from cdpsim.studies.plan.front import OBJECTIVES
+from cdpsim.studies.plan.plan_table import lacking_text, plan_table
+from cdpsim.studies.plan.wanted import PLAN_OPTIONS
+
+_OWN_OPTIONS = ("devices", "batch", "memory", "schedules", "staleness", "top", "objective", "seconds", "fewer")
+
+
+@command(
+    "plan",
+    argument("--devices", metavar="D", help="devices of a run (default: all of the cluster)"),
+    argument("--batch", metavar="B", help="samples of a training step; of a model without, micro-batches"),
+    argument("--memory", metavar="SIZE", help="what a device may hold: '80 GB', in slots 6 (default: what it has)"),
+    argument("--schedules", metavar="NAME,...", choices=NAMES, help="only these (default: all)"),
+    argument("--staleness", metavar="S", help="at most so much, in steps; 0: synchronous training"),
+    argument("--seconds", metavar="S", help="stop after so long, and say how good others could be"),
+    *output_arguments("draw it: .svg, .png, .pdf, .pgf; or all candidates, .csv or .json", required=False),
+    argument_group(
+        "how it searches",
+        argument("--fewer", action="store_true", help="runs may have any number of devices that divides --devices"),
+        argument(
+            "--objective",
+            metavar="WHAT",
+            choices=OBJECTIVES,
+            default="samples",
+            help="the best first: samples (default), memory, devices or staleness",
+        ),
+        argument("--top", metavar="K", default="10", help="rows (default 10)"),
+        argument("-n", metavar="N,...", help="only these numbers of stages; in slots one (default: --devices)"),
+    ),
+    look_arguments,
+    option_arguments(("engine", "collective")),
+    request_arguments(must_fit=False),
+    FORMAT,
+)
+def plan_command(args: argparse.Namespace) -> int:
+    """Find the best schedule for a model, a cluster, a memory and a batch."""
+    form, look = format_of(args), look_of(args)
+    options = _searched_options(args)
+    settings = {name: getattr(args, name) for name in _OWN_OPTIONS} | options
+    if args.output is not None:
+        check = partial(pictures.check_plan, args.output, look=look, force=args.force)
+        check_output(args.output, check, [partial(plan, **settings | {"seconds": 0})])
+    found = plan(**settings)
+    if args.output is not None and not (found.fitting or args.output.lower().endswith(pictures.PLAN_TABLES)):
+        say(f"{args.output}: is not drawn, as no candidate that fits has been simulated")
+    elif args.output is not None:
+        pictures.write_plan(found, args.output, look=look, force=args.force)
+    write_stdout(plan_table(found, form))
+    if found.interrupted:
+        explain("interrupted")
+        return 130
+    if not found.rows and found.proved:
+        explain(lacking_text(found))
+        return 1
+    return 0
+
+
+def _searched_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of all candidates, and lists of those that are searched; a switch is tried off and on."""
+    given = given_options(args)
+    given.pop("ignore_memory", None)
+    for option in given:
+        if option not in (*PLAN_OPTIONS, "model", "cluster"):
+            problem = "is of a single run, and a plan has many; leave it out, or compare the rows of a plan with it"
+            raise RequestError(flag_of(option), problem)
+    return {
+        name: [False, True] if name in FLAGS and value else listed_option(name, value) for name, value in given.items()
+    }

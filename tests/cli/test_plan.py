@@ -1,0 +1,142 @@
+"""The command `plan`: tables, files and exit codes."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdpsim import Measured, evaluate
+from tests.conftest import Command
+from tests.helpers.command_line import content, refuse
+
+SMALL = ("plan", "--devices", "4", "--batch", "8")
+
+
+def test_rows_front_and_counts_are_printed(command: Command) -> None:
+    """By hand: 1f1b's step is 3 (m + n - 1) = 33 slots of split backwards; zb-h1 has a third of its bubble, 27."""
+    done = command(*SMALL, "--schedules", "1f1b,zb-h1", "--memory", "6")
+    assert (done.code, done.err) == (0, "")
+    assert (
+        done.out
+        == """\
+4 devices, 8 micro-batches in a training step, at most 6 on a device
+a backward takes two slots, because some of these schedules split it (--model unit-split)
+2 candidates: 2 simulated
+proved: no candidate is better than row 1
+
+   schedule  n  m  step  micro-batches  memory  staleness
+-  --------  -  -  ----  -------------  ------  ---------
+1  zb-h1     4  8    27         0.2963       6          0
+2  1f1b      4  8    33         0.2424       6          0
+
+front: no other candidate is as good in step, memory, devices and staleness, and better in one
+   schedule  n  m  step  micro-batches  memory  staleness
+-  --------  -  -  ----  -------------  ------  ---------
+1  zb-h1     4  8    27         0.2963       6          0
+
+row 1: cdpsim compare zb-h1 -n 4 -m 8 --model unit-split
+"""
+    )
+
+
+def test_lists_switches_and_objectives_are_searched(command: Command) -> None:
+    words = ["plan", "--model", "gpt2", "--cluster", "a100-nodes", "--devices", "2", "--batch", "32", "-n", "1,2"]
+    words += ["--schedules", "1f1b,dp", "--recompute", "none,layer", "--overlap-all-reduce", "--objective", "memory"]
+    written = json.loads(command(*words, "--top", "3", "--format", "json").out)
+    sizes = [row["memory"] for row in written["rows"]]
+    assert sizes == sorted(sizes)
+    assert (written["objective"], len(sizes), written["proved"]) == ("memory", 3, True)
+    every = {row["request"].get("overlap_all_reduce") for row in written["front"]}
+    assert every <= {None, True}
+    assert written["searched"]["candidates"] > 16
+
+
+def test_nothing_that_fits_is_the_answer_no(command: Command) -> None:
+    done = command(*SMALL, "--schedules", "1f1b,gpipe", "--memory", "3")
+    assert done.code == 1
+    assert "proved: no candidate fits" in done.out
+    assert done.err == (
+        "cdpsim: no candidate fits into 3; least is needed by `cdpsim compare 1f1b -n 4 -m 8`: 6, 3 "
+        "too much (activations 4, parameters 1, gradients 1)\n"
+    )
+
+
+def test_no_time_is_an_answer(command: Command, here: Path) -> None:
+    before = content(here)
+    done = command(*SMALL, "--seconds", "0", "-o", "plan.svg")
+    assert done.code == 0
+    assert "stopped after 0 s: " in done.out
+    assert "left open" in done.out
+    assert done.err == "cdpsim: plan.svg: is not drawn, as no candidate that fits has been simulated\n"
+    assert content(here) == before
+
+
+def test_ctrl_c_prints_what_is_known(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+
+    def interrupted(**options: Any) -> Measured:
+        calls.append(options)
+        if len(calls) > 2:
+            raise KeyboardInterrupt
+        return evaluate(**options)
+
+    monkeypatch.setattr("cdpsim.studies.plan.evaluate", interrupted)
+    done = command(*SMALL)
+    assert (done.code, done.err) == (130, "cdpsim: interrupted\n")
+    assert "\ninterrupted: " in done.out
+    assert "2 simulated" in done.out
+    assert "row 1: cdpsim compare " in done.out
+
+
+def test_files_have_all_candidates(command: Command, here: Path) -> None:
+    for name in ("plan.csv", "plan.json", "plan.svg"):
+        assert command(*SMALL, "-o", name).code == 0
+    rows = list(csv.DictReader((here / "plan.csv").read_text(encoding="utf-8").splitlines()))
+    written = json.loads((here / "plan.json").read_text(encoding="utf-8"))
+    assert len(rows) == len(written["candidates"]) == written["searched"]["candidates"]
+    assert [row["fate"] for row in rows] == [row["fate"] for row in written["candidates"]]
+    assert all(row["why"] for row in rows if row["fate"] in ("cannot be asked", "equal to another"))
+    assert all(row["step"] for row in rows if row["fate"] == "simulated")
+    assert (here / "plan.svg").read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_rows_of_csv_say_whether_they_are_on_the_front(command: Command) -> None:
+    rows = list(csv.DictReader(command(*SMALL, "--memory", "6", "--format", "csv").out.splitlines()))
+    assert rows[0]["front"] == "true"
+    assert {row["front"] for row in rows} == {"true", "false"}
+    assert rows[0]["command"].startswith("cdpsim compare ")
+
+
+@pytest.mark.parametrize(
+    ("words", "refusal"),
+    [
+        (["--devices", "4"], "batch: is missing; give the samples of a training step"),
+        ([*SMALL[1:], "--steps", "9"], None),
+        ([*SMALL[1:], "--jitter", "normal:0.1"], "--jitter: is of a single run, and a plan has many; "),
+        ([*SMALL[1:], "--objective", "fame"], "objective: "),
+        ([*SMALL[1:], "--schedules", "1f1c"], "schedule: unknown schedule '1f1c'; did you mean '1f1b'?"),
+        ([*SMALL[1:], "--top", "0"], "top: top=0 must be at least 1"),
+        ([*SMALL[1:], "--width", "5"], "width: is of a picture; give its file with -o, or leave it out"),
+        ([*SMALL[1:], "-o", "plan.txt"], "plan.txt: its form is unknown; "),
+        ([*SMALL[1:], "-o", "plan.csv", "--dark"], "dark: is of "),
+        ([*SMALL[1:], "-n", "4,"], "-n: has nothing between two commas in '4,'; give values"),
+    ],
+)
+def test_what_a_plan_cannot_be_asked_is_refused(
+    words: list[str], refusal: str | None, command: Command, here: Path
+) -> None:
+    before = content(here)
+    done = command("plan", *words)
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    assert done.out == ""
+    assert refusal is None or done.err.startswith(f"cdpsim: error: {refusal}")
+    assert content(here) == before
+
+
+def test_a_file_that_exists_is_kept(command: Command, here: Path) -> None:
+    (here / "plan.csv").write_text("mine")
+    refuse(command, here, f"{' '.join(SMALL)} -o plan.csv", "plan.csv: already exists; --force overwrites")
+    assert (here / "plan.csv").read_text() == "mine"

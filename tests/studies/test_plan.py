@@ -1,0 +1,467 @@
+"""Plans beside all of their candidates, simulated one by one; fronts by their definition; counts; what is refused."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import cdpsim
+from cdpsim import SCHEDULES, Cluster, Measured, Model, Plan, Stage, evaluate, plan
+from cdpsim.cluster import Devices, Link
+from cdpsim.errors import RequestError
+from cdpsim.files.units import Work
+from cdpsim.studies.plan.bounds import bound_candidates
+from cdpsim.studies.plan.plan_table import candidate_cells, plan_table
+from cdpsim.studies.plan.search import FATES, OPEN, REFUSED, SIMULATED, TOO_LARGE, TWIN, WORSE
+from tests.conftest import examples
+
+WAITING = [name for name, schedule in SCHEDULES.items() if schedule.order.waits]
+FIGURES = ("step", "memory", "devices", "staleness")
+OBJECTIVES = dict(zip(("samples", "memory", "devices", "staleness"), FIGURES, strict=True))
+
+
+def stages(count: int, samples: int | None = None, **facts: Any) -> Model:
+    """A model of unequal stages."""
+    each = [
+        Stage(
+            forward=Work(1e12 * (1 + j % 3)),
+            backward=Work(2e12 * (1 + j % 3)),
+            weight_backward=Work(1e12 * (1 + j % 3)),
+            activation=1000 + 100 * j,
+            parameters=700 + 10 * j,
+            optimizer=1400,
+            boundary=100 + j,
+        )
+        for j in range(count)
+    ]
+    return Model(name="toy", stages=tuple(each), samples=samples, **facts)
+
+
+def box(bandwidth: float = 1e4, memory: int | None = None) -> Cluster:
+    """A cluster of equal devices."""
+    return Cluster(
+        name="box", devices=(Devices(speed=10e12, memory=memory),), link=Link(latency=1e-3, bandwidth=bandwidth)
+    )
+
+
+def figures(one: Measured) -> tuple[float, ...]:
+    """What plans compare, the less the better."""
+    return tuple(float(getattr(one, name)) for name in FIGURES)
+
+
+def simulated_all(found: Plan) -> dict[int, Measured]:
+    """All candidates of a plan that can be asked and are no twins, simulated; refuse one that cannot be."""
+    candidates = enumerate(found.search.space.candidates)
+    return {k: evaluate(**one.options) for k, one in candidates if one.refusal is None and one.twin is None}
+
+
+def dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return all(a <= b for a, b in zip(one, other, strict=True)) and one != other
+
+
+def check_against_all(found: Plan, limit: float, top: int, objective: str) -> None:
+    """Hold rows, front and counts against the simulations of all candidates."""
+    every = simulated_all(found)
+    fitting = {k: figures(one) for k, one in every.items() if one.memory <= limit}
+    first = [OBJECTIVES[objective], *(name for name in FIGURES if name != OBJECTIVES[objective])]
+    key = {k: (*(each[FIGURES.index(name)] for name in first), k) for k, each in fitting.items()}
+    order = sorted(fitting, key=key.__getitem__)
+    fresh = [k for k in order if not fitting[k][3]][:1]
+    rows = list(dict.fromkeys([*order[:1], *fresh, *order]))[: max(min(top, len(order)), len({*order[:1], *fresh}))]
+    candidates = found.search.space.candidates
+    assert [row.options for row in found.rows] == [candidates[k].options for k in rows]
+    assert [row.measured for row in found.rows] == [every[k] for k in rows]
+    front = [k for k in fitting if not any(dominates(other, fitting[k]) for other in fitting.values())]
+    assert sorted(str(row.options) for row in found.front) == sorted(str(candidates[k].options) for k in front)
+    fates = found.search.fate
+    assert sum(Counter(fates).values()) == len(candidates)
+    for k, fate in enumerate(fates):
+        assert (fate in (REFUSED, TWIN)) == (k not in every), fate
+        assert fate != TOO_LARGE or every[k].memory > limit
+        assert fate != OPEN
+        assert fate != WORSE or k not in {*rows, *front}
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> dict[str, Any]:
+    """A small plan: a few schedules, a model of a few stages or slots, some devices, and a batch."""
+    names = draw(st.lists(st.sampled_from(WAITING), min_size=1, max_size=4, unique=True))
+    devices = draw(st.sampled_from([1, 2, 3, 4, 6]))
+    options: dict[str, Any] = {"schedules": names, "devices": devices}
+    if draw(st.booleans()):
+        samples = draw(st.sampled_from([None, 2]))
+        options |= {
+            "model": stages(draw(st.integers(2, 6)), samples),
+            "cluster": box(draw(st.sampled_from([1e3, 1e5]))),
+        }
+        options |= {"recompute": draw(st.sampled_from(["none", ["none", "layer"]]))}
+        batch = devices * (samples or 1)
+    else:
+        batch = devices
+    options["batch"] = batch * draw(st.integers(1, 3))
+    options["objective"] = draw(st.sampled_from([*OBJECTIVES]))
+    options["top"] = draw(st.integers(1, 5))
+    return options | {"fewer": draw(st.booleans())}
+
+
+@given(asked(), st.floats(0, 1))
+@settings(max_examples=examples(25))
+def test_a_plan_is_what_the_simulations_of_all_candidates_say(options: dict[str, Any], share: float) -> None:
+    try:
+        found = plan(**options)
+    except RequestError:
+        return
+    if len(found.search.fate) > 300:
+        return
+    sizes = sorted(one.memory for one in simulated_all(found).values())
+    if not sizes:
+        return
+    limit = sizes[int(share * (len(sizes) - 1))] - (share < 0.1)
+    limited = plan(**options, memory=limit)
+    check_against_all(limited, limit, options["top"], options["objective"])
+    check_against_all(found, float("inf"), options["top"], options["objective"])
+    if not limited.rows:
+        assert limited.smallest is not None
+        assert limited.smallest.measured.memory == sizes[0]
+
+
+def every_request(model: Model, cluster: Cluster, devices: int, batch: int) -> Iterator[dict[str, Any]]:
+    """All requests of some pipelines, by nested loops, that run on these devices and have this batch."""
+    numbers = [k for k in range(1, devices + 1) if devices % k == 0]
+    sizes = product((None, *range(1, model.n + 1)), range(1, batch + 1), (None, 1, 2, 4), numbers, numbers, range(4))
+    for n, m, chunks, replicas, shard, zero in sizes:
+        if m * replicas * shard * (model.samples or 1) != batch or (zero > 0) != (shard > 1):
+            continue
+        options = {"n": n, "m": m, "chunks": chunks, "replicas": replicas, "shard": shard, "zero": zero}
+        given = {name: value for name, value in options.items() if value not in (None, 0)}
+        given |= {"model": model, "cluster": cluster, "recompute": "none"}
+        yield given
+
+
+@pytest.mark.parametrize("name", ["dp", "1f1b", "interleaved-1f1b", "zbv"])
+def test_candidates_are_all_requests_with_these_devices_and_this_batch(name: str) -> None:
+    """Each of them, and no others: found by trying all sizes."""
+    model, cluster, schedule = stages(6, samples=2), box(), SCHEDULES[name]
+    found = plan(model, cluster, devices=4, batch=16, schedules=[name], recompute="none", seconds=0)
+    asked = {sizes_of(one.options) for one in found.search.space.candidates if one.refusal is None}
+    expected = set()
+    for options in every_request(model, cluster, 4, 16):
+        if (options.get("n") is None) != schedule.order.one_place or ("chunks" in options) != schedule.order.any_chunks:
+            continue
+        if options.get("n", 1) % options.get("chunks", schedule.order.chunks):
+            continue
+        places = 1 if schedule.order.one_place else options["n"] // options.get("chunks", schedule.order.chunks)
+        if places * options["replicas"] * options["shard"] != 4:
+            continue
+        try:
+            one = evaluate(name, **options)
+        except RequestError:
+            continue
+        assert (one.devices, one.batch) == (4, 16)
+        expected.add(sizes_of(options))
+    assert asked == expected
+
+
+def sizes_of(options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The sizes of a request, with their defaults."""
+    usual = {"n": None, "m": None, "chunks": None, "replicas": 1, "shard": 1, "zero": 0}
+    return tuple(options.get(name, value) for name, value in usual.items())
+
+
+def test_a_candidate_that_cannot_be_asked_is_refused_by_a_request_for_the_same_reason() -> None:
+    found = plan(stages(5, samples=1), box(), devices=4, batch=8, seconds=0)
+    refused = [one for one in found.search.space.candidates if one.refusal]
+    subjects = Counter(one.refusal.subject for one in refused if one.refusal)
+    assert subjects == found.searched[REFUSED]
+    asked = [one for one in refused if one.refusal and one.refusal.subject not in ("batch", "devices")]
+    assert len(asked) > 50
+    for one in asked:
+        if one.options.get("zero", 0) > 1 and "rule" in one.options:
+            continue  # for two reasons
+        with pytest.raises(RequestError) as error:
+            evaluate(**one.options)
+        assert error.value.subject == one.refusal.subject  # type: ignore[union-attr]
+
+
+def test_candidates_that_are_equal_have_equal_figures() -> None:
+    """A zero bubble with one stage on each device is the interleaved one with one chunk."""
+    found = plan(stages(4), box(), devices=4, batch=8, seconds=0)
+    candidates = found.search.space.candidates
+    twins = [one for one in candidates if one.twin is not None]
+    assert {"zb-h1", "interleaved-zero-bubble"} in [
+        {str(one.options["schedule"]), str(candidates[one.twin or 0].options["schedule"])} for one in twins
+    ]
+    for one in twins[::5]:
+        assert figures(evaluate(**one.options)) == figures(evaluate(**candidates[one.twin or 0].options))
+
+
+def test_a_row_names_the_schedules_that_are_the_same_program() -> None:
+    found = plan(devices=4, batch=8, schedules="zb-h1,interleaved-zero-bubble", n=4)
+    assert {str(row["schedule"]): row.also for row in found.front}["zb-h1"] == ("interleaved-zero-bubble",)
+    assert found.searched[TWIN] == 1
+
+
+def test_rows_begin_with_the_best_of_all_and_the_best_without_staleness() -> None:
+    found = plan(devices=4, batch=8, top=2)
+    best, synchronous = found.rows
+    assert found.best is best
+    assert best.measured.staleness > 0
+    assert found.best_synchronous is synchronous
+    assert synchronous.measured.staleness == 0
+
+
+def test_the_least_staleness_is_that_of_synchronous_training() -> None:
+    found = plan(devices=4, batch=8, staleness=0)
+    assert {row.measured.staleness for row in [*found.rows, *found.front]} == {0}
+    assert found.searched[REFUSED]["staleness"]
+    assert max(one.staleness for one in found.search.space.candidates if one.refusal is None) == 0
+
+
+def test_what_no_candidate_beats_is_known_before_any_is_simulated() -> None:
+    """--seconds 0 is an answer, and so is any other: what is possible is no better than it says."""
+    options: dict[str, Any] = {"devices": 4, "batch": 8, "schedules": ["1f1b", "gpipe", "zb-h2"]}
+    nothing, all_of_it = plan(**options, seconds=0), plan(**options)
+    assert (nothing.rows, nothing.front, nothing.proved) == ([], [], False)
+    assert nothing.status.startswith("stopped after 0 s: no better than ")
+    assert nothing.searched[SIMULATED] == 0
+    best = all_of_it.best
+    assert best is not None
+    assert float(nothing.status.split("no better than ")[1].split()[0]) >= best.measured.micro_batch_rate * 0.999
+
+
+def test_seconds_change_nothing_of_what_is_proved() -> None:
+    options: dict[str, Any] = {"devices": 4, "batch": 8}
+    assert plan_table(plan(**options, seconds=1000), "json") == plan_table(plan(**options), "json")
+
+
+def test_an_interrupted_search_says_what_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def interrupted(**options: Any) -> Measured:
+        calls.append(options)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return evaluate(**options)
+
+    monkeypatch.setattr("cdpsim.studies.plan.evaluate", interrupted)
+    found = plan(devices=4, batch=8)
+    assert (found.searched[SIMULATED], found.proved, found.interrupted) == (2, False, True)
+    assert found.status.startswith("interrupted: ")
+    assert len(found.rows) == 2
+
+
+def test_a_request_that_is_refused_only_when_it_runs_is_counted_by_its_subject(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(**options: Any) -> Measured:
+        if options["schedule"] == "gpipe":
+            raise RequestError("weather", "is bad; wait")
+        return evaluate(**options)
+
+    monkeypatch.setattr("cdpsim.studies.plan.evaluate", refused)
+    found = plan(devices=4, batch=8, schedules="1f1b,gpipe")
+    assert found.searched[REFUSED] == {"weather": 1}
+    assert [row["schedule"] for row in found.rows] == ["1f1b"]
+
+
+def test_every_row_has_a_command_that_shows_its_figures(command: Any) -> None:
+    """Of a model and a cluster that have names, with all kinds of options."""
+    found = plan("gpt2", "a100-nodes", devices=4, batch=64, schedules="dp,1f1b,pipemare,multi-cdp", top=4)
+    rows = [*found.rows, *found.front[::4]]
+    assert len(rows) > 5
+    for row in rows:
+        words = row.command.split()
+        assert words[:2] == ["cdpsim", "compare"]
+        shown = json.loads(command(*words[1:], "--format", "json").out)
+        expected = json.loads(json.dumps(row.measured.to_builtins()))
+        differ = {name for name, value in shown[0].items() if name != "makespan" and value != expected[name]}
+        assert len(shown) == 1
+        assert not differ
+
+
+def test_a_command_gives_the_figures_in_a_process_of_its_own() -> None:
+    found = plan(devices=4, batch=8, memory=6)
+    assert found.best is not None
+    words = [sys.executable, "-m", *found.best.command.split(), "--columns", "all", "--format", "json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    shown = json.loads(done.stdout)[0]
+    assert (shown["step"], shown["memory"]) == (found.best.measured.step, found.best.measured.memory)
+
+
+def test_the_same_bytes_whatever_the_hash_seed() -> None:
+    program = "import cdpsim; from cdpsim.studies.plan.plan_table import plan_table\n"
+    program += "found = cdpsim.plan(devices=4, batch=8, memory=7)\nprint(found, plan_table(found, 'json'))"
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(printed) == 1
+
+
+def test_lists_of_other_options_are_searched_and_left_out_where_they_do_nothing() -> None:
+    """Pipelines take --overlap-all-reduce; one that flushes has two candidates, one that does not has one."""
+    options: dict[str, Any] = {"devices": 4, "batch": 8, "recompute": "none", "seconds": 0}
+    model, cluster = stages(4), box()
+    one = plan(model, cluster, schedules=["gpipe", "pipemare"], rule="dp", replicas=2, shard=1, **options)
+    two = plan(
+        model,
+        cluster,
+        schedules=["gpipe", "pipemare"],
+        rule="dp",
+        replicas=2,
+        shard=1,
+        overlap_all_reduce=[False, True],
+        **options,
+    )
+
+    def count(found: Plan) -> Counter[str]:
+        return Counter(str(each.options["schedule"]) for each in found.search.space.candidates)
+
+    assert count(two)["gpipe"] == 2 * count(one)["gpipe"]
+    assert count(two)["pipemare"] == count(one)["pipemare"]
+
+
+def test_models_of_other_batches_are_one_axis() -> None:
+    """The same network with one sample a micro-batch, and with two: m is another number."""
+    models = [stages(4, samples=1), stages(4, samples=2)]
+    found = plan(models, box(), devices=4, batch=8, schedules="1f1b", n=4, recompute="none")
+    assert sorted(one.options["m"] for one in found.search.space.candidates) == [4, 8]
+
+
+def test_all_that_is_restricted_is_left_out() -> None:
+    found = plan(
+        stages(8), box(), devices=8, batch=16, schedules="1f1b", n=[4, 8], zero=[0, 3], recompute="none", seconds=0
+    )
+    axes = [(one.options["n"], one.options.get("zero", 0)) for one in found.search.space.candidates]
+    assert set(axes) == {(8, 0), (4, 0), (4, 3)}
+
+
+def test_forms_have_all_rows() -> None:
+    found = plan(devices=4, batch=8, memory=7)
+    content = json.loads(plan_table(found, "json"))
+    assert content["status"] == found.status
+    assert [row["command"] for row in content["rows"]] == [row.command for row in found.rows]
+    assert [row["step"] for row in content["front"]] == [row.measured.step for row in found.front]
+    assert (
+        sum(content["searched"][REFUSED].values()) + sum(content["searched"][fate] for fate in FATES if fate != REFUSED)
+        == (content["searched"]["candidates"])
+    )
+    rows = list(csv.DictReader(io.StringIO(plan_table(found, "csv"))))
+    assert {row["command"] for row in rows} == {row.command for row in [*found.rows, *found.front]}
+    head, cells = candidate_cells(found)
+    assert len(cells) == content["searched"]["candidates"]
+    assert Counter(row[head.index("fate")] for row in cells) == Counter(found.search.fate)
+    assert found.status in str(found).splitlines()
+    assert "proved" in repr(found)
+    assert found.rows[0].command in str(found)
+    assert found._repr_html_().startswith("<table>")
+
+
+def test_a_frame_has_every_candidate() -> None:
+    pytest.importorskip("pandas")
+    found = plan(devices=4, batch=8, schedules="1f1b,gpipe")
+    assert found.frame()["fate"].tolist() == found.search.fate
+
+
+def test_the_memory_of_the_devices_is_the_limit_by_default() -> None:
+    model = stages(4)
+    sizes = sorted({one.memory for one in simulated_all(plan(model, box(), devices=2, batch=4, seconds=0)).values()})
+    middle = sizes[len(sizes) // 2]
+    small = plan(model, box(memory=middle), devices=2, batch=4)
+    given_limit = plan(model, box(), devices=2, batch=4, memory=middle)
+    assert [row.options["schedule"] for row in small.rows] == [row.options["schedule"] for row in given_limit.rows]
+    assert {row.measured.fits for row in small.front} == {True}
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        ({"devices": 4}, "batch: is missing; give the samples of a training step"),
+        ({"batch": 4}, "devices: is missing, and the cluster has as many as it takes; give their number"),
+        ({"devices": 0, "batch": 4}, "devices: devices=0 must be at least 1"),
+        ({"devices": 4, "batch": "many"}, "batch: batch=many must be a whole number of at least 1"),
+        ({"devices": 4, "batch": 8, "memory": "80 GB"}, "memory: memory=80 GB must be a whole number of at least 0"),
+        ({"devices": 4, "batch": 8, "schedules": []}, "schedules: is an empty list; name some, or leave it out"),
+        ({"devices": 4, "batch": 8, "schedules": "1f1c"}, "schedule: unknown schedule '1f1c'; did you mean '1f1b'?"),
+        ({"devices": 4, "batch": 8, "staleness": -1}, "staleness: -1 is no number from 0 on; give for example 1.5"),
+        ({"devices": 4, "batch": 8, "seconds": "x"}, "seconds: 'x' is no number from 0 on; give for example 1.5"),
+        (
+            {"devices": 4, "batch": 8, "n": [2, 4]},
+            "n: each of n stages takes a slot, so that another n is another model; give one",
+        ),
+        (
+            {"devices": 4, "batch": 8, "objective": "fame"},
+            "objective: unknown objective 'fame'; known are samples, memory, devices, staleness",
+        ),
+        (
+            {"devices": 4, "batch": 8, "n": 3, "schedules": "1f1b"},
+            "n: leave no candidate on 4 devices; allow more values",
+        ),
+        (
+            {"devices": 4, "batch": 6, "schedules": "multi-dp"},
+            "batch: no candidate trains on 6 samples on 4 devices; the nearest batches are 4",
+        ),
+        (
+            {"devices": 4, "batch": 8, "cluster": Cluster(devices=(Devices(count=2),))},
+            "cluster: has 2 devices, but the plan needs 4; raise `count` in [devices], ask for fewer stages or ranks, "
+            "or take another schedule",
+        ),
+        (
+            {"devices": 4, "batch": 8, "model": [stages(4), "unit"]},
+            "model: some are in slots, and some in seconds; give models of one kind",
+        ),
+        (
+            {"devices": 4, "batch": 8, "model": [stages(4), stages(5)]},
+            "model: have 4 and 5 stages, and are not one network; plan for each",
+        ),
+    ],
+)
+def test_a_plan_that_cannot_be_made_is_refused_in_one_line(options: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(RequestError) as error:
+        plan(**options)
+    assert str(error.value) == refusal
+
+
+def test_a_batch_that_nothing_reaches_is_refused_with_the_nearest_ones() -> None:
+    model = stages(4, samples=3)
+    with pytest.raises(RequestError, match=r"no candidate trains on 8 samples .*; the nearest batches are 6 and 9$"):
+        plan(model, box(), devices=1, batch=8)
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="plan\\(\\) got an unexpected keyword argument 'jitter'"):
+        plan(devices=4, batch=8, jitter="normal:0.1")
+
+
+def test_bounds_that_are_too_high_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test of all candidates fails where a bound says that the best one cannot be good."""
+    real = bound_candidates
+
+    def too_high(*given: Any) -> Any:
+        bounds = real(*given)
+        step, memory = bounds.step.copy(), bounds.memory.copy()
+        step[0] = memory[0] = 10**9
+        return bounds._replace(step=step, memory=memory)
+
+    monkeypatch.setattr("cdpsim.studies.plan.search.bound_candidates", too_high)
+    found = plan(devices=4, batch=8, schedules=["zb-h2", "1f1b", "gpipe"], top=1)
+    with pytest.raises(AssertionError):
+        check_against_all(found, float("inf"), 1, "samples")
+
+
+def test_the_package_has_plans() -> None:
+    assert cdpsim.plan is plan
