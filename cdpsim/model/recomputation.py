@@ -73,10 +73,7 @@ def make_stage(layers: Sequence[Stage], given: int, recompute: str, j: int) -> S
     if recompute.startswith(SINGLE_LAYERS):
         first = int(recompute.removeprefix(SINGLE_LAYERS))
         inputs = [given, *(layer.boundary for layer in layers)]
-        single = [
-            replace(recompute_stage(layer, [layer], size, j), unused_input=0)
-            for layer, size in zip(layers[:first], inputs, strict=False)
-        ]
+        single = [recompute_stage(layer, [layer], size, j) for layer, size in zip(layers[:first], inputs, strict=False)]
         return merge_stages([*single, *layers[first:]], given)
     stage = merge_stages(layers, given)
     if recompute == "none":
@@ -146,6 +143,7 @@ def _recomputed(stage: Stage, segments: Sequence[Stage], inputs: Sequence[int], 
         stage.forward,
         activation=kept,
         kept_output=output,
+        unused_input=0,  # which the second forward reads
         forward_transient=forward - kept,
         backward_transient=max(kept, *peaks) - kept,
         first_gradients=first_gradients(segments, peaks),
@@ -201,6 +199,6 @@ def _reversed_layers(layers: Sequence[Stage], given: int, j: int) -> Iterator[St
     for layer, size in zip(layers, [given, *(layer.boundary for layer in layers)], strict=False):
         if _is_reversible(layer, size):
             _refuse_small(layer, size, j)
-            yield replace(_recomputed(layer, [layer], [0], layer.boundary), unused_input=0)
+            yield _recomputed(layer, [layer], [0], layer.boundary)
         else:
             yield layer
