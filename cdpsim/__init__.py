@@ -17,6 +17,7 @@ from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison import compare
 from cdpsim.studies.comparison_columns import Comparison
 from cdpsim.studies.evaluate import evaluate
+from cdpsim.studies.sweep import Study, study
 from cdpsim.studies.table1 import table1
 from cdpsim.timing.costs import Costs
 from cdpsim.trace import Trace, load
@@ -45,6 +46,7 @@ __all__ = [
     "Stage",
     "Stalled",
     "Stop",
+    "Study",
     "Tie",
     "Trace",
     "__version__",
@@ -61,6 +63,7 @@ __all__ = [
     "run",
     "schedules",
     "simulate",
+    "study",
     "sweep",
     "table1",
 ]

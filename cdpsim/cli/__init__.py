@@ -9,6 +9,7 @@ from cdpsim.cli.commands.pictures import figure_command, plot_command, snapshot_
 from cdpsim.cli.commands.presets import clusters_command, models_command
 from cdpsim.cli.commands.runs import import_command, simulate_command
 from cdpsim.cli.commands.superpose import superpose_command
+from cdpsim.cli.commands.sweep import sweep_command
 from cdpsim.cli.commands.tables import pyramid_command, rounds_command, schedules_command, table1_command
 from cdpsim.cli.console import exit_code_of
 from cdpsim.cli.parser import help_text, serve_command
@@ -16,7 +17,15 @@ from cdpsim.files.writing import inputs_kept
 
 COMMANDS = (
     *(schedules_command, models_command, clusters_command),
-    *(simulate_command, compare_command, breakeven_command, pyramid_command, rounds_command, import_command),
+    *(
+        simulate_command,
+        compare_command,
+        sweep_command,
+        breakeven_command,
+        pyramid_command,
+        rounds_command,
+        import_command,
+    ),
     *(timeline_command, plot_command, snapshot_command),
     *(table1_command, figure_command, superpose_command),
     completion_command,

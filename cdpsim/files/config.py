@@ -115,7 +115,7 @@ def json_text(content: Mapping[str, object]) -> str:
     return msgspec.json.format(msgspec.json.encode(content)).decode() + "\n"
 
 
-def decode(content: object, form: type[T], subject: str, tables: tuple[type[ConfigTable], ...]) -> T:
+def decode(content: object, form: type[T], subject: str, tables: tuple[type[msgspec.Struct], ...]) -> T:
     """Return plain dicts and lists as a `form`; an error names the field, and for an unknown field the nearest one."""
     try:
         return _convert(content, form)
