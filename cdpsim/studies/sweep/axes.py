@@ -159,7 +159,7 @@ def _range_numbers(form: _AxisTable, first: int | float, last: int | float, subj
     choose("spacing", form.spacing or "linear", ("linear", "log"))
     rises = first < last or (first == last and form.count in (None, 1))
     moves = each is None or each > by_factors
-    if not (rises and moves) or (by_factors and first <= 0) or (form.count or 1) < 1:
+    if not (rises and moves) or (by_factors and first <= 0) or (form.count is not None and form.count < 1):
         raise RequestError(subject, "is a range without values; go up from `from` to `to`, by factors from above 0")
     if form.count == 1 and first < last:
         raise RequestError(subject, "has one value and two ends; give values = [...]")

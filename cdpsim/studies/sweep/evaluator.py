@@ -74,12 +74,12 @@ class Evaluator:
         return counts
 
 
-_EVALUATORS: dict[str, Evaluator] = {}
+_EVALUATORS: dict[str, Evaluator] = {}  # of this process, by the stamp of the sweep
 
 
-def answer_block(folder: str, numbers: list[int]) -> tuple[OutcomeCounts, list[bytes]]:
+def answer_block(folder: str, stamp: str, numbers: list[int]) -> tuple[OutcomeCounts, list[bytes]]:
     """Return the rows of points of the sweep in a folder, for executors; a process reads the sweep once."""
-    if folder not in _EVALUATORS:
-        _EVALUATORS[folder] = Evaluator(load_study(Path(folder)))
+    if stamp not in _EVALUATORS:
+        _EVALUATORS[stamp] = Evaluator(load_study(Path(folder), stamp))
     rows: list[bytes] = []
-    return _EVALUATORS[folder].answer_all(numbers, rows.append), rows
+    return _EVALUATORS[stamp].answer_all(numbers, rows.append), rows

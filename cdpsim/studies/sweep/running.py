@@ -14,7 +14,7 @@ from cdpsim.files.progress import progress_bar
 from cdpsim.files.units import counted
 from cdpsim.studies.sweep.evaluator import Evaluator, OutcomeCounts, answer_block
 from cdpsim.studies.sweep.points import Points, SweepPart
-from cdpsim.studies.sweep.store import Segment, Store, head_of, load_study
+from cdpsim.studies.sweep.store import Segment, Store, encoded_plan, head_of, load_study, stamp_of
 from cdpsim.studies.sweep.workers import Crew
 
 LINE_SECONDS = 30
@@ -80,12 +80,13 @@ def _run_by_executor(
     waiting: set[Future[tuple[OutcomeCounts, list[bytes]]]] = set()
     most = _BLOCKS_IN_FLIGHT * (getattr(executor, "_max_workers", None) or usual_workers())
     size = max(1, min(_BLOCK_OF_EXECUTOR, len(numbers) // (2 * most)))
+    stamp = stamp_of(encoded_plan(evaluator.points.plan))
     starts = iter(range(0, len(numbers), size))
     with Segment(folder, head_of(evaluator.points.plan)) as segment:
         start = next(starts, None)
         while start is not None or waiting:
             while start is not None and len(waiting) < most:
-                waiting.add(executor.submit(answer_block, str(folder), list(numbers[start : start + size])))
+                waiting.add(executor.submit(answer_block, str(folder), stamp, list(numbers[start : start + size])))
                 start = next(starts, None)
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for future in done:

@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -267,7 +268,7 @@ def head_of(plan: SweepPlan) -> dict[str, Any]:
 def save_study(folder: Path, plan: SweepPlan, name: str, text: str) -> None:
     """Write what a sweep is into its folder; go on with one that has more axes or values, refuse another one."""
     path = folder / STUDY
-    content = msgspec.json.encode(plan, order="sorted") + b"\n"
+    content = encoded_plan(plan)
     before = None
     if path.exists():
         before = load_study(folder)
@@ -305,14 +306,27 @@ def _fixed_contents(plan: SweepPlan) -> dict[str, Any]:
     return found
 
 
-def load_study(folder: Path) -> SweepPlan:
-    """Return the sweep of a folder."""
+def load_study(folder: Path, stamp: str | None = None) -> SweepPlan:
+    """Return the sweep of a folder; refuse another one than that with the stamp, where one is given."""
     path = folder / STUDY
     try:
-        return msgspec.json.decode(path.read_bytes(), type=SweepPlan)
+        content = path.read_bytes()
     except OSError:
         raise RequestError(str(folder), "has no sweep; give the folder that `cdpsim sweep FILE -o DIR` wrote") from None
+    if stamp is not None and stamp_of(content) != stamp:
+        raise RequestError(str(folder), "got another sweep meanwhile; all rows are kept: give the command again")
+    try:
+        return msgspec.json.decode(content, type=SweepPlan)
     except msgspec.DecodeError as error:
-        raise RequestError(
-            str(path), f"was changed ({error}); give the sweep's file again, with another folder"
-        ) from None
+        problem = f"was changed ({error}); give the sweep's file again, with another folder"
+        raise RequestError(str(path), problem) from None
+
+
+def stamp_of(content: bytes) -> str:
+    """Return what tells a saved sweep from others."""
+    return sha256(content).hexdigest()
+
+
+def encoded_plan(plan: SweepPlan) -> bytes:
+    """Return a plan as it is saved."""
+    return msgspec.json.encode(plan, order="sorted") + b"\n"

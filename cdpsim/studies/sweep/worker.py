@@ -31,12 +31,16 @@ class Reply(msgspec.Struct):
     error: list[str] = []
 
 
-def work(folder: str, parent: int) -> None:
+def work(folder: str, stamp: str, parent: int) -> None:
     """Be a worker of the process `parent`, on the sweep in a folder, until the input ends."""
     _end_with(parent)
     output = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # nothing else may print into the replies
-    plan = load_study(Path(folder))
+    try:
+        plan = load_study(Path(folder), stamp)
+    except RequestError as error:
+        output.write(_encoded(Reply(error=[error.subject, error.problem])))
+        return
     with Segment(Path(folder), head_of(plan)) as segment:
         _sync_on_signals(segment)
         serve_blocks(Evaluator(plan), segment, sys.stdin.buffer, output)

@@ -21,7 +21,7 @@ import msgspec
 
 from cdpsim.errors import RequestError
 from cdpsim.studies.sweep.evaluator import Evaluator, OutcomeCounts
-from cdpsim.studies.sweep.store import Segment, head_of, names_in
+from cdpsim.studies.sweep.store import Segment, encoded_plan, head_of, names_in, stamp_of
 from cdpsim.studies.sweep.worker import Reply
 
 MOST_DEATHS = 3  # of workers, by one point
@@ -30,7 +30,7 @@ _FIRST_BLOCK, _LARGEST_BLOCK = 4, 4000
 _MOST_FAILED_STARTS = 3  # of workers that end themselves before they begin; those that are killed may start again
 _MOST_KILLED_STARTS = 100
 _PROGRAM = (
-    "import sys; sys.path[:] = {path!r}; from cdpsim.studies.sweep.worker import work; work({folder!r}, {parent})"
+    "import sys; sys.path[:] = {path!r}; from cdpsim.studies.sweep.worker import work; work({folder!r}, {stamp!r}, {parent})"
 )
 
 
@@ -147,7 +147,8 @@ class Crew:
 
     def _start(self, number: int) -> tuple[subprocess.Popen[bytes], str]:
         """Start a worker; return it and its segment, which is empty if it died before it began."""
-        program = _PROGRAM.format(path=sys.path, folder=str(self._folder), parent=os.getpid())
+        stamp = stamp_of(encoded_plan(self._evaluator.points.plan))
+        program = _PROGRAM.format(path=sys.path, folder=str(self._folder), stamp=stamp, parent=os.getpid())
         own_group: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {}  # Ctrl-C is its parent's
         with self._lock:
             if self._stopped:
@@ -157,6 +158,8 @@ class Crew:
             )
             self._processes[number] = process
         reply = _read(process)
+        if reply and reply.error:
+            raise RequestError(*reply.error)
         return process, reply.segment if reply else ""
 
     def _count(self, counts: OutcomeCounts) -> None:
