@@ -21,7 +21,18 @@ schedule = {SCHEDULES}
 n = {{ from = 2, to = 4, step = 1 }}
 m = {MICRO_BATCHES}
 """
-FIGURES = ("rule", "devices", "step", "bubble", "exposed", "memory", "fits", "versions", "micro_batch_rate", "per_device")
+FIGURES = (
+    "rule",
+    "devices",
+    "step",
+    "bubble",
+    "exposed",
+    "memory",
+    "fits",
+    "versions",
+    "micro_batch_rate",
+    "per_device",
+)
 
 
 def plan(content: dict[str, Any], folder: Path | None = None) -> SweepPlan:

@@ -99,7 +99,9 @@ def test_so_many_points_at_most_are_done_and_the_next_run_goes_on(table: str, tm
 def test_a_point_that_ends_every_worker_fails_and_the_others_do_not(
     table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "_PROGRAM", poisoned_program(workers._PROGRAM, 4, 'schedule == "zb-h1" and options["m"] == 8'))
+    monkeypatch.setattr(
+        workers, "_PROGRAM", poisoned_program(workers._PROGRAM, 4, 'schedule == "zb-h1" and options["m"] == 8')
+    )
     saved(tmp_path)
     counts = run_part(tmp_path, workers=2)
     assert (counts.result, counts.failed) == (17, 1)
@@ -140,7 +142,9 @@ def test_a_worker_of_another_sweep_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_worker_without_space_ends_the_sweep_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    harm = "import errno\nfrom cdpsim.studies.sweep import store\ndef write(*_): raise OSError(errno.ENOSPC, 'No space')\n"
+    harm = (
+        "import errno\nfrom cdpsim.studies.sweep import store\ndef write(*_): raise OSError(errno.ENOSPC, 'No space')\n"
+    )
     first, rest = workers._PROGRAM.split("; from cdpsim", 1)
     monkeypatch.setattr(workers, "_PROGRAM", f"{first}\n{harm}store.write_bytes = write\nfrom cdpsim{rest}")
     saved(tmp_path)
@@ -209,7 +213,9 @@ def test_what_cannot_be_asked_is_a_row_with_its_line(tmp_path: Path) -> None:
 
 
 def test_a_study_has_its_table_as_columns_and_as_a_frame(tmp_path: Path) -> None:
-    study = cdpsim.study({"schedule": ["1f1b"], "n": np.array([2, 4]).tolist()}, {"m": 4}, tmp_path, executor=InThisProcess())
+    study = cdpsim.study(
+        {"schedule": ["1f1b"], "n": np.array([2, 4]).tolist()}, {"m": 4}, tmp_path, executor=InThisProcess()
+    )
     assert (len(study), repr(study)) == (2, f"Study({str(tmp_path)!r}, 2 points)")
     assert study.table()["bubble"] == [cdpsim.evaluate("1f1b", n, m=4).bubble for n in (2, 4)]
     pytest.importorskip("pandas")
@@ -281,7 +287,11 @@ def test_other_questions_have_the_answers_of_their_commands(
 
 def test_figures_that_follow_from_others_come_back_to_the_last_bit() -> None:
     question = QUESTIONS["compare"]
-    for options in ({"m": 8}, {"m": 16, "model": "gpt2", "cluster": "a100-nodes"}, {"m": 5, "model": "vit-b16", "cluster": "v100-node"}):
+    for options in (
+        {"m": 8},
+        {"m": 16, "model": "gpt2", "cluster": "a100-nodes"},
+        {"m": 5, "model": "vit-b16", "cluster": "v100-node"},
+    ):
         figures = cdpsim.evaluate("1f1b", 4, **options)  # type: ignore[arg-type]
         cells = [getattr(figures, name) for name in question.columns]
         stored = shortened(question, cells)
@@ -380,7 +390,9 @@ def test_a_killed_parent_takes_its_workers_with_it_and_the_next_run_goes_on(tabl
 
 
 @NEEDS_PROCESSES
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 def test_an_interrupted_sweep_keeps_its_rows(table: str, tmp_path: Path, number: int, code: int) -> None:
     file = tmp_path / "sweep.toml"
     file.write_text(FILE.replace("to = 4", "to = 60"))
@@ -421,7 +433,7 @@ def kill_now_and_then(process: "subprocess.Popen[bytes]", seconds: float, draw: 
 
 @NEEDS_PROCESSES
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_kills_of_workers_and_of_the_parent_change_no_byte(tmp_path: Path, seed: int) -> None:
     """A thousand points; a worker dies every 0.3 seconds; after twelve deaths their parent does."""
     file = tmp_path / "sweep.toml"
@@ -440,6 +452,7 @@ def test_kills_of_workers_and_of_the_parent_change_no_byte(tmp_path: Path, seed:
     done = len(Store(folder))
     process = sweep_process(folder, file)
     kills = sum(1 for _ in kill_now_and_then(process, 0.3, draw))
-    assert process.returncode == 0, (kills, process.communicate())
+    assert ended(process) == 0
+    assert kills
     assert csv_of(folder) == csv_of(quiet)
     assert rows - done <= 2, "points that were done twice"

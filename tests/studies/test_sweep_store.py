@@ -108,7 +108,7 @@ def test_damaged_lines_are_said(done: Path, capsys: pytest.CaptureFixture[str]) 
     path = segment_of(done)
     path.write_bytes(path.read_bytes().replace(b"1f1b", b"2f2b", 1))
     assert run_part(done, executor=Here()).result == 1
-    assert "1 damaged line, whose points are to do again: " in capsys.readouterr().err
+    assert "1 damaged line is no row: " in capsys.readouterr().err
 
 
 def test_two_rows_of_a_point_that_differ_are_an_error_that_names_both_files(done: Path) -> None:

@@ -19,7 +19,7 @@ from cdpsim.studies.sweep.clusters import DASK, run_on_dask, run_on_slurm
 from cdpsim.studies.sweep.contents import plan_of
 from cdpsim.studies.sweep.points import Points, SweepPart, value_key
 from cdpsim.studies.sweep.results import TABLE_ENDINGS, failed_points, retry_failures, study_status, write_table
-from cdpsim.studies.sweep.running import duration_text, run_part, usual_workers
+from cdpsim.studies.sweep.running import duration_text, report_damage, run_part, usual_workers
 from cdpsim.studies.sweep.store import STUDY, Store, save_study
 
 ACTIONS = ("status", "table", "retry")
@@ -158,8 +158,7 @@ def _print_status(args: argparse.Namespace, form: str) -> int:
     record = counts | {"reasons": status.reasons, "rate": status.rate, "seconds_left": left, "damaged": status.damaged}
     rows = [[name.replace("_", " "), count] for name, count in counts.items()]
     write_stdout(format_table(form, record, ["what", "number"], [*rows, *reasons, *rate]))
-    for line in status.damaged[:3]:
-        say(f"damaged line: {line}; its point is to do again")
+    report_damage(status.damaged)
     return 1 if status.failed else 0
 
 

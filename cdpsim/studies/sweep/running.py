@@ -23,7 +23,10 @@ _BLOCKS_IN_FLIGHT = 4  # for each worker of an executor
 
 
 def usual_workers() -> int:
-    """Return how many processors this process may use."""
+    """Return how many processors this process may use; in a job of Slurm's, those of its task."""
+    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if given.isdigit():
+        return max(1, int(given))
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -49,7 +52,7 @@ def run_part(
     folder = Path(folder)
     evaluator = Evaluator(load_study(folder))
     store = Store(folder)
-    report_damage(store)
+    report_damage(store.damaged)
     numbers, done = points_to_do(store, evaluator.points, part or SweepPart())
     del store
     say(f"{folder}: {counted(evaluator.points.count, 'point')}, {len(numbers) + done:,} here, {done:,} done before")
@@ -65,11 +68,11 @@ def run_part(
         tick.close()
 
 
-def report_damage(store: Store) -> None:
-    """Say which lines of a store are no rows."""
-    if store.damaged:
-        lines = counted(len(store.damaged), "damaged line")
-        say(f"{lines}, whose points are to do again: {'; '.join(store.damaged[:3])}")
+def report_damage(damaged: Sequence[str]) -> None:
+    """Say which lines of a store are no rows, so that their points are to do again."""
+    if damaged:
+        are = "are no rows" if len(damaged) > 1 else "is no row"
+        say(f"{counted(len(damaged), 'damaged line')} {are}: {'; '.join(damaged[:3])}")
 
 
 def _run_by_executor(

@@ -27,11 +27,9 @@ from cdpsim.studies.sweep.worker import Reply
 MOST_DEATHS = 3  # of workers, by one point
 BLOCK_SECONDS = 2.0
 _FIRST_BLOCK, _LARGEST_BLOCK = 4, 4000
-_MOST_FAILED_STARTS = 3  # of workers that end themselves before they begin; those that are killed may start again
-_MOST_KILLED_STARTS = 100
-_PROGRAM = (
-    "import sys; sys.path[:] = {path!r}; from cdpsim.studies.sweep.worker import work; work({folder!r}, {stamp!r}, {parent})"
-)
+_MOST_FAILED_STARTS = 3  # one after another, of workers that end themselves before they begin
+_MOST_KILLED_STARTS = 100  # likewise, of workers that are killed
+_PROGRAM = "import sys; sys.path[:] = {path!r}; from cdpsim.studies.sweep.worker import work; work({folder!r}, {stamp!r}, {parent})"
 
 
 class BlocksToDo:
@@ -158,9 +156,12 @@ class Crew:
             )
             self._processes[number] = process
         reply = _read(process)
-        if reply and reply.error:
+        if reply is None:
+            return process, ""
+        if reply.error:
             raise RequestError(*reply.error)
-        return process, reply.segment if reply else ""
+        self._bad_starts = self._killed_starts = 0
+        return process, reply.segment
 
     def _count(self, counts: OutcomeCounts) -> None:
         with self._lock:
