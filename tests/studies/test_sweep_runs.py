@@ -418,13 +418,14 @@ def test_two_sweeps_at_once_in_one_folder_make_the_same_table(table: str, tmp_pa
     assert csv_of(tmp_path / "sweep") == table
 
 
-def kill_now_and_then(process: "subprocess.Popen[bytes]", seconds: float, draw: random.Random) -> Iterator[int]:
-    """Kill a random worker of a sweep so often, and yield its id."""
+def kill_now_and_then(process: "subprocess.Popen[bytes]", folder: Path, draw: random.Random) -> Iterator[int]:
+    """Kill a random worker of a sweep every 0.3 seconds, of those that have written a row, and yield its id."""
     while True:
         try:
-            process.wait(seconds)
+            process.wait(0.3)
         except subprocess.TimeoutExpired:
-            if found := children_of(process.pid):
+            begun = {path.name.rsplit("-", 3)[1] for path in folder.glob("parts/*.jsonl")}
+            if found := [pid for pid in children_of(process.pid) if str(pid) in begun]:
                 os.kill(worker := draw.choice(found), signal.SIGKILL)
                 yield worker
         else:
@@ -443,7 +444,7 @@ def test_kills_of_workers_and_of_the_parent_change_no_byte(tmp_path: Path, seed:
     assert ended(sweep_process(quiet, file)) == 0
     draw, folder = random.Random(seed), tmp_path / "killed"
     process = sweep_process(folder, file)
-    for deaths, _ in enumerate(kill_now_and_then(process, 0.3, draw)):
+    for deaths, _ in enumerate(kill_now_and_then(process, folder, draw)):
         if deaths == 11:
             process.kill()
     process.communicate()
@@ -451,7 +452,7 @@ def test_kills_of_workers_and_of_the_parent_change_no_byte(tmp_path: Path, seed:
     rows = sum(path.read_bytes().count(b'{"id"') for path in folder.glob("parts/*.jsonl"))
     done = len(Store(folder))
     process = sweep_process(folder, file)
-    kills = sum(1 for _ in kill_now_and_then(process, 0.3, draw))
+    kills = sum(1 for _ in kill_now_and_then(process, folder, draw))
     assert ended(process) == 0
     assert kills
     assert csv_of(folder) == csv_of(quiet)

@@ -3,8 +3,8 @@
 >>> from tempfile import TemporaryDirectory
 >>> with TemporaryDirectory() as folder:
 ...     found = study({"n": [2, 4], "schedule": ["gpipe", "1f1b"]}, {"m": 4}, folder, workers=1)
-...     found.table()["bubble"] == [0.2, 0.2, 3 / 7, 3 / 7]
-True
+...     [round(bubble, 3) for bubble in found.table()["bubble"]]
+[0.2, 0.2, 0.429, 0.429]
 """
 
 from collections.abc import Mapping, Sequence

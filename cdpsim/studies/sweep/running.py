@@ -149,7 +149,7 @@ def duration_text(seconds: float) -> str:
     """Return a time for people.
 
     >>> duration_text(59), duration_text(3700)
-    ('59 s', '1 h 2 min')
+    ('59 s', '1 h 1 min')
     """
     if seconds == float("inf"):
         return "unknown time"

@@ -29,7 +29,10 @@ BLOCK_SECONDS = 2.0
 _FIRST_BLOCK, _LARGEST_BLOCK = 4, 4000
 _MOST_FAILED_STARTS = 3  # one after another, of workers that end themselves before they begin
 _MOST_KILLED_STARTS = 100  # likewise, of workers that are killed
-_PROGRAM = "import sys; sys.path[:] = {path!r}; from cdpsim.studies.sweep.worker import work; work({folder!r}, {stamp!r}, {parent})"
+_PROGRAM = (
+    "import sys; sys.path[:] = {path!r}; from cdpsim.studies.sweep.worker import work; "
+    "work({folder!r}, {stamp!r}, {parent})"
+)
 
 
 class BlocksToDo:
