@@ -80,14 +80,13 @@ def _end_with(parent: int) -> None:
 def _sync_on_signals(segment: Segment) -> None:
     """Write rows to the disk when a signal asks to end, or Slurm says that the time is nearly up."""
 
-    def end(number: int, _: object) -> NoReturn:
-        with contextlib.suppress(RequestError):
-            segment.close()
-        os._exit(128 + number)
-
     def go_on(number: int, _: object) -> None:
         with contextlib.suppress(RequestError):
             segment.sync()
+
+    def end(number: int, _: object) -> NoReturn:
+        go_on(number, _)
+        os._exit(128 + number)  # and not by an exception, which could come while the segment is closed
 
     for name, serve in (("SIGTERM", end), ("SIGINT", end), ("SIGUSR2", go_on)):
         if hasattr(signal, name):

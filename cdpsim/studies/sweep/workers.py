@@ -1,7 +1,7 @@
 """The parent of a sweep's workers: it hands out blocks of points, and starts another worker where one dies.
 
 A block that a dead worker has not finished goes back to the others. The point that it had begun waits until the end; a
-point that ended three workers is `failed`.
+point that ended five workers is `failed`: fewer could be ended from outside, by chance during the same point.
 """
 
 import contextlib
@@ -24,8 +24,9 @@ from cdpsim.studies.sweep.evaluator import Evaluator, OutcomeCounts
 from cdpsim.studies.sweep.store import Segment, encoded_plan, head_of, names_in, stamp_of
 from cdpsim.studies.sweep.worker import Reply
 
-MOST_DEATHS = 3  # of workers, by one point
+MOST_DEATHS = 5  # of workers, by one point
 BLOCK_SECONDS = 2.0
+_END_SECONDS = 10.0  # that a worker has when there is nothing left for it
 _FIRST_BLOCK, _LARGEST_BLOCK = 4, 4000
 _MOST_FAILED_STARTS = 3  # one after another, of workers that end themselves before they begin
 _MOST_KILLED_STARTS = 100  # likewise, of workers that are killed
@@ -130,9 +131,10 @@ class Crew:
                 if process is None:
                     process, segment = self._start(number)
                 begun = time.monotonic()
-                reply = _ask(process, block) if segment else None
+                is_there = bool(segment) and process.poll() is None
+                reply = _ask(process, block) if is_there else None
                 if reply is None:
-                    self._bury(number, block, segment)
+                    self._bury(number, block, segment, begun=is_there)
                     segment = ""
                 elif reply.error:
                     self._fail(RequestError(*reply.error))
@@ -170,8 +172,11 @@ class Crew:
         with self._lock:
             self.counts.add(counts)
 
-    def _bury(self, number: int, block: Sequence[int], segment: str) -> None:
-        """Give back what a dead worker has not done, and write down a point that ended too many."""
+    def _bury(self, number: int, block: Sequence[int], segment: str, *, begun: bool) -> None:
+        """Give back what a dead worker has not done of a block, and write down a point that ended too many.
+
+        A worker that has not `begun` the block died before.
+        """
         code = self._end(number)
         if self._stopped:
             return
@@ -182,7 +187,7 @@ class Crew:
         kinds = [done.get(points.name(points.index(one))) for one in block]
         left = [one for one, kind in zip(block, kinds, strict=True) if kind is None]
         self._count(OutcomeCounts(*(kinds.count(kind) for kind in msgspec.structs.asdict(self.counts))))
-        poison = self._blocks.give_back(left, begun=bool(segment))
+        poison = self._blocks.give_back(left, begun=begun)
         if poison is not None:
             why = f"killed by signal {-code}" if code < 0 else f"the process ended itself with exit code {code}"
             self._segment.append(self._evaluator.failed_row(poison, why))
@@ -205,7 +210,11 @@ class Crew:
             with contextlib.suppress(OSError):
                 assert pipe is not None
                 pipe.close()
-        code = process.wait()
+        try:
+            code = process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:  # its rows are written
+            process.kill()
+            code = process.wait()
         with self._lock:
             self._processes.pop(number, None)
         return code
