@@ -13,6 +13,7 @@ import pytest
 from cdpsim import RequestError
 from cdpsim.studies.sweep import clusters
 from cdpsim.studies.sweep.clusters import SweepJob, largest_array, run_on_dask, run_on_slurm
+from cdpsim.studies.sweep.evaluator import OutcomeCounts
 from cdpsim.studies.sweep.points import SweepPart
 from cdpsim.studies.sweep.results import study_status
 from tests.conftest import Command
@@ -173,18 +174,18 @@ def test_each_worker_of_a_dask_cluster_does_a_part(
     tmp_path: Path, dask: None, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts: list[tuple[str, SweepPart]] = []
-    monkeypatch.setattr(clusters, "run_part", lambda folder, part, workers: (parts.append((folder, part)), Counted)[1])
+
+    def run_part(folder: str, part: SweepPart, workers: int) -> OutcomeCounts:
+        assert workers == 1
+        parts.append((folder, part))
+        return OutcomeCounts(result=9)
+
+    monkeypatch.setattr(clusters, "run_part", run_part)
     file = tmp_path / "sweep.toml"
     file.write_text(FILE)
     done = command("sweep", file, "-o", tmp_path / "out", "--on", "dask://10.0.0.1:8786")
     assert done.err.endswith("0 done, 0 refused, 0 failed, 18 to do\n")
     assert parts == [(str(tmp_path / "out"), SweepPart(k, 2)) for k in (1, 2)]
-
-
-class Counted:
-    """What a part returns."""
-
-    all = 9
 
 
 def test_a_cluster_that_is_not_there_is_refused(tmp_path: Path, dask: None, monkeypatch: pytest.MonkeyPatch) -> None:

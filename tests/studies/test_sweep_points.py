@@ -14,7 +14,7 @@ from cdpsim.studies.sweep.axes import dimensions_of, sweep_of
 from cdpsim.studies.sweep.points import SweepPart
 from tests.helpers.sweeps import plan, points
 
-TWO = {"schedule": ["1f1b", "gpipe"], "n": [2, 4, 8]}
+TWO: dict[str, list[Any]] = {"schedule": ["1f1b", "gpipe"], "n": [2, 4, 8]}
 
 
 def values_of(axis: Any) -> list[Any]:
@@ -117,10 +117,11 @@ def test_a_part_that_is_none_is_refused(text: str) -> None:
 
 def test_points_of_one_program_come_side_by_side() -> None:
     """Values of a cluster change no program, and so they change fastest in working order."""
-    bandwidth = {"of": "cluster.topology.network.bandwidth", "values": ["1 GB/s", "2 GB/s"]}
+    values = ["1 GB/s", "2 GB/s"]
+    bandwidth = {"of": "cluster.topology.network.bandwidth", "values": values}
     own = points({"fixed": {"cluster": "a100-nodes", "model": "gpt2"}, "axes": {"bandwidth": bandwidth, **TWO}})
     rows = [own.values(i) for i in own.in_working_order()]
-    assert [(s, n, b) for b, s, n in rows] == list(product(*TWO.values(), bandwidth["values"]))
+    assert [(s, n, b) for b, s, n in rows] == list(product(*TWO.values(), values))
 
 
 def test_a_point_has_one_name_however_it_is_asked() -> None:

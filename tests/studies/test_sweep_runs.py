@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,7 +193,7 @@ def test_blocks_get_smaller_towards_the_end_and_suspects_come_last() -> None:
 def test_a_fault_is_a_failure_of_its_point_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cdpsim.studies.sweep import questions
 
-    evaluate = questions.evaluate
+    evaluate = cdpsim.evaluate
 
     def faulty(schedule: str, n: int, **options: Any) -> Any:
         if n == 4:
@@ -249,7 +250,7 @@ def test_a_path_sets_a_value_of_a_cluster_s_file(tmp_path: Path) -> None:
 
 def test_devices_and_a_batch_are_those_of_compare(tmp_path: Path) -> None:
     axes = {"schedule": ["1f1b", "multi-dp", "dp-zero1"], "devices": [8, 16]}
-    fixed = {"batch": 256, "model": "gpt2", "cluster": "a100-nodes"}
+    fixed: dict[str, Any] = {"batch": 256, "model": "gpt2", "cluster": "a100-nodes"}
     study = cdpsim.study(axes, fixed, tmp_path, executor=InThisProcess())
     table = study.table()
     for k, (schedule, devices) in enumerate(zip(table["schedule"], table["devices"], strict=True)):
@@ -280,7 +281,7 @@ def test_other_questions_have_the_answers_of_their_commands(
     elif what == "breakeven":
         from cdpsim.studies.breakeven import step_time
 
-        options = {"model": "gpt2", "cluster": "a100-nodes"}
+        options: dict[str, Any] = {"model": "gpt2", "cluster": "a100-nodes"}
         expected = [step_time(cdpsim.simulate("1f1b", 2, ignore_memory=True, **options))]
         assert table["break_even"][0] is not None or table["latency"][0] > 0
     assert table[column] == expected
@@ -293,7 +294,7 @@ def test_figures_that_follow_from_others_come_back_to_the_last_bit() -> None:
         {"m": 16, "model": "gpt2", "cluster": "a100-nodes"},
         {"m": 5, "model": "vit-b16", "cluster": "v100-node"},
     ):
-        figures = cdpsim.evaluate("1f1b", 4, **options)  # type: ignore[arg-type]
+        figures = cdpsim.evaluate("1f1b", 4, **options)
         cells = [getattr(figures, name) for name in question.columns]
         stored = shortened(question, cells)
         assert completed(question, json.loads(canonical(stored))) == cells
@@ -323,7 +324,7 @@ def test_progress_is_a_line_with_the_rate_and_what_is_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter([0.0, 20.0, 25.0, 51.0])
-    monkeypatch.setattr(running.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     tick = running._Progress(1000)
     tick(OutcomeCounts(result=99))
     assert capsys.readouterr().err == ""
