@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -42,6 +41,8 @@ def run_on_slurm(folder: Path, workers: int, parameters: Mapping[str, Any], *, d
 
     A job that fails leaves its points to do, and no other job knows of it.
     """
+    from subprocess import CalledProcessError
+
     try:
         import submitit
     except ImportError:
@@ -58,7 +59,7 @@ def run_on_slurm(folder: Path, workers: int, parameters: Mapping[str, Any], *, d
         executor.update_parameters(array_parallelism=parts, job_name="cdpsim", **{"time": 60, **parameters})
         every = [SweepPart(k, parts) for k in range(1, parts + 1)]
         jobs = executor.map_array(SweepJob(), [str(folder)] * parts, every)
-    except (TypeError, ValueError, subprocess.CalledProcessError, submitit.core.utils.FailedJobError) as error:
+    except (TypeError, ValueError, CalledProcessError, submitit.core.utils.FailedJobError) as error:
         raise RequestError("slurm", f"refused the jobs ({error}); change --slurm") from None
     say(
         f"slurm: {counted(parts, 'job')}, {jobs[0].job_id} and on; `cdpsim sweep status {folder}` says how far they are"
@@ -69,9 +70,11 @@ def run_on_slurm(folder: Path, workers: int, parameters: Mapping[str, Any], *, d
 
 def largest_array() -> int:
     """Return how many jobs an array may have here: Slurm bounds their largest index, which begins at 0."""
+    from subprocess import CalledProcessError, run
+
     try:
-        shown = subprocess.run(["scontrol", "show", "config"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
+        shown = run(["scontrol", "show", "config"], capture_output=True, text=True, check=True).stdout
+    except (OSError, CalledProcessError):
         shown = ""
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", shown, re.MULTILINE)
     return max(1, int(found[1]) if found else _USUAL_ARRAY)

@@ -4,9 +4,8 @@ import os
 import time
 from array import array
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cdpsim.errors import RequestError
 from cdpsim.files.notes import say
@@ -16,6 +15,9 @@ from cdpsim.studies.sweep.evaluator import Evaluator, OutcomeCounts, answer_bloc
 from cdpsim.studies.sweep.points import Points, SweepPart
 from cdpsim.studies.sweep.store import Segment, Store, encoded_plan, head_of, load_study, stamp_of
 from cdpsim.studies.sweep.workers import Crew
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 LINE_SECONDS = 30
 _BLOCK_OF_EXECUTOR = 200
@@ -79,6 +81,8 @@ def _run_by_executor(
     folder: Path, evaluator: Evaluator, numbers: Sequence[int], executor: Any, tick: "_Progress"
 ) -> OutcomeCounts:
     """Answer points by anything that has `submit`; this process writes their rows."""
+    from concurrent.futures import FIRST_COMPLETED, wait
+
     counts = OutcomeCounts()
     waiting: set[Future[tuple[OutcomeCounts, list[bytes]]]] = set()
     most = _BLOCKS_IN_FLIGHT * (getattr(executor, "_max_workers", None) or usual_workers())

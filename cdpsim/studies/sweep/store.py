@@ -12,7 +12,6 @@ place of the result. It says nothing of when, where or by whom, so a point has t
 import json
 import mmap
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -64,8 +63,10 @@ class Segment:
     """
 
     def __init__(self, folder: Path, head: dict[str, Any]) -> None:
+        from socket import gethostname
+
         started = time.time_ns()
-        name = f"{socket.gethostname()}-{os.getpid()}-{threading.get_native_id()}-{started}"
+        name = f"{gethostname()}-{os.getpid()}-{threading.get_native_id()}-{started}"
         self.path = folder / PARTS / f"{name}.jsonl"
         self.rows = 0
         self._head, self._file, self._end, self._synced_rows = head, -1, 0, 0

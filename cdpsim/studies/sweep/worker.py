@@ -4,7 +4,6 @@ A line of its input is a list of points; a line of its output says how they ende
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -71,6 +70,8 @@ def _warm_up() -> None:
 def _end_with(parent: int) -> None:
     """Let Linux end this process with its parent; elsewhere the end of the input does, between blocks."""
     if sys.platform == "linux":
+        import ctypes
+
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

@@ -8,14 +8,13 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,6 +22,9 @@ from cdpsim.errors import RequestError
 from cdpsim.studies.sweep.evaluator import Evaluator, OutcomeCounts
 from cdpsim.studies.sweep.store import Segment, encoded_plan, head_of, names_in, stamp_of
 from cdpsim.studies.sweep.worker import Reply
+
+if TYPE_CHECKING:
+    from subprocess import Popen
 
 MOST_DEATHS = 5  # of workers, by one point
 BLOCK_SECONDS = 2.0
@@ -86,7 +88,7 @@ class Crew:
         self._blocks = BlocksToDo(numbers, workers)
         self._workers = min(workers, len(numbers))
         self._stopped = False
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._processes: dict[int, Popen[bytes]] = {}
         self._lock = threading.Lock()
         self._segment = Segment(folder, head_of(evaluator.points.plan))  # of points that end their workers
         self._bad_starts = 0
@@ -148,17 +150,17 @@ class Crew:
         finally:
             self._end(number)
 
-    def _start(self, number: int) -> tuple[subprocess.Popen[bytes], str]:
+    def _start(self, number: int) -> "tuple[Popen[bytes], str]":
         """Start a worker; return it and its segment, which is empty if it died before it began."""
+        from subprocess import PIPE, Popen
+
         stamp = stamp_of(encoded_plan(self._evaluator.points.plan))
         program = _PROGRAM.format(path=sys.path, folder=str(self._folder), stamp=stamp, parent=os.getpid())
         own_group: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {}  # Ctrl-C is its parent's
         with self._lock:
             if self._stopped:
                 raise RequestError("workers", "are stopped")
-            process = subprocess.Popen(
-                [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, **own_group
-            )
+            process = Popen([sys.executable, "-c", program], stdin=PIPE, stdout=PIPE, **own_group)
             self._processes[number] = process
         reply = _read(process)
         if reply is None:
@@ -203,6 +205,8 @@ class Crew:
 
     def _end(self, number: int) -> int:
         """Let a worker end, and return its exit code."""
+        from subprocess import TimeoutExpired
+
         process = self._processes.get(number)
         if process is None:
             return 0
@@ -212,7 +216,7 @@ class Crew:
                 pipe.close()
         try:
             code = process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:  # its rows are written
+        except TimeoutExpired:  # its rows are written
             process.kill()
             code = process.wait()
         with self._lock:
@@ -225,7 +229,7 @@ def _next_size(size: int, seconds: float) -> int:
     return max(1, min(_LARGEST_BLOCK, 4 * size, round(size * BLOCK_SECONDS / max(seconds, 1e-6))))
 
 
-def _ask(process: subprocess.Popen[bytes], block: Sequence[int]) -> Reply | None:
+def _ask(process: "Popen[bytes]", block: Sequence[int]) -> Reply | None:
     """Return the reply to a block; None if the worker died."""
     assert process.stdin is not None
     try:
@@ -236,14 +240,14 @@ def _ask(process: subprocess.Popen[bytes], block: Sequence[int]) -> Reply | None
     return _read(process)
 
 
-def _read(process: subprocess.Popen[bytes]) -> Reply | None:
+def _read(process: "Popen[bytes]") -> Reply | None:
     assert process.stdout is not None
     line = process.stdout.readline()
     return msgspec.json.decode(line, type=Reply) if line.endswith(b"\n") else None
 
 
 @contextlib.contextmanager
-def _passed_on(processes: dict[int, subprocess.Popen[bytes]]) -> Iterator[None]:
+def _passed_on(processes: "dict[int, Popen[bytes]]") -> Iterator[None]:
     """Pass SIGUSR2, by which Slurm says that the time is nearly up, on to the workers, inside."""
     number = getattr(signal, "SIGUSR2", None)
     here = threading.current_thread() is threading.main_thread()
