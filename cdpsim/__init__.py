@@ -18,6 +18,7 @@ from cdpsim.studies.comparison import compare
 from cdpsim.studies.comparison_columns import Comparison
 from cdpsim.studies.evaluate import evaluate
 from cdpsim.studies.plan import Plan, plan
+from cdpsim.studies.sweep import Study, study
 from cdpsim.studies.table1 import table1
 from cdpsim.timing.costs import Costs
 from cdpsim.trace import Trace, load
@@ -47,6 +48,7 @@ __all__ = [
     "Stage",
     "Stalled",
     "Stop",
+    "Study",
     "Tie",
     "Trace",
     "__version__",
@@ -64,6 +66,7 @@ __all__ = [
     "run",
     "schedules",
     "simulate",
+    "study",
     "sweep",
     "table1",
 ]

@@ -10,6 +10,7 @@ from cdpsim.cli.commands.plan import plan_command
 from cdpsim.cli.commands.presets import clusters_command, models_command
 from cdpsim.cli.commands.runs import import_command, simulate_command
 from cdpsim.cli.commands.superpose import superpose_command
+from cdpsim.cli.commands.sweep import sweep_command
 from cdpsim.cli.commands.tables import pyramid_command, rounds_command, schedules_command, table1_command
 from cdpsim.cli.console import exit_code_of
 from cdpsim.cli.parser import help_text, serve_command
@@ -21,6 +22,7 @@ COMMANDS = (
         simulate_command,
         compare_command,
         plan_command,
+        sweep_command,
         breakeven_command,
         pyramid_command,
         rounds_command,

@@ -115,7 +115,7 @@ def json_text(content: Mapping[str, object]) -> str:
     return msgspec.json.format(msgspec.json.encode(content)).decode() + "\n"
 
 
-def decode(content: object, form: type[T], subject: str, tables: tuple[type[ConfigTable], ...]) -> T:
+def decode(content: object, form: type[T], subject: str, tables: tuple[type[msgspec.Struct], ...]) -> T:
     """Return plain dicts and lists as a `form`; an error names the field, and for an unknown field the nearest one."""
     try:
         return _convert(content, form)
@@ -124,7 +124,7 @@ def decode(content: object, form: type[T], subject: str, tables: tuple[type[Conf
         if not problem:
             problem, place = place, "$"
         if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL):
-            known = dict.fromkeys(name for table in tables for name in table.__struct_fields__)
+            known = dict.fromkeys(name for table in tables for name in table.__struct_encode_fields__)
             problem = f"unknown field {unknown[1]!r}; {suggestion(unknown[1], known)}"
         raise RequestError(f"{subject}: {place.replace('`', '')}", _uncapitalized(problem)) from None
 

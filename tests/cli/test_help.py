@@ -59,6 +59,8 @@ def test_every_example_in_help_runs(command: Command, here: Path, monkeypatch: p
     (here / "box.toml").write_text("\n".join(line[1] for line in columns if len(line) == 2))
     experiment = shown.partition("any option by its name:\n")[2].partition("Other commands")[0]
     (here / "experiment.toml").write_text(experiment)
+    sweep = command("sweep", "--help-all").out.partition("The file:\n")[2].partition("\n\n")[0]
+    (here / "sweep.toml").write_text(sweep)
     shown += "".join(command(name, "--help-all").out for name in COMMANDS if name != "simulate")
     examples = re.findall(r"^  cdpsim ([^>\n]*?)(?:  .*| >.*)?$", shown, re.MULTILINE)
     examples += re.findall(r"^  cdpsim ([^>\n]*?)(?:  .*)?$", command("--help-all").out, re.MULTILINE)

@@ -1,0 +1,167 @@
+"""What a sweep can ask of each point: by which options, and which columns an answer has."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from fractions import Fraction
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from cdpsim.cluster import Cluster
+from cdpsim.errors import RequestError, whole_number
+from cdpsim.files.units import json_number, simplified
+from cdpsim.front import runner_on_clusters, simulate
+from cdpsim.request import Request
+from cdpsim.request.options import OPTION_NAMES
+from cdpsim.request.sharing import named_zero
+from cdpsim.schedules import find_schedule
+from cdpsim.studies.breakeven import BreakEven, find_break_even
+from cdpsim.studies.compare import Measured
+from cdpsim.studies.equal_shapes import equal_shape
+from cdpsim.studies.evaluate import evaluate
+from cdpsim.studies.partial_requests import PartialRequests
+from cdpsim.studies.pyramid import pyramid
+from cdpsim.studies.superpose import Superposition, superpose
+
+PointOptions = Mapping[str, Any]
+Cells = Sequence[Any]
+_NO_FIGURES = ("steps", "setting", "untied", "asked")  # of a measured run: quantiles, and words
+
+
+class Question(NamedTuple):
+    """What is asked of each point: the options that it takes, the columns of its answer, and how it is found.
+
+    `needed` are options that it cannot do without. `follow` has columns that follow from others, and `multiples` those
+    that are a whole multiple of another one: these are stored only where they are not.
+    """
+
+    needed: Sequence[str]
+    options: Sequence[str]
+    columns: Sequence[str]
+    ask: Callable[[PointOptions], Cells]
+    follow: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {}
+    multiples: Mapping[str, str] = {}
+
+
+MEASURED_FIELDS = tuple(field.name for field in fields(Measured) if field.name not in _NO_FIGURES)
+_figures_of = attrgetter(*MEASURED_FIELDS)
+
+
+def _measured(options: PointOptions) -> Cells:
+    """Return the figures of a run, as `compare` shows them; of a number of devices and a batch, where given."""
+    options, sizes = dict(options), {}
+    for name in ("devices", "batch"):
+        given = options.pop(name, None)
+        sizes[name] = None if given is None else whole_number(name, given, at_least=1)
+    if any(size is not None for size in sizes.values()):
+        options |= named_zero(options)
+        options |= equal_shape(find_schedule(options["schedule"]), options, sizes["devices"], sizes["batch"])
+    return _figures_of(evaluate(**options))
+
+
+def _break_even(options: PointOptions) -> Cells:
+    """Return the bandwidth from which on a schedule hides its messages; as at the command line, one is prefetched."""
+    options = dict(options)
+    share = options.pop("share", 0.01)
+    cluster = options.get("cluster")
+    if not isinstance(cluster, Cluster):
+        raise RequestError("cluster", "is missing; its bandwidths are what is varied")
+    silent = () if "prefetch" in options else ("prefetch",)
+    runner = PartialRequests().serve(
+        {"prefetch": 1, **options}, runner_on_clusters, needed=_needed(options), silent=silent
+    )
+    return list(find_break_even(runner, cluster, share).to_builtins().values())
+
+
+def _needed(options: PointOptions) -> list[str]:
+    return [name.replace("_", "-") for name in options]
+
+
+def _superposition(options: PointOptions) -> Cells:
+    return list(superpose(**options).row().values())
+
+
+def _pyramid_cells(options: PointOptions) -> Cells:
+    found = pyramid(simulate(Request.from_builtins(options)))
+    return [
+        *(found[name] for name in _PYRAMID_COLUMNS[:-1]),
+        " ".join(str(each["devices"]) for each in found["stages"]),
+    ]
+
+
+_PYRAMID_COLUMNS = ("n", "devices", "bound", "period", "period_is", "devices_of_stages")
+_SUPERPOSITION_COLUMNS = (*(name for name in Superposition._fields[:4]), "dp_bytes", "cdp_bytes", "reduction")
+
+# A row of a million is short where it does not say twice what it has.
+_FOLLOWING: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "micro_batch_rate": lambda row: row["micro_batches"] / row["step"],
+    "sample_rate": lambda row: row["micro_batch_rate"] * (row["batch"] // row["micro_batches"]),
+    "sample_time": lambda row: 1 / row["sample_rate"],
+    "per_device": lambda row: (row["token_rate"] or row["sample_rate"] or row["micro_batch_rate"]) / row["devices"],
+    "hfu": lambda row: row["mfu"],
+}
+
+QUESTIONS: dict[str, Question] = {
+    "compare": Question(
+        ("schedule",),
+        (*OPTION_NAMES, "devices", "batch"),
+        MEASURED_FIELDS,
+        _measured,
+        _FOLLOWING,
+        {"token_rate": "sample_rate"},
+    ),
+    "breakeven": Question(
+        ("schedule", "cluster"), (*OPTION_NAMES, "share"), tuple(field.name for field in fields(BreakEven)), _break_even
+    ),
+    "superpose": Question(
+        ("model", "n"), ("model", "n", "axis", "contents", "by_layer"), _SUPERPOSITION_COLUMNS, _superposition
+    ),
+    "pyramid": Question(("schedule",), OPTION_NAMES, _PYRAMID_COLUMNS, _pyramid_cells),
+}
+
+
+def cell(value: Any) -> Any:
+    """Return a figure as JSON has it: a fraction as a text in lowest terms, and so what is not finite."""
+    if type(value) is int or type(value) is str or value is None or type(value) is bool:
+        return value
+    if isinstance(value, Fraction):
+        return json_number(simplified(value))
+    number = value.item() if hasattr(value, "item") else value
+    if isinstance(number, float):
+        number = float(number)
+        return number if number - number == 0 else str(number)
+    return number
+
+
+FOLLOWS = "="  # in the place of a figure that follows from others
+
+
+def shortened(question: Question, cells: Cells) -> list[Any]:
+    """Return the cells of a row as they are stored: those that follow from others are not repeated."""
+    row = dict(zip(question.columns, map(cell, cells), strict=True))
+    stored = row.copy()
+    for name, rule in question.follow.items():
+        if _follows(rule, row, row[name]):
+            stored[name] = FOLLOWS
+    for name, base in question.multiples.items():
+        if row[name] and row[base] and row[base] * (times := round(row[name] / row[base])) == row[name]:
+            stored[name] = f"{FOLLOWS}{times}"
+    return list(stored.values())
+
+
+def _follows(rule: Callable[[Mapping[str, Any]], Any], row: Mapping[str, Any], value: Any) -> bool:
+    try:
+        return value is not None and type(derived := rule(row)) is type(value) and derived == value
+    except (TypeError, ZeroDivisionError):
+        return False
+
+
+def completed(question: Question, cells: Cells) -> list[Any]:
+    """Return the cells of a stored row with those that follow from others."""
+    row = dict(zip(question.columns, cells, strict=True))
+    for name, rule in question.follow.items():
+        for other, base in question.multiples.items():
+            if isinstance(row[other], str) and row[base] != FOLLOWS:
+                row[other] = row[base] * int(row[other].removeprefix(FOLLOWS))
+        if row[name] == FOLLOWS:
+            row[name] = rule(row)
+    return list(row.values())

@@ -1,0 +1,461 @@
+"""Runs of sweeps: the same table as a plain loop, by any workers, in any parts, through any deaths."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cdpsim
+from cdpsim import RequestError, Study
+from cdpsim.studies.sweep import running, workers
+from cdpsim.studies.sweep.axes import canonical
+from cdpsim.studies.sweep.evaluator import Evaluator, OutcomeCounts
+from cdpsim.studies.sweep.points import SweepPart
+from cdpsim.studies.sweep.questions import QUESTIONS, completed, shortened
+from cdpsim.studies.sweep.results import failed_points, rate_of, study_status, write_table
+from cdpsim.studies.sweep.running import duration_text, run_part
+from cdpsim.studies.sweep.store import Segment, Store, head_of, load_study
+from cdpsim.studies.sweep.worker import serve_blocks
+from cdpsim.studies.sweep.workers import MOST_DEATHS, BlocksToDo
+from tests.helpers.sweeps import FILE, poisoned_program, saved, serial_rows, shown
+
+NEEDS_PROCESSES = pytest.mark.skipif(sys.platform != "linux", reason="kills processes by their ids")
+
+
+def csv_of(folder: Path) -> str:
+    """The CSV table of a sweep."""
+    write_table(folder, folder / "table.csv", force=True)
+    return (folder / "table.csv").read_text()
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The table of the helpers' sweep, by one worker."""
+    folder = tmp_path_factory.mktemp("one")
+    saved(folder)
+    run_part(folder, workers=1)
+    return csv_of(folder)
+
+
+def test_a_table_has_the_figures_of_a_loop_over_evaluate(table: str) -> None:
+    assert shown(table) == serial_rows()
+
+
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.long), 7])
+def test_more_workers_make_the_same_bytes(table: str, tmp_path: Path, count: int) -> None:
+    """Two workers are those of other tests, too."""
+    saved(tmp_path)
+    assert run_part(tmp_path, workers=count).result == 18
+    assert csv_of(tmp_path) == table
+
+
+def test_parts_in_any_order_make_the_same_bytes(table: str, tmp_path: Path) -> None:
+    saved(tmp_path)
+    order = list(range(1, 14))
+    random.Random(5).shuffle(order)
+    done = [run_part(tmp_path, SweepPart(k, 13), executor=InThisProcess()).all for k in order]
+    assert sum(done) == 18
+    assert csv_of(tmp_path) == table
+    assert run_part(tmp_path, SweepPart(1, 1), executor=InThisProcess()).all == 0
+
+
+class InThisProcess:
+    """An executor that has `submit` and nothing else."""
+
+    def submit(self, function: Any, *arguments: Any) -> Any:
+        from concurrent.futures import Future
+
+        future: Future[Any] = Future()
+        future.set_result(function(*arguments))
+        return future
+
+
+@pytest.mark.parametrize("seed", ["0", pytest.param("1", marks=pytest.mark.long), "random"])
+def test_the_seed_of_hashes_changes_no_byte(table: str, tmp_path: Path, seed: str) -> None:
+    saved(tmp_path)
+    program = "import sys; from cdpsim.studies.sweep.running import run_part; run_part(sys.argv[1], workers=1)"
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, check=True, capture_output=True)
+    assert csv_of(tmp_path) == table
+
+
+def test_so_many_points_at_most_are_done_and_the_next_run_goes_on(table: str, tmp_path: Path) -> None:
+    saved(tmp_path)
+    for done in (5, 10, 15, 18):
+        run_part(tmp_path, limit=5, executor=InThisProcess())
+        assert study_status(tmp_path).done == done
+    assert csv_of(tmp_path) == table
+
+
+@NEEDS_PROCESSES
+def test_a_point_that_ends_every_worker_fails_and_the_others_do_not(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        workers, "_PROGRAM", poisoned_program(workers._PROGRAM, 4, 'schedule == "zb-h1" and options["m"] == 8')
+    )
+    saved(tmp_path)
+    counts = run_part(tmp_path, workers=2)
+    assert (counts.result, counts.failed) == (17, 1)
+    status = study_status(tmp_path)
+    assert (status.done, status.failed, status.reasons) == (17, 1, {"killed by signal 9": 1})
+    words = failed_points(tmp_path, SweepPart(), 3)
+    assert words == ["schedule=zb-h1, n=4, m=8: killed by signal 9"]
+    *others, last = csv_of(tmp_path).splitlines()
+    assert others == table.splitlines()[:-1]
+    assert last.startswith("zb-h1,4,8,,")
+    assert last.endswith(",killed by signal 9")
+    assert run_part(tmp_path, workers=1).all == 0
+
+
+@NEEDS_PROCESSES
+def test_a_worker_that_dies_once_costs_nothing(table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marker = tmp_path / "died"
+    once = f"not os.path.exists({str(marker)!r}) and not os.mkdir({str(marker)!r})"
+    monkeypatch.setattr(workers, "_PROGRAM", poisoned_program(workers._PROGRAM, 3, once))
+    saved(tmp_path)
+    counts = run_part(tmp_path, workers=2)
+    assert (counts.result, counts.failed, marker.exists()) == (18, 0, True)
+    assert csv_of(tmp_path) == table
+
+
+def test_workers_that_cannot_begin_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_PROGRAM", "import sys; sys.exit(3)  # {path} {folder} {stamp} {parent}")
+    saved(tmp_path)
+    with pytest.raises(RequestError, match=r"workers: end before they begin \(exit code 3\)"):
+        run_part(tmp_path, workers=2)
+
+
+def test_a_worker_of_another_sweep_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_PROGRAM", workers._PROGRAM.replace("{stamp!r}", "'another'"))
+    saved(tmp_path)
+    with pytest.raises(RequestError, match="got another sweep meanwhile"):
+        run_part(tmp_path, workers=1)
+
+
+def test_a_worker_without_space_ends_the_sweep_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    harm = (
+        "import errno\nfrom cdpsim.studies.sweep import store\ndef write(*_): raise OSError(errno.ENOSPC, 'No space')\n"
+    )
+    first, rest = workers._PROGRAM.split("; from cdpsim", 1)
+    monkeypatch.setattr(workers, "_PROGRAM", f"{first}\n{harm}store.write_bytes = write\nfrom cdpsim{rest}")
+    saved(tmp_path)
+    with pytest.raises(RequestError, match="no space; all rows before are kept: free some space"):
+        run_part(tmp_path, workers=2)
+
+
+class Replies(list[dict[str, Any]]):
+    """A stream that keeps the replies of a worker."""
+
+    def write(self, line: bytes) -> int:
+        self.append(json.loads(line))
+        return len(line)
+
+
+def test_a_worker_answers_each_block_with_counts(tmp_path: Path) -> None:
+    from io import BytesIO
+
+    saved(tmp_path, {"axes": {"schedule": ["1f1b", "dualpipe-v"], "n": [2, 3], "m": [4]}})
+    plan, replies = load_study(tmp_path), Replies()
+    with Segment(tmp_path, head_of(plan)) as segment:
+        serve_blocks(Evaluator(plan), segment, BytesIO(b"[0,1]\n[2]\n[3]\n"), replies)
+    assert replies[0]["segment"] == str(segment.path)
+    assert [(r["result"], r["refused"]) for r in replies[1:]] in ([(2, 0), (0, 1), (0, 1)], [(2, 0), (1, 0), (0, 1)])
+
+
+def test_blocks_get_smaller_towards_the_end_and_suspects_come_last() -> None:
+    blocks = BlocksToDo(range(100), 2)
+    sizes = [len(blocks.take(40)), len(blocks.take(40))]
+    assert sizes == [25, 18]
+    assert blocks.give_back([1, 2, 3], begun=True) is None
+    assert blocks.give_back([7, 8], begun=False) is None
+    assert blocks.take(40) == [2, 3, 7, 8]
+    rest = []
+    while block := blocks.take(40):
+        rest += block
+    assert rest == [*range(43, 100), 1]
+    for _ in range(MOST_DEATHS - 2):
+        assert blocks.give_back([1], begun=True) is None
+        assert blocks.take(9) == [1]
+    assert blocks.give_back([1], begun=True) == 1
+    assert blocks.take(9) == []
+
+
+def test_a_fault_is_a_failure_of_its_point_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cdpsim.studies.sweep import questions
+
+    evaluate = cdpsim.evaluate
+
+    def faulty(schedule: str, n: int, **options: Any) -> Any:
+        if n == 4:
+            raise ZeroDivisionError("of\na test")
+        return evaluate(schedule, n, **options)
+
+    monkeypatch.setattr(questions, "evaluate", faulty)
+    saved(tmp_path)
+    assert run_part(tmp_path, executor=InThisProcess()) == OutcomeCounts(result=12, failed=6)
+    assert study_status(tmp_path).reasons == {r"ZeroDivisionError: of\na test": 6}
+
+
+def test_what_cannot_be_asked_is_a_row_with_its_line(tmp_path: Path) -> None:
+    study = cdpsim.study({"n": [3, 4]}, {"schedule": "1f1b", "chunks": 2}, tmp_path, executor=InThisProcess())
+    with pytest.raises(RequestError) as refused:
+        cdpsim.evaluate("1f1b", 3, chunks=2)
+    assert study.table()["refused"][0] == str(refused.value)
+    assert study.status().refused == 2
+
+
+def test_a_study_has_its_table_as_columns_and_as_a_frame(tmp_path: Path) -> None:
+    study = cdpsim.study(
+        {"schedule": ["1f1b"], "n": np.array([2, 4]).tolist()}, {"m": 4}, tmp_path, executor=InThisProcess()
+    )
+    assert (len(study), repr(study)) == (2, f"Study({str(tmp_path)!r}, 2 points)")
+    assert study.table()["bubble"] == [cdpsim.evaluate("1f1b", n, m=4).bubble for n in (2, 4)]
+    pytest.importorskip("pandas")
+    assert study.to_pandas()["n"].tolist() == [2, 4]
+    study.write(tmp_path / "t.jsonl")
+    assert json.loads((tmp_path / "t.jsonl").read_text().splitlines()[1])["n"] == 4
+    assert Study(tmp_path).table() == study.table()
+
+
+def test_models_and_clusters_of_python_are_taken_by_their_content(tmp_path: Path) -> None:
+    model, cluster = cdpsim.Model.load("gpt2"), cdpsim.Cluster.load("a100-nodes")
+    fixed = {"model": model, "cluster": cluster, "schedule": "1f1b"}
+    study = cdpsim.study({"n": [2]}, fixed, tmp_path, executor=InThisProcess())
+    assert study.table()["step"] == [cdpsim.evaluate("1f1b", 2, model=model, cluster=cluster).step]
+
+
+def test_a_path_sets_a_value_of_a_cluster_s_file(tmp_path: Path) -> None:
+    axes = {"bandwidth": {"of": "cluster.topology.network.bandwidth", "values": ["1 GB/s", "20 GB/s"]}}
+    fixed = {"model": "gpt2", "cluster": "a100-nodes", "schedule": "1f1b", "n": 14, "m": 4}
+    steps = cdpsim.study(axes, fixed, tmp_path, executor=InThisProcess()).table()["step"]
+    content: Any = cdpsim.Cluster.load("a100-nodes").to_builtins()
+    expected = []
+    for bandwidth in axes["bandwidth"]["values"]:
+        content["topology"]["network"]["bandwidth"] = bandwidth
+        cluster = cdpsim.Cluster.from_builtins(content, "cluster")
+        expected.append(cdpsim.evaluate("1f1b", 14, m=4, model="gpt2", cluster=cluster).step)
+    assert steps == expected
+    assert steps[0] > steps[1]
+
+
+def test_devices_and_a_batch_are_those_of_compare(tmp_path: Path) -> None:
+    axes = {"schedule": ["1f1b", "multi-dp", "dp-zero1"], "devices": [8, 16]}
+    fixed: dict[str, Any] = {"batch": 256, "model": "gpt2", "cluster": "a100-nodes"}
+    study = cdpsim.study(axes, fixed, tmp_path, executor=InThisProcess())
+    table = study.table()
+    for k, (schedule, devices) in enumerate(zip(table["schedule"], table["devices"], strict=True)):
+        if table["refused"][k] is None:
+            (row,) = cdpsim.compare(schedule, devices=devices, sort="given", **fixed)
+            assert (row.step, row.memory, row.batch) == (table["step"][k], table["memory"][k], table["batch"][k])
+    assert table["refused"].count(None) >= 3
+
+
+@pytest.mark.parametrize(
+    ("what", "fixed", "axes", "column", "expected"),
+    [
+        ("pyramid", {"schedule": "mp-cdp"}, {"n": [3, 4]}, "devices", [6, 10]),
+        ("pyramid", {"schedule": "mp-cdp"}, {"n": [4]}, "devices_of_stages", ["4 3 2 1"]),
+        ("superpose", {"model": "resnet50"}, {"n": [32]}, "reduction", None),
+        ("breakeven", {"cluster": "a100-nodes", "model": "gpt2", "n": 2}, {"schedule": ["1f1b"]}, "step", None),
+    ],
+)
+def test_other_questions_have_the_answers_of_their_commands(
+    tmp_path: Path, what: str, fixed: Any, axes: Any, column: str, expected: Any
+) -> None:
+    table = cdpsim.study(axes, fixed, tmp_path, what=what, executor=InThisProcess()).table()
+    assert table["refused"][0] is None
+    if what == "superpose":
+        from cdpsim.studies.superpose import superpose
+
+        expected = [superpose("resnet50", 32).row()["reduction"]]
+    elif what == "breakeven":
+        from cdpsim.studies.breakeven import step_time
+
+        options: dict[str, Any] = {"model": "gpt2", "cluster": "a100-nodes"}
+        expected = [step_time(cdpsim.simulate("1f1b", 2, ignore_memory=True, **options))]
+        assert table["break_even"][0] is not None or table["latency"][0] > 0
+    assert table[column] == expected
+
+
+def test_figures_that_follow_from_others_come_back_to_the_last_bit() -> None:
+    question = QUESTIONS["compare"]
+    for options in (
+        {"m": 8},
+        {"m": 16, "model": "gpt2", "cluster": "a100-nodes"},
+        {"m": 5, "model": "vit-b16", "cluster": "v100-node"},
+    ):
+        figures = cdpsim.evaluate("1f1b", 4, **options)
+        cells = [getattr(figures, name) for name in question.columns]
+        stored = shortened(question, cells)
+        assert completed(question, json.loads(canonical(stored))) == cells
+        assert stored.count("=") >= 2
+
+
+def test_a_pool_that_breaks_is_refused_in_one_line(tmp_path: Path) -> None:
+    from concurrent.futures import Future
+    from concurrent.futures.process import BrokenProcessPool
+
+    class Broken:
+        def submit(self, *_: Any) -> Any:
+            future: Future[Any] = Future()
+            future.set_exception(BrokenProcessPool("a process died"))
+            return future
+
+    with pytest.raises(RequestError, match="executor: BrokenProcessPool: a process died; all rows before are kept"):
+        cdpsim.study({"n": [2]}, {"schedule": "1f1b"}, tmp_path, executor=Broken())
+
+
+def test_workers_and_an_executor_are_one_too_many(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="workers: are those of this machine, and an executor has its own"):
+        cdpsim.study({"n": [2]}, {"schedule": "1f1b"}, tmp_path, executor=InThisProcess(), workers=2)
+
+
+def test_progress_is_a_line_with_the_rate_and_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 20.0, 25.0, 51.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    tick = running._Progress(1000)
+    tick(OutcomeCounts(result=99))
+    assert capsys.readouterr().err == ""
+    tick(OutcomeCounts(result=98, failed=2))
+    assert capsys.readouterr().err == "cdpsim: 100 of 1,000 points, 2 failed, 4 /s, 3 min 45 s left\n"
+    tick(OutcomeCounts(result=508, failed=2))
+    assert capsys.readouterr().err == ""
+    assert duration_text(float("inf")) == "unknown time"
+
+
+def test_the_rate_is_that_of_segments_that_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = {"a": [(1000, 0, "begins"), (1010, 50, "has")], "b": [(1000, 0, "begins"), (1010, 70, "ends")]}
+    logs["c"] = [(100, 0, "begins"), (110, 50, "has")]
+    (tmp_path / "parts").mkdir()
+    for name, lines in logs.items():
+        text = "".join(json.dumps({"time": t, "rows": rows, "is": what}) + "\n" for t, rows, what in lines)
+        (tmp_path / "parts" / f"{name}.log").write_text(text + '{"time')
+    monkeypatch.setattr("cdpsim.studies.sweep.results.time.time", lambda: 1012.0)
+    assert rate_of(tmp_path) == 5.0
+
+
+def children_of(pid: int) -> list[int]:
+    """The ids of the processes that a process has started."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def sweep_process(folder: Path, file: Path) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "cdpsim", "sweep", str(file), "-o", str(folder), "--workers", "2", "-q"]
+    return subprocess.Popen(command, stderr=subprocess.PIPE)
+
+
+def ended(process: "subprocess.Popen[bytes]") -> int:
+    """The exit code of a process that ends by itself."""
+    said = process.communicate()[1].decode()
+    assert process.returncode == 0, said
+    return process.returncode
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@NEEDS_PROCESSES
+def test_a_killed_parent_takes_its_workers_with_it_and_the_next_run_goes_on(table: str, tmp_path: Path) -> None:
+    """It is killed when the first rows are written."""
+    file = tmp_path / "sweep.toml"
+    file.write_text(FILE)
+    process = sweep_process(tmp_path / "sweep", file)
+    while not list(tmp_path.glob("sweep/parts/*.jsonl")) and process.poll() is None:
+        pass
+    workers_of = children_of(process.pid)
+    process.kill()
+    process.communicate()
+    while any(map(is_alive, workers_of)):
+        pass
+    run_part(tmp_path / "sweep", executor=InThisProcess())
+    assert csv_of(tmp_path / "sweep") == table
+
+
+@NEEDS_PROCESSES
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
+def test_an_interrupted_sweep_keeps_its_rows(table: str, tmp_path: Path, number: int, code: int) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text(FILE.replace("to = 4", "to = 60"))
+    process = sweep_process(tmp_path / "sweep", file)
+    while not list(tmp_path.glob("sweep/parts/*.jsonl")) and process.poll() is None:
+        pass
+    process.send_signal(number)
+    said = process.communicate()[1].decode()
+    assert (process.returncode, said.count("\n")) == (code, 1), said
+    assert not Store(tmp_path / "sweep").damaged
+    saved(tmp_path / "sweep")
+    run_part(tmp_path / "sweep", executor=InThisProcess())
+    assert csv_of(tmp_path / "sweep") == table
+
+
+@NEEDS_PROCESSES
+def test_two_sweeps_at_once_in_one_folder_make_the_same_table(table: str, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text(FILE)
+    both = [sweep_process(tmp_path / "sweep", file) for _ in range(2)]
+    said = [process.communicate()[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert csv_of(tmp_path / "sweep") == table
+
+
+def kill_now_and_then(process: "subprocess.Popen[bytes]", folder: Path, draw: random.Random) -> Iterator[int]:
+    """Kill a random worker of a sweep every 0.3 seconds, of those that have written a row, and yield its id."""
+    while True:
+        try:
+            process.wait(0.3)
+        except subprocess.TimeoutExpired:
+            begun = {path.name.rsplit("-", 3)[1] for path in folder.glob("parts/*.jsonl")}
+            if found := [pid for pid in children_of(process.pid) if str(pid) in begun]:
+                os.kill(worker := draw.choice(found), signal.SIGKILL)
+                yield worker
+        else:
+            return
+
+
+@NEEDS_PROCESSES
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2))
+def test_kills_of_workers_and_of_the_parent_change_no_byte(tmp_path: Path, seed: int) -> None:
+    """A thousand points; a worker dies every 0.3 seconds; after twelve deaths their parent does."""
+    file = tmp_path / "sweep.toml"
+    axes = 'schedule = ["1f1b", "gpipe"]\nn = { from = 2, to = 26, step = 1 }\nm = { from = 4, to = 23, step = 1 }\n'
+    file.write_text(f"[axes]\n{axes}")
+    quiet = tmp_path / "quiet"
+    assert ended(sweep_process(quiet, file)) == 0
+    draw, folder = random.Random(seed), tmp_path / "killed"
+    process = sweep_process(folder, file)
+    for deaths, _ in enumerate(kill_now_and_then(process, folder, draw)):
+        if deaths == 11:
+            process.kill()
+    process.communicate()
+    assert process.returncode in (0, -signal.SIGKILL)
+    rows = sum(path.read_bytes().count(b'{"id"') for path in folder.glob("parts/*.jsonl"))
+    done = len(Store(folder))
+    process = sweep_process(folder, file)
+    kills = sum(1 for _ in kill_now_and_then(process, folder, draw))
+    assert ended(process) == 0
+    assert kills
+    assert csv_of(folder) == csv_of(quiet)
+    assert rows - done <= 2, "points that were done twice"
