@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from cdpsim.studies.sweep.axes import sweep_of
-from cdpsim.studies.sweep.contents import plan_of
+from cdpsim.studies.sweep.contents import sweep_plan_of
 from cdpsim.studies.sweep.evaluator import Evaluator
 from cdpsim.studies.sweep.points import Points, SweepPart, SweepPlan
 from cdpsim.studies.sweep.running import points_to_do, run_part
@@ -28,7 +28,7 @@ def plan(points: int) -> SweepPlan:
     network = {"of": "cluster.topology.network.bandwidth", "from": "10 GB/s", "to": "100 GB/s", **spaced}
     achieved = {"of": "cluster.devices.achieved", "from": 0.2, "to": 0.695, "step": 0.005}
     fixed = {"model": "gpt2", "cluster": "a100-nodes", "schedule": "1f1b", "n": 8, "m": 16}
-    return plan_of(sweep_of({"fixed": fixed, "axes": {"network": network, "share": achieved}}, "sweep"), Path())
+    return sweep_plan_of(sweep_of({"fixed": fixed, "axes": {"network": network, "share": achieved}}, "sweep"), Path())
 
 
 def named(points: Points) -> int:

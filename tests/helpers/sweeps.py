@@ -8,7 +8,7 @@ from typing import Any
 
 import cdpsim
 from cdpsim.studies.sweep.axes import sweep_of
-from cdpsim.studies.sweep.contents import plan_of
+from cdpsim.studies.sweep.contents import sweep_plan_of
 from cdpsim.studies.sweep.points import Points, SweepPlan
 from cdpsim.studies.sweep.store import load_study, save_study
 
@@ -37,7 +37,7 @@ FIGURES = (
 
 def plan(content: dict[str, Any], folder: Path | None = None) -> SweepPlan:
     """The plan of a sweep that is written as a dict."""
-    return plan_of(sweep_of(content, "sweep"), folder or Path())
+    return sweep_plan_of(sweep_of(content, "sweep"), folder or Path())
 
 
 def points(content: dict[str, Any]) -> Points:

@@ -16,7 +16,7 @@ from cdpsim.files.units import counted
 from cdpsim.files.writing import read_text
 from cdpsim.studies.sweep.axes import read_sweep_file
 from cdpsim.studies.sweep.clusters import DASK, run_on_dask, run_on_slurm
-from cdpsim.studies.sweep.contents import plan_of
+from cdpsim.studies.sweep.contents import sweep_plan_of
 from cdpsim.studies.sweep.points import Points, SweepPart, value_key
 from cdpsim.studies.sweep.results import TABLE_ENDINGS, failed_points, retry_failures, study_status, write_table
 from cdpsim.studies.sweep.running import duration_text, report_damage, run_part, usual_workers
@@ -68,7 +68,7 @@ def _run_sweep(args: argparse.Namespace, form: str) -> int:
         raise RequestError(repr(args.directory), "is one argument too many; give the folder with -o")
     where, part, limit, workers = _settings(args)
     path = Path(args.what)
-    plan = plan_of(read_sweep_file(path), path.parent)
+    plan = sweep_plan_of(read_sweep_file(path), path.parent)
     points = Points(plan)
     points.refuse_too_many()
     if args.dry_run:

@@ -90,7 +90,7 @@ class CandidateParts:
         key = (structure.schedule.name, structure.rule, tuple(sizes.items()), variant.key)
         if key not in self._data_axes:
             try:
-                self._data_axes[key] = variant.keep(_read(structure, variant, sizes)[1])
+                self._data_axes[key] = variant.keep(_read_variant(structure, variant, sizes)[1])
             except RequestError as error:
                 self._data_axes[key] = error
         return _found(self._data_axes[key])
@@ -110,11 +110,11 @@ class CandidateParts:
 
     def _read_case(self, structure: Structure, variant: Variant) -> tuple[int, float]:
         try:
-            request, _ = _read(structure, variant, {})
+            request, _ = _read_variant(structure, variant, {})
         except RequestError as error:
             if error.subject != "offload":
                 raise
-            request, _ = _read(structure, variant, {"zero": 3, "shard": 1})  # of parameters that are all split
+            request, _ = _read_variant(structure, variant, {"zero": 3, "shard": 1})  # of parameters that are all split
         facts = self._facts_of(structure, request)
         self._digests.append((facts.digest, request.schedule.torch_sends if request.runtime.like == "torch" else ""))
         self.cases.append(_with_least_m(structure, variant, request))
@@ -139,7 +139,7 @@ def _found(part: ReadPart | RequestError) -> ReadPart:
     return part
 
 
-def _read(structure: Structure, variant: Variant, data: Mapping[str, int]) -> tuple[Request, dict[str, Any]]:
+def _read_variant(structure: Structure, variant: Variant, data: Mapping[str, int]) -> tuple[Request, dict[str, Any]]:
     """Return a request, and those of its options that do something."""
     options = {**structure.options, **variant.options, **data, "ignore_memory": True, "max_memory": _PLENTY}
     options["schedule"] = structure.schedule
@@ -156,7 +156,7 @@ def _with_least_m(structure: Structure, variant: Variant, request: Request) -> R
             break
         with suppress(RequestError):
             data = {"zero": request.zero, "shard": 1} if request.zero else {}
-            least, _ = _read(structure._replace(m=m), variant, data)
+            least, _ = _read_variant(structure._replace(m=m), variant, data)
             check_causal(least.schedule, least.rule, least.shape)
             return least
     return request

@@ -29,7 +29,7 @@ from cdpsim.studies.plan.search import (
     WORSE,
     Search,
     best_left,
-    figures_of,
+    objectives_of,
     run_search,
 )
 from cdpsim.studies.plan.wanted import SIZE_AXES, Wanted
@@ -362,6 +362,6 @@ def _candidate_row(plan: Plan, number: int, names: Sequence[str]) -> list[Any]:
     measured = search.measured.get(number)
     figures: list[Any] = [candidate.devices, *[None] * 4]
     if measured:
-        figures = [measured.devices, *figures_of(measured)[:1], measured.sample_rate, measured.memory]
+        figures = [measured.devices, *objectives_of(measured)[:1], measured.sample_rate, measured.memory]
         figures += [measured.staleness]
     return [*options, fate, why or None, *least, *figures]

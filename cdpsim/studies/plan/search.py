@@ -52,14 +52,14 @@ class Search:
     @property
     def figures(self) -> dict[int, tuple[float, ...]]:
         """The figures of the candidates that have been simulated and fit, in the columns of `OBJECTIVES`."""
-        return {number: figures_of(one) for number, one in self.measured.items() if self.fits(one)}
+        return {number: objectives_of(one) for number, one in self.measured.items() if self.fits(one)}
 
     def fits(self, measured: Measured) -> bool:
         """Return whether no device needs more memory than it may hold."""
         return measured.fits if self.limit is None else measured.memory <= self.limit
 
 
-def figures_of(measured: Measured) -> tuple[float, ...]:
+def objectives_of(measured: Measured) -> tuple[float, ...]:
     """Return the figures of a run in the columns of `OBJECTIVES`; all candidates have the same batch."""
     return float(measured.step), float(measured.memory), float(measured.devices), measured.staleness
 
@@ -187,7 +187,7 @@ def _simulate(search: Search, number: int) -> tuple[float, ...] | None:
         search.refusals[number] = error
     else:
         search.fate[number], search.measured[number] = SIMULATED, measured
-        return figures_of(measured) if search.fits(measured) else None
+        return objectives_of(measured) if search.fits(measured) else None
     search.fate[number] = REFUSED
     return None
 

@@ -97,11 +97,11 @@ def _save(given: Mapping[str, Any], folder: Path) -> None:
     """Save a sweep of plain dicts and lists into a folder, where relative paths begin in the current one."""
     from cdpsim.files.config import toml_text
     from cdpsim.studies.sweep.axes import lowest_form, sweep_of
-    from cdpsim.studies.sweep.contents import plan_of
+    from cdpsim.studies.sweep.contents import sweep_plan_of
     from cdpsim.studies.sweep.points import Points
     from cdpsim.studies.sweep.store import save_study
 
     content = lowest_form(given)
-    plan = plan_of(sweep_of(content, "study"), Path())
+    plan = sweep_plan_of(sweep_of(content, "study"), Path())
     Points(plan).refuse_too_many()
     save_study(folder, plan, "sweep.toml", toml_text(content))

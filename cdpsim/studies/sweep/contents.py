@@ -20,7 +20,7 @@ _FILE_OPTIONS = ("schedule", "rule", "counts")
 _MOST_OBJECTS = 4096  # models and clusters that a process keeps
 
 
-def plan_of(given: SweepFile, folder: Path) -> SweepPlan:
+def sweep_plan_of(given: SweepFile, folder: Path) -> SweepPlan:
     """Return the plan of a sweep: all names, files and paths are found; `folder` is where relative paths begin."""
     question = QUESTIONS[choose("what", given.what, QUESTIONS)]
     fixed = {name.replace("-", "_"): lowest_form(value) for name, value in given.fixed.items()}
