@@ -57,7 +57,7 @@ _OWN_OPTIONS = ("devices", "batch", "memory", "schedules", "staleness", "top", "
     FORMAT,
 )
 def plan_command(args: argparse.Namespace) -> int:
-    """Find the best schedule for a model, a cluster and a batch."""
+    """Find the best schedule for a model on a cluster."""
     form, look = format_of(args), look_of(args)
     options = _searched_options(args)
     settings = {name: getattr(args, name) for name in _OWN_OPTIONS} | options
