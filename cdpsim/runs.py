@@ -217,7 +217,8 @@ class Run(Trace):
         if self.program.thrown_away:
             return _rounds_at_rest(self)
         order = self.request.schedule.order
-        if self.may_repeat and not self._is_irregular and order.lists is not None and not order.local:
+        alone = order.lists is not None and not order.local and steady.sends_boundaries_alone(self.program)
+        if alone and self.may_repeat and not self._is_irregular:
             least = self.least_steps_at_rest
             one = self if least <= self.program.steps <= FEW_STEPS else self.of_steps(least)
             period = steady.period_of_separate_steps(one.program, one.start, one.end)

@@ -70,7 +70,7 @@ def figures_of(run: Run, makespan: Any = None) -> Figures:
         versions=int(versions.max(initial=0)),
         staleness=rest.staleness,
         messages=rest.per_step(int(communication.times_there(program)[rest.messages].sum())),
-        sent=rest.per_step(sum(communication.bytes_sent(program, one.costs, rest.messages), Fraction())),
+        sent=rest.per_step(communication.all_bytes_sent(program, one.costs, rest.messages)),
         rounds=communication.rounds_between_slots(program, one.costs.rounds, start, end) if one.in_slots else None,
     )
 

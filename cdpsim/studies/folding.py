@@ -43,7 +43,7 @@ def fold_micro_batches(request: Request, run_at_rest: RunAtRest) -> Folded | Non
     shape, schedule = request.shape, request.schedule
     if "m" not in schedule.options or schedule.shape is not None or not isinstance(request.rule.record(shape), str):
         return None
-    budget = _cost(shape.m * shape.n) // 2
+    budget = _cost(shape.m * shape.n) // 6  # so that little is lost where few show nothing
     for counts in _counts_to_try(shape.m, 1 if schedule.order.one_place else shape.parts // shape.chunks):
         needed = sum(_cost(m * shape.n) for m in counts)
         if needed > budget or _devices(request, counts[0]) != _devices(request, shape.m):

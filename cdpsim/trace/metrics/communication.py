@@ -5,7 +5,7 @@ The copies that must leave a device, the bytes that each device sends, and the r
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 from cdpsim.files.units import simplified
 from cdpsim.numeric.columns import Columns, Ints, Times, group_starts, sort_by
 from cdpsim.numeric.paths import longest_paths
-from cdpsim.program import Content, EdgeKind, Kind, Op, Program, Stream
+from cdpsim.program import Content, EdgeKind, Kind, Messages, Op, Program, Stream
 from cdpsim.program.collectives import ALL_REDUCE, Algorithm, algorithm, payload_factor
 from cdpsim.timing.costs import Costs
 from cdpsim.trace.table import MessageRow, Table
@@ -105,6 +105,31 @@ def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> lis
             for member, many in zip(members.tolist(), parts.tolist(), strict=True):
                 sent[member] += Fraction(many * size, how.parts(len(members)))
     return [simplified(size) for size in sent]
+
+
+def all_bytes_sent(program: Program, costs: Costs, rows: Ints) -> int | Fraction:
+    """Return the bytes that all devices put on the wire for some messages: the sum of `bytes_sent`."""
+    messages = program.messages
+    single = rows[(messages.op[rows] == Op.P2P) & (messages.stream[rows] < Stream.HOST)]
+    together = rows[messages.op[rows] != Op.P2P]
+    sent: int | Fraction = int(messages.size[single].sum()) * program.fold
+    for (number, kind, group), size in _sizes_of_alike(messages, costs, together):
+        how, groups = costs.algorithms[number], program.alike_groups(group)
+        members = groups.shape[1]
+        parts = int(how.sends(members).sum()) * payload_factor(Op(kind), members)
+        sent += Fraction(len(groups) * parts * size, how.parts(members))
+    total: int | Fraction = simplified(sent)
+    return total
+
+
+def _sizes_of_alike(messages: Messages, costs: Costs, rows: Ints) -> Iterator[tuple[tuple[int, int, int], int]]:
+    """Yield the algorithm, the operation and the group of collectives, and the sum of the sizes of those alike."""
+    columns = costs.runs_by[rows], messages.op[rows], messages.dst[rows]
+    order = sort_by(*columns)
+    first = group_starts(*(column[order] for column in columns))
+    sizes = np.add.reduceat(messages.size[rows[order]], first).tolist() if len(rows) else []
+    alike = zip(*(column[order[first]].tolist() for column in columns), strict=True)
+    yield from zip(alike, sizes, strict=True)
 
 
 def times_there(program: Program) -> Ints:

@@ -191,7 +191,7 @@ def period_of_separate_steps(program: Program, start: Times, end: Times) -> Any 
     update last, or else a run of one step holds less after an update than a run at rest.
     """
     messages, count, device = program.messages, len(program.tasks), program.tasks.device
-    if not _sends_boundaries_alone(program):
+    if not sends_boundaries_alone(program):
         return None
     task, sent = np.flatnonzero(program.tasks.step == 0), np.flatnonzero(messages.step == 0)
     node = np.concatenate([task, count + sent, count + sent])
@@ -207,7 +207,7 @@ def period_of_separate_steps(program: Program, start: Times, end: Times) -> Any 
     return period.item() if separate and (start[updates] >= computed[device[updates]]).all() else None
 
 
-def _sends_boundaries_alone(program: Program) -> bool:
+def sends_boundaries_alone(program: Program) -> bool:
     """Return whether alike steps end together, and devices send nothing but activations and their gradients."""
     messages = program.messages
     boundaries = (messages.op == Op.P2P) & (messages.content <= Content.ACTIVATION_GRADIENT)
