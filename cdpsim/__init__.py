@@ -16,7 +16,7 @@ from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison import compare
 from cdpsim.studies.comparison_columns import Comparison
-from cdpsim.studies.evaluate import evaluate
+from cdpsim.studies.evaluate import evaluate, evaluate_all
 from cdpsim.studies.plan import Plan, plan
 from cdpsim.studies.sweep import Study, study
 from cdpsim.studies.table1 import table1
@@ -56,6 +56,7 @@ __all__ = [
     "clusters",
     "compare",
     "evaluate",
+    "evaluate_all",
     "figure",
     "load",
     "models",

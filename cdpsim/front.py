@@ -473,11 +473,38 @@ def run(program: Program, costs: Costs, engine: EngineName = "auto") -> Run:
     size = f"{len(program.tasks):,} tasks and {len(program.messages):,} messages on {program.devices:,} devices"
     by = "fast" if play is ENGINES["fast"] else "SimPy"
     detail(f"ran {request.schedule.name}: {size}, by the {by} engine, in {perf_counter() - begun:.3f} s")
+    return _run_with_times(program, costs, start, end)
+
+
+def _run_with_times(program: Program, costs: Costs, start: Times, end: Times) -> Run:
+    """Return the run of a program with these times of its nodes; refuse one that does not end."""
+    request = _request_of(program if costs.request is None else costs)
     refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
     rerun = None if request.counts else partial(_run_of_steps, program, request)  # counts are for the given steps
     if request.schedule.order.rounds:
         rerun = partial(_run_of_rounds, request, folded=program.fold > 1)
     return Run(request, program, costs, start, end, rerun)
+
+
+def run_all(program: Program, costs: Sequence[Costs]) -> Iterator[Run]:
+    """Yield the runs of a program under many costs, as `run` would make each, but swept together.
+
+    Costs of shared links, and of devices that stop, are run one by one.
+    """
+    if len(costs) < 2 or any(each.wires is not None or each.calendar is not None for each in costs):
+        yield from (run(program, each) for each in costs)
+        return
+    for each in costs:
+        _refuse_other_costs(program, each)
+    before, after = program.waits()
+    at_once = max(1, NODES_AT_ONCE // max(program.nodes, 1))
+    for low in range(0, len(costs), at_once):
+        batch = costs[low : low + at_once]
+        for each, end in zip(batch, _sweep_batch(program, batch).T, strict=True):
+            start = np.zeros_like(end)
+            start[[task for task, _ in program.releases]] = each.release
+            np.maximum.at(start, after, end[before])
+            yield _run_with_times(program, each, start, np.ascontiguousarray(end))
 
 
 def _run_of_steps(program: Program, request: Request, steps: int) -> Run:

@@ -4,12 +4,14 @@ Steps repeat each other, and so do micro-batches in the middle of a step, and re
 run as it takes to know the others: what comes out is what comes out of a run of all.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cdpsim.cluster.disorder import Disorder
-from cdpsim.front import end_check_at, price_request, run, simulate
+from cdpsim.front import end_check_at, price_request, run, run_all, simulate
 from cdpsim.limits import UNLIMITED
 from cdpsim.model.runtime import PAPER
+from cdpsim.program import Program
 from cdpsim.request import Request
 from cdpsim.runs import FEW_STEPS, Run
 from cdpsim.schedules import Schedule
@@ -29,10 +31,39 @@ def evaluate(schedule: str | Schedule | Request, n: int | None = None, **options
     >>> evaluate("1f1b", 4, m=10**6).step
     2000006
     """
-    if not isinstance(schedule, Request):
-        limit = options.get("max_memory")
-        schedule = Request(schedule, n, **options | {"ignore_memory": True, "max_memory": UNLIMITED}).with_limit(limit)
-    return evaluate_request(schedule)
+    return evaluate_request(
+        schedule if isinstance(schedule, Request) else _read_request({"schedule": schedule, "n": n} | options)
+    )
+
+
+def evaluate_all(requests: Iterable[Request | Mapping[str, Any]]) -> list[Measured]:
+    """Return the figures of many requests, or options of requests; those that cost alone tells apart are run at once.
+
+    >>> rows = evaluate_all({"schedule": "1f1b", "n": 4, "m": m} for m in (4, 8))
+    >>> [row.step for row in rows]
+    [14, 22]
+    """
+    made = [each if isinstance(each, Request) else _read_request(each) for each in requests]
+    groups: dict[int, list[int]] = {}
+    few: list[tuple[Request, Program] | None] = [_few_steps(each) if _may_fold(each) else None for each in made]
+    for number, found in enumerate(few):
+        groups.setdefault(-1 - number if found is None else id(found[1]), []).append(number)
+    rows: dict[int, Measured] = {}
+    for numbers in groups.values():
+        shared = [found for number in numbers if (found := few[number]) is not None] if len(numbers) > 1 else []
+        if not shared:
+            rows[numbers[0]] = evaluate_request(made[numbers[0]])
+            continue
+        costs = [price_request(program, request) for request, program in shared]
+        for number, one in zip(numbers, run_all(shared[0][1], costs), strict=True):
+            rows[number] = _measured_by_part(made[number], one, figures_of(one, _makespan(one, made[number].steps)))
+    return [rows[number] for number in range(len(made))]
+
+
+def _read_request(options: Mapping[str, Any]) -> Request:
+    """Return a request of options, which may be too large for this machine in all."""
+    request = Request(**{**options, "ignore_memory": True, "max_memory": UNLIMITED})
+    return request.with_limit(options.get("max_memory"))
 
 
 def evaluate_request(request: Request) -> Measured:
@@ -41,7 +72,11 @@ def evaluate_request(request: Request) -> Measured:
     if not _may_fold(request):
         return measure(simulate(request.with_steps(request.steps, ignore_memory=True)))
     folded = None if request.disorder != Disorder() else fold_micro_batches(request, _run_at_rest)
-    one, figures = folded or _run_at_rest(request)
+    return _measured_by_part(request, *(folded or _run_at_rest(request)))
+
+
+def _measured_by_part(request: Request, one: Run, figures: Figures) -> Measured:
+    """Return the figures of a request by a run of a part of it, if its steps may repeat each other."""
     if not one.may_repeat:
         return measure(simulate(request))
     return measured_of(request, figures, one.program.all_devices, one.program.untied)
@@ -53,12 +88,17 @@ def _may_fold(request: Request) -> bool:
     return request.schedule.order.waits and not varies and request.counts is None
 
 
-def _run_at_rest(request: Request) -> tuple[Run, Figures]:
-    """Return a run of few steps of a request, and the figures of its run."""
+def _few_steps(request: Request) -> tuple[Request, Program]:
+    """Return the request of few steps that show all others, and its program."""
     # Steps of pipelines that exchange nothing are separate, and one shows that.
     single = request.schedule.order.lists and request.shape.replicas == 1 and request.runtime == PAPER
     few = request.with_steps(1 if single else FEW_STEPS + request.state.splits, ignore_memory=True)
-    program = KNOWN_PROGRAMS.find(few)
+    return few, KNOWN_PROGRAMS.find(few)
+
+
+def _run_at_rest(request: Request) -> tuple[Run, Figures]:
+    """Return a run of few steps of a request, and the figures of its run."""
+    few, program = _few_steps(request)
     costs = price_request(program, few)
     end_check_at("program")
     one = run(program, costs, few.engine)

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import cdpsim
-from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, evaluate, simulate
+from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, evaluate, evaluate_all, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.numeric import paths
 from cdpsim.studies import evaluate as evaluation
@@ -211,6 +211,20 @@ def test_what_a_runtime_keeps_from_step_to_step_is_there_whatever_steps_are_aske
 def test_memory_of_devices_is_no_reason_to_refuse() -> None:
     row = evaluate("gpipe", 4, m=8, model="llama3-8b", cluster="a100-nodes")
     assert not row.fits and row.memory > 80e9
+
+
+def test_many_requests_at_once_have_the_figures_of_each() -> None:
+    """Also where programs differ, where chance decides, and where one request is there twice."""
+    stages = {"model": uneven(4, FORWARDS["mixed"]), "n": 4}
+    requests: list[dict[str, Any]] = [
+        stages | {"schedule": name, "cluster": Cluster(devices=(Devices(),), link=Link(bandwidth=2.0**power))}
+        for power in (20, 22, 24, 26)
+        for name in ("1f1b", "pp-cdp", "multi-cdp")
+    ]
+    requests += [requests[0], requests[1] | {"slow": {1: 2}}, requests[2] | {"jitter": "uniform:0.1"}]
+    assert evaluate_all(requests) == [evaluate(**each) for each in requests]
+    assert evaluate_all(Request(**each) for each in requests[:5]) == evaluate_all(requests[:5])
+    assert evaluate_all([]) == []
 
 
 class TestKnownPrograms:
