@@ -140,3 +140,20 @@ def test_a_file_that_exists_is_kept(command: Command, here: Path) -> None:
     (here / "plan.csv").write_text("mine")
     refuse(command, here, f"{' '.join(SMALL)} -o plan.csv", "plan.csv: already exists; --force overwrites")
     assert (here / "plan.csv").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "line"),
+    [
+        ("--recompute", "foo", "unknown recompute 'foo'"),
+        ("--optimizer", "adamm", "did you mean 'adam"),
+        ("--zero", "5", "ZeRO's stages are 0 to 3"),
+        ("--rule", "foo", "rule"),
+    ],
+)
+def test_values_that_nothing_has_are_refused(
+    option: str, value: str, line: str, command: Command, tmp_path: Path
+) -> None:
+    """And not counted among the candidates that cannot be asked."""
+    usual = "plan --devices 2 --batch 16 --model gpt2 --cluster a100-nodes"
+    refuse(command, tmp_path, f"{usual} {option} {value}", line)

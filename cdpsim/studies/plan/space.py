@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, UnknownName
 from cdpsim.files.units import counted
 from cdpsim.model import UNIT_MODELS
 from cdpsim.request import Request
@@ -222,6 +222,8 @@ def _candidates_of(
                 if wanted.staleness is not None and staleness > wanted.staleness:
                     problem = f"is {staleness:.3g} on average, more than {wanted.staleness:g}; allow more"
                     raise RequestError("staleness", problem)
+            except UnknownName:
+                raise
             except RequestError as error:
                 why = error
         key = (structure.key, replicas, shard, zero, kept.key if why is None else variant.key)

@@ -14,6 +14,7 @@ from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.presets import find_model
 from cdpsim.request.options import DEFAULTS, TRAINING
 from cdpsim.request.reading import read_cluster, read_model
+from cdpsim.request.sharing import read_zero
 from cdpsim.schedules import SCHEDULES, Schedule, find_schedule
 from cdpsim.schedules.rule import find_rule
 from cdpsim.studies.comparison import listed_values
@@ -157,6 +158,8 @@ def _size_axes(options: Mapping[str, Any], devices: int, *, slots: bool) -> dict
         for name, values in given.items()
         if name != "rule"
     }
+    for zero in axes.get("zero", ()):
+        read_zero(zero)
     if "rule" in given:
         axes["rule"] = tuple(str(value) for value in given["rule"] if find_rule(value))
     if slots and len(axes.setdefault("n", (devices,))) > 1:
