@@ -1,7 +1,7 @@
 """Longest paths through one step of a base program, between tasks that the steps of other micro-batches have, too."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -27,11 +27,11 @@ class Paths(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BasePaths:
-    """The paths of a program of at least three steps whose devices have lists."""
+    """The paths of a program of at least three steps whose devices have lists, for several durations of its nodes."""
 
     program: Program
     listing: Listing
-    duration: Floats  # of each node
+    durations: Floats  # of each node: a column for each axis
 
     @cached_property
     def waits(self) -> tuple[Ints, Ints]:
@@ -48,8 +48,8 @@ class BasePaths:
         """The distance from a compute task to the same one of the next step."""
         return self.listing.shape.m * self.listing.phases
 
-    def paths(self, ends: ListEnds, chosen: Ints) -> Paths:
-        """Return the longest paths that all steps with such ends of their lists have, through the chosen devices."""
+    def paths(self, ends: ListEnds, chosen: Ints) -> list[Paths]:
+        """Return the longest paths, by axis, that all steps with such ends have, through the chosen devices."""
         first, counts, node = self.listing.first.astype(np.int64), self.listing.counts, self.node
         index = np.arange(len(node)) - np.repeat(first[:-1], counts)
         ending = index >= np.repeat(counts - ends.last, counts)
@@ -58,12 +58,16 @@ class BasePaths:
         chosen = chosen[(ends.until[chosen] > 0) & (ends.since[chosen] > 0)]
         sources, heads = node[first[chosen + 1] - ends.since[chosen]], node[first[chosen]] + self.next
         targets = node[first[chosen] + ends.until[chosen] - 1] + self.next
-        end = self._longest(inside, np.concatenate([sources, heads]))
+        ends_by_axis = self._longest(inside, np.concatenate([sources, heads]))
         many = len(chosen)
         completes = np.array([self._first_complete(device) for device in chosen.tolist()], dtype=np.int64)
-        sums_begin = (end[completes] - self.duration[completes, None])[:, :many].T
-        step_ends = end[node[first[chosen + 1] - 1]][:, :many].T
-        return Paths(chosen, end[targets, np.arange(many)], step_ends, sums_begin, end[targets][:, many:])
+        found = []
+        for end, duration in zip(ends_by_axis, self.durations.T, strict=True):
+            sums_begin = (end[completes] - duration[completes, None])[:, :many].T
+            step_ends = end[node[first[chosen + 1] - 1]][:, :many].T
+            whole = end[targets, np.arange(many)]
+            found.append(Paths(chosen, whole, step_ends, sums_begin, end[targets][:, many:]))
+        return found
 
     def _first_complete(self, device: int) -> int:
         """Return the first task of a device's list that is the last to give a gradient to its stage."""
@@ -92,27 +96,34 @@ class BasePaths:
         return inside
 
     def _longest(self, inside: Flags, sources: Ints) -> Floats:
-        """Return the ends of all nodes on the longest paths from the start of each source; -inf where there is none."""
+        """Return the ends of nodes on the longest paths from the start of each source, by axis; -inf where none is."""
         before, after = self.waits
         rows = inside[before] & inside[after]
         nodes = np.flatnonzero(inside)
-        number = np.full(len(inside), -1)
+        number = np.full(len(inside), -1, dtype=np.int32)
         number[nodes] = np.arange(len(nodes))
-        levels = sort_into_levels(number[before[rows]], number[after[rows]], len(nodes))
+        levels = _levels_of(number[before[rows]].tobytes(), number[after[rows]].tobytes(), len(nodes))
         begins = np.full((len(nodes), len(sources)), -np.inf)
         begins[number[sources], np.arange(len(sources))] = 0
-        end = np.full((len(inside), len(sources)), -np.inf)
-        end[nodes[levels.order]] = _sweep_from(levels, self.duration[nodes], begins)
+        end = np.full((self.durations.shape[1], len(inside), len(sources)), -np.inf)
+        end[:, nodes[levels.order]] = np.moveaxis(_sweep_from(levels, self.durations[nodes], begins), 1, 0)
         return end
 
 
-def _sweep_from(levels: Levels, duration: Floats, begins: Floats) -> Floats:
-    """Return the ends of nodes by their places, of which some begin by themselves."""
-    start, duration = begins[levels.order], duration[levels.order, None]
+@lru_cache(maxsize=512)
+def _levels_of(before: bytes, after: bytes, nodes: int) -> Levels:
+    """Lay out a graph, given as the bytes of its edges: cases that differ in training alone have the same."""
+    return sort_into_levels(np.frombuffer(before, np.int32), np.frombuffer(after, np.int32), nodes)
+
+
+def _sweep_from(levels: Levels, durations: Floats, begins: Floats) -> Floats:
+    """Return the ends of nodes by their places, by axis and source; some begin by themselves."""
+    start = np.repeat(begins[levels.order, None], durations.shape[1], axis=1)
+    durations = durations[levels.order, :, None]
     end = np.empty_like(start)
     for low, high, waits in zip(levels.first[:-1].tolist(), levels.first[1:].tolist(), levels.waits, strict=True):
         for earlier in waits:
             part = start[low : low + len(earlier)]
             np.maximum(part, end[earlier], out=part)
-        end[low:high] = start[low:high] + duration[low:high]
+        np.add(start[low:high], durations[low:high], out=end[low:high])
     return end

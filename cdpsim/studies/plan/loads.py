@@ -147,8 +147,8 @@ class Base:
         return self.run.costs.duration.astype(np.float64)
 
     @cached_property
-    def of_axes(self) -> list[BasePaths]:
-        """Its paths: as it is, without sums of gradients, and without all that shares make shorter."""
+    def paths(self) -> BasePaths:
+        """Its paths by axis: as it is, without sums of gradients, and without all that shares make shorter."""
         assert self.listing is not None
         program, messages = self.run.program, self.run.program.messages
         copies = self.duration.copy()
@@ -160,7 +160,7 @@ class Base:
             shares[len(program.tasks) + np.flatnonzero(messages.stream >= Stream.HOST)] = 0
         for times in (copies, shares):
             times[program.message_nodes.stop :] = program.parts.times(times[program.message_nodes])
-        return [BasePaths(program, self.listing, times) for times in (self.duration, copies, shares)]
+        return BasePaths(program, self.listing, np.column_stack([self.duration, copies, shares]))
 
     @cached_property
     def chosen(self) -> Ints:
@@ -170,7 +170,7 @@ class Base:
         if devices <= _ALL_LOOKED_AT:
             return np.arange(devices)
         work = np.bincount(
-            np.repeat(np.arange(devices), self.listing.counts), self.duration[self.of_axes[0].node], devices
+            np.repeat(np.arange(devices), self.listing.counts), self.duration[self.paths.node], devices
         )
         most = np.argsort(-work, kind="stable")[: _ALL_LOOKED_AT - 2]
         return np.unique(np.concatenate([[0, devices - 1], most]))
@@ -185,7 +185,7 @@ class Base:
     def task_times(self) -> Floats:
         """The time of a task of each phase on each device."""
         assert self.listing is not None
-        node, listing = self.of_axes[0].node, self.listing
+        node, listing = self.paths.node, self.listing
         times = np.zeros((listing.devices, listing.phases))
         times[np.repeat(np.arange(listing.devices), listing.counts), listing.phase] = self.duration[node]
         return times
@@ -266,7 +266,7 @@ def _of_lists(base: Base, m: int) -> OfShape:
     schedule = base.request.schedule
     ends = list_ends(schedule, _plain(base.shape), _plain(replace(base.shape, m=m)))
     if ends.key not in base.of_ends:
-        base.of_ends[ends.key] = [paths.paths(ends, base.chosen) for paths in base.of_axes]
+        base.of_ends[ends.key] = base.paths.paths(ends, base.chosen)
     work = (ends.between * base.task_times).sum(axis=1)
     total = ((ends.between + _counts_of_ends(base, ends)) * base.task_times).sum(axis=1)
     step, after_end, after_sums = np.full(DATA_AXES, total.max()), *np.full((2, DATA_AXES, len(base.chosen)), -np.inf)
@@ -302,7 +302,7 @@ def _held(base: Base, ends: ListEnds) -> Ints:
     index = np.arange(len(device)) - np.repeat(listing.first[:-1], listing.counts)
     row = np.empty(base.run.program.nodes, dtype=np.int64)
     row[held.task] = np.arange(len(held.task))
-    row = row[base.of_axes[0].node]
+    row = row[base.paths.node]
     settled = np.minimum(ends.last, ends.settled)
     common = (index < ends.first[device]) | (index >= (listing.counts - settled)[device])
     moments = held.moments[row]
