@@ -9,7 +9,7 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.front import price_request, run, simulate
 from cdpsim.numeric.columns import Floats, Ints
-from cdpsim.program import Content, Kind, Op, Stream
+from cdpsim.program import Content, Kind, Op, Program, Stream
 from cdpsim.request import Request
 from cdpsim.request.options import InapplicableOption
 from cdpsim.runs import Run
@@ -22,6 +22,7 @@ from cdpsim.studies.plan.base_paths import BasePaths, Paths
 from cdpsim.studies.plan.exchange_times import DeviceSizes, ExchangeTimes, exchange_times, sizes_of_devices
 from cdpsim.studies.plan.list_ends import ListEnds, list_ends, listing_of, tasks_amid
 from cdpsim.studies.programs import KNOWN_PROGRAMS
+from cdpsim.timing.costs import Costs
 
 DATA_AXES = 3  # without data ranks, with such that have copies, and with such that have shares
 _STEPS_OF_BASE = 3  # of a base: the first one fills devices, and the last one has what the second waits for
@@ -140,7 +141,7 @@ class Loads:
         """Return what it exchanges at least on these data ranks."""
         ranks = replicas, shard, zero
         if ranks not in self.exchanged:
-            base, places = self.base, self.base.run.program.devices
+            base, places = self.base, self.base.program.devices
             copies = range(places) if self.request.schedule.has_copies(replace(base.shape, replicas=1)) else ()
             if not self.lists:
                 copies = range(places)
@@ -150,11 +151,18 @@ class Loads:
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """A run of few micro-batches, three steps long, alone on its links."""
+    """A program of few micro-batches, three steps long, alone on its links; its run where that is known or needed."""
 
     request: Request
-    run: Run
+    program: Program
+    costs: Costs
     listing: Listing | None
+    known: Run | None = None
+
+    @cached_property
+    def run(self) -> Run:
+        """Its run."""
+        return self.known or run(self.program, self.costs, self.request.engine)
 
     @property
     def shape(self) -> Shape:
@@ -164,13 +172,13 @@ class Base:
     @cached_property
     def duration(self) -> Floats:
         """The time of each node."""
-        return self.run.costs.duration.astype(np.float64)
+        return self.costs.duration.astype(np.float64)
 
     @cached_property
     def paths(self) -> BasePaths:
         """Its paths by axis: as it is, without sums of gradients, and without all that shares make shorter."""
         assert self.listing is not None
-        program, messages = self.run.program, self.run.program.messages
+        program, messages = self.program, self.program.messages
         copies = self.duration.copy()
         sums = len(program.tasks) + np.flatnonzero((messages.op != Op.P2P) | (messages.content == Content.GRADIENT))
         copies[sums] = 0
@@ -197,7 +205,7 @@ class Base:
     def sizes(self) -> DeviceSizes:
         """What the followed devices exchange."""
         devices = self.chosen if self.listing is not None else np.arange(1)
-        return sizes_of_devices(self.request, self.run.program, self.duration, devices)
+        return sizes_of_devices(self.request, self.program, self.duration, devices)
 
     @cached_property
     def task_times(self) -> Floats:
@@ -212,7 +220,7 @@ class Base:
     def held(self) -> Held:
         """What devices hold in their tasks."""
         parameters = np.array([stage.parameters for stage in self.request.timed_model.stages], dtype=np.int64)
-        return held_in_tasks(self.run.program, parameters, flushes=self.listing is not None)
+        return held_in_tasks(self.program, parameters, flushes=self.listing is not None)
 
     @cached_property
     def of_ends(self) -> dict[bytes, list[Paths]]:
@@ -231,10 +239,10 @@ def _base_of(request: Request, *, lists: bool, shape: Shape | None = None) -> Ba
     """Return a run of three steps, whose lists have beginnings and ends that many micro-batches have, or of a shape."""
     request = request.alone().without_chance()
     if not lists:
-        return _simulated(request if shape is None else _of_micro_batches(request, shape.m), None)
+        return _priced(request if shape is None else _of_micro_batches(request, shape.m), None)
     shape = shape or replace(request.shape, m=_micro_batches_of_base(request))
     listing = listing_of(request.schedule, _plain(shape))
-    return _simulated(request.with_steps(_STEPS_OF_BASE, shape=shape), listing)
+    return _priced(request.with_steps(_STEPS_OF_BASE, shape=shape), listing)
 
 
 def _of_micro_batches(request: Request, m: int) -> Request:
@@ -255,21 +263,22 @@ def _takes(request: Request, m: int) -> bool:
         return False
 
 
-def _simulated(request: Request, listing: Listing | None) -> Base:
-    """Return the run of a request, without those options that change nothing where there are no data ranks."""
+def _priced(request: Request, listing: Listing | None) -> Base:
+    """Return the base of a request, without those options that change nothing where there are no data ranks."""
     try:
-        run = simulate(request) if listing is None else _run_of_known(request)
+        return _base_from(request, listing)
     except InapplicableOption:
         options = {**request, "schedule": request.schedule, "ignore_memory": True}
-        run = PartialRequests().serve(options, simulate)
-        request = run.request
-    return Base(request, run, listing)
+        return PartialRequests().serve(options, lambda fewer: _base_from(fewer, listing))
 
 
-def _run_of_known(request: Request) -> Run:
-    """Return the run of a request whose program others have, too, as they differ in training alone."""
+def _base_from(request: Request, listing: Listing | None) -> Base:
+    """Return the base of a request; of lists, others that differ in training alone have the same program."""
+    if listing is None:
+        known = simulate(request)
+        return Base(known.request, known.program, known.costs, None, known)
     program = KNOWN_PROGRAMS.find(request)
-    return run(program, price_request(program, request), request.engine)
+    return Base(request, program, price_request(program, request), listing)
 
 
 def _plain(shape: Shape) -> Shape:
@@ -333,7 +342,7 @@ def _moments_of_lists(base: Base, ends: ListEnds) -> Ints:
     assert listing is not None
     device = np.repeat(np.arange(listing.devices), listing.counts)
     index = np.arange(len(device)) - np.repeat(listing.first[:-1], listing.counts)
-    row = np.empty(base.run.program.nodes, dtype=np.int64)
+    row = np.empty(base.program.nodes, dtype=np.int64)
     row[held.task] = np.arange(len(held.task))
     row = row[base.paths.node]
     settled = np.minimum(ends.last, ends.settled)
@@ -358,7 +367,7 @@ def _moments_of_lists(base: Base, ends: ListEnds) -> Ints:
 
 def _parameters_of_devices(base: Base) -> Ints:
     """Return the bytes of the parameters of all stages of each device."""
-    program = base.run.program
+    program = base.program
     tasks = np.arange(program.compute)
     pairs = np.unique(np.stack([program.tasks.device[tasks], program.tasks.stage[tasks]]), axis=1)
     found = np.zeros(program.devices, dtype=np.int64)
@@ -383,7 +392,7 @@ def _work_of_pass(base: Base, m: int) -> float:
 
     Devices that share stages, also by others, share their work, of which one has the mean at least.
     """
-    program, request = base.run.program, base.request
+    program, request = base.program, base.request
     tasks, order = program.tasks, request.schedule.order
     compute = slice(0, program.compute)
     device, stage = tasks.device[compute], tasks.stage[compute]
