@@ -52,16 +52,16 @@ def bound_candidates(loads: Sequence[Loads], sizes: Sizes, most: float = np.inf)
     zero = np.where(own > 0, own, np.where((shard > 1) | (zero == 3), zero, 0))
     replicas, shard = np.where(own > 0, 1, replicas), np.where(own > 0, replicas * shard, shard)
     axis = np.where((replicas * shard == 1) & (zero < 3), 0, np.where(zero == 0, 1, 2))
-    rows = _Rows(case, m, replicas, shard, zero, axis)
+    rows = CandidateColumns(case, m, replicas, shard, zero, axis)
     memory, step = _memory(loads, rows), np.zeros(len(m))
     fits = np.flatnonzero(memory <= most)
     if len(fits):
-        step[fits] = _least_steps(loads, _Rows(*(column[fits] for column in rows)))
+        step[fits] = _least_steps(loads, CandidateColumns(*(column[fits] for column in rows)))
     exact = np.array([each.in_slots for each in loads])[case]
     return Bounds(np.where(exact, np.ceil(step - 1e-6), step * ROUNDING), memory)
 
 
-class _Rows(NamedTuple):
+class CandidateColumns(NamedTuple):
     """Columns over candidates as they are bound: a stage of ZeRO of a schedule's own is theirs."""
 
     case: Ints
@@ -77,7 +77,7 @@ class _Rows(NamedTuple):
         return keys.T.tolist(), number.ravel()
 
 
-def _least_steps(loads: Sequence[Loads], rows: _Rows) -> Floats:
+def _least_steps(loads: Sequence[Loads], rows: CandidateColumns) -> Floats:
     """Return the least time of a step: the longest path without exchanges, with them, or the exchanges alone."""
     pairs, shape = rows.distinct(rows.m)
     shapes: list[StepTimes] = [loads[k].times_of(m) for k, m in pairs]
@@ -108,7 +108,7 @@ def _filled_up(table: Floats, width: int, rows: int) -> Floats:
     return full
 
 
-def _memory(loads: Sequence[Loads], rows: _Rows) -> Ints:
+def _memory(loads: Sequence[Loads], rows: CandidateColumns) -> Ints:
     """Return the least peak: activations, and the shares of parameters, gradients and optimizer states.
 
     Where parameters are split, stages are run layer by layer, and only what forwards keep is known of activations; the

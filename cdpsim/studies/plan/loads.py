@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.front import price_request, run, simulate
+from cdpsim.front import assemble_one, price_request, run, simulate
 from cdpsim.numeric.columns import Floats, Ints
 from cdpsim.program import Content, Kind, Op, Program, Stream
 from cdpsim.request import Request
@@ -21,7 +21,6 @@ from cdpsim.studies.plan.base_memory import Held, held_in_tasks
 from cdpsim.studies.plan.base_paths import BasePaths, Paths
 from cdpsim.studies.plan.exchange_times import DeviceSizes, ExchangeTimes, exchange_times, sizes_of_devices
 from cdpsim.studies.plan.list_ends import ListEnds, list_ends, listing_of, tasks_amid
-from cdpsim.studies.programs import KNOWN_PROGRAMS
 from cdpsim.timing.costs import Costs
 
 DATA_AXES = 3  # without data ranks, with such that have copies, and with such that have shares
@@ -273,11 +272,11 @@ def _priced(request: Request, listing: Listing | None) -> Base:
 
 
 def _base_from(request: Request, listing: Listing | None) -> Base:
-    """Return the base of a request; of lists, others that differ in training alone have the same program."""
+    """Return the base of a request: with its run, or of lists, whose paths are enough, mostly without."""
     if listing is None:
         known = simulate(request)
         return Base(known.request, known.program, known.costs, None, known)
-    program = KNOWN_PROGRAMS.find(request)
+    program = assemble_one(request)
     return Base(request, program, price_request(program, request), listing)
 
 
