@@ -120,7 +120,7 @@ def _sweep_from(levels: Levels, durations: Floats, begins: Floats) -> Floats:
     """Return the ends of nodes by their places, by axis and source; some begin by themselves."""
     start = np.repeat(begins[levels.order, None], durations.shape[1], axis=1)
     durations = durations[levels.order, :, None]
-    end = np.empty_like(start)
+    end = np.full_like(start, -np.inf)
     for low, high, waits in zip(levels.first[:-1].tolist(), levels.first[1:].tolist(), levels.waits, strict=True):
         for earlier in waits:
             part = start[low : low + len(earlier)]

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.numeric.columns import Flags, Floats, Ints
+from cdpsim.numeric.columns import Floats, Ints
 from cdpsim.request import Request
 from cdpsim.studies.plan.exchange_times import ExchangeTimes
-from cdpsim.studies.plan.loads import DATA_AXES, Loads, OfShape, load_case
+from cdpsim.studies.plan.loads import DATA_AXES, HeldBytes, Loads, StepTimes, load_case
 
 __all__ = ["Bounds", "Loads", "Sizes", "bound_candidates", "loads_of"]
 
@@ -42,30 +42,48 @@ def loads_of(request: Request) -> Loads:
     return load_case(request)
 
 
-def bound_candidates(loads: Sequence[Loads], sizes: Sizes) -> Bounds:
-    """Return bounds of all candidates of some cases: none of them is more than its simulation gives."""
+def bound_candidates(loads: Sequence[Loads], sizes: Sizes, most: float = np.inf) -> Bounds:
+    """Return bounds of all candidates of some cases: none of them is more than its simulation gives.
+
+    The step of a candidate that needs more memory than `most` is not looked into: its bound is 0.
+    """
     case, m, replicas, shard, zero = (np.asarray(column, dtype=np.int64) for column in sizes)
     own = np.array([each.own_zero for each in loads])[case]
     zero = np.where(own > 0, own, np.where((shard > 1) | (zero == 3), zero, 0))
     replicas, shard = np.where(own > 0, 1, replicas), np.where(own > 0, replicas * shard, shard)
-    pairs, of_shape = np.unique(np.stack([case, m]), axis=1, return_inverse=True)
-    shapes = [loads[k].of_shape(many) for k, many in pairs.T.tolist()]
-    keys, of_ranks = np.unique(np.stack([case, replicas, shard, zero]), axis=1, return_inverse=True)
-    exchanges = [loads[k].exchanges(*ranks) for k, *ranks in keys.T.tolist()]
     axis = np.where((replicas * shard == 1) & (zero < 3), 0, np.where(zero == 0, 1, 2))
-    step = _least_steps(shapes, exchanges, of_shape.ravel(), of_ranks.ravel(), axis, m)
-    stays, once = np.array([(each.gathers_for_step, each.sums_once) for each in loads])[case].T
+    rows = CandidateColumns(case, m, replicas, shard, zero, axis)
+    memory, step = _memory(loads, rows), np.zeros(len(m))
+    fits = np.flatnonzero(memory <= most)
+    if len(fits):
+        step[fits] = _least_steps(loads, CandidateColumns(*(column[fits] for column in rows)))
     exact = np.array([each.in_slots for each in loads])[case]
-    return Bounds(
-        np.where(exact, np.ceil(step - 1e-6), step * ROUNDING),
-        _memory(shapes, of_shape.ravel(), np.where(axis == 2, zero, 0), shard, axis, (stays, once)),
-    )
+    return Bounds(np.where(exact, np.ceil(step - 1e-6), step * ROUNDING), memory)
 
 
-def _least_steps(
-    shapes: Sequence[OfShape], exchanges: Sequence[ExchangeTimes], shape: Ints, ranks: Ints, axis: Ints, m: Ints
-) -> Floats:
+class CandidateColumns(NamedTuple):
+    """Columns over candidates as they are bound: a stage of ZeRO of a schedule's own is theirs."""
+
+    case: Ints
+    m: Ints
+    replicas: Ints
+    shard: Ints
+    zero: Ints
+    axis: Ints  # of data ranks
+
+    def distinct(self, *columns: Ints) -> tuple[list[list[int]], Ints]:
+        """Return the distinct rows of some columns beside the case, and which of them each candidate has."""
+        keys, number = np.unique(np.stack([self.case, *columns]), axis=1, return_inverse=True)
+        return keys.T.tolist(), number.ravel()
+
+
+def _least_steps(loads: Sequence[Loads], rows: CandidateColumns) -> Floats:
     """Return the least time of a step: the longest path without exchanges, with them, or the exchanges alone."""
+    pairs, shape = rows.distinct(rows.m)
+    shapes: list[StepTimes] = [loads[k].times_of(m) for k, m in pairs]
+    keys, ranks = rows.distinct(rows.replicas, rows.shard, rows.zero)
+    exchanges: list[ExchangeTimes] = [loads[k].exchanges(*key) for k, *key in keys]
+    axis = rows.axis
     width = max(each.after_end.shape[1] for each in shapes)
     whole = np.array([each.step for each in shapes])
     after_end, after_sums = (
@@ -77,7 +95,7 @@ def _least_steps(
         for name in ("behind_end", "behind_sums")
     )
     stream = np.array([(each.once, each.each) for each in exchanges])[ranks]
-    found = np.maximum(whole[shape, axis], stream[:, 0] + m * stream[:, 1])
+    found = np.maximum(whole[shape, axis], stream[:, 0] + rows.m * stream[:, 1])
     found = np.maximum(found, (after_end[shape, axis] + extra_end[ranks]).max(axis=1, initial=0))
     result: Floats = np.maximum(found, (after_sums[shape, axis] + extra_sums[ranks]).max(axis=1, initial=0))
     return result
@@ -90,21 +108,22 @@ def _filled_up(table: Floats, width: int, rows: int) -> Floats:
     return full
 
 
-def _memory(
-    shapes: Sequence[OfShape], shape: Ints, zero: Ints, shard: Ints, axis: Ints, whole_for: tuple[Flags, Flags]
-) -> Ints:
+def _memory(loads: Sequence[Loads], rows: CandidateColumns) -> Ints:
     """Return the least peak: activations, and the shares of parameters, gradients and optimizer states.
 
     Where parameters are split, stages are run layer by layer, and only what forwards keep is known of activations; the
     parameters of the stage at work may be there as a whole.
     """
-    stays, once = whole_for
-    points = max(len(each.held) for each in shapes)
+    pairs, shape = rows.distinct(rows.m)
+    shapes: list[HeldBytes] = [loads[k].held_of(m) for k, m in pairs]
+    stays, once = np.array([(each.gathers_for_step, each.sums_once) for each in loads])[rows.case].T
+    zero, axis = np.where(rows.axis == 2, rows.zero, 0), rows.axis
+    points = max(len(each.moments) for each in shapes)
     held = np.zeros((len(shapes), points, 7), dtype=np.int64)
     for row, each in zip(held, shapes, strict=True):
-        row[: len(each.held)] = each.held
+        row[: len(each.moments)] = each.moments
     activations, parameters, gradients, optimizer, stash, own, sums = np.moveaxis(held[shape], 2, 0)
-    split, ranks = (zero == 3)[:, None], shard[:, None]
+    split, ranks = (zero == 3)[:, None], rows.shard[:, None]
     whole = np.where(stays[:, None] & split, np.minimum(own, parameters), 0)
     peak = np.where(split, stash, activations)
     peak += whole + (parameters - whole) // np.where(split, ranks, 1)
@@ -113,6 +132,6 @@ def _memory(
     peak += (
         sums + np.where(split, 0, (gradients - sums) // shared) + optimizer // np.where(zero[:, None] >= 1, ranks, 1)
     )
-    measured = np.array([each.memory for each in shapes])[shape]
+    measured = np.array([each.peak for each in shapes])[shape]
     least: Ints = peak.max(axis=1)
     return np.where(axis == 0, np.maximum(least, measured), least)

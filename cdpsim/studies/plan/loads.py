@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.front import simulate
+from cdpsim.front import assemble_one, price_request, run, simulate
 from cdpsim.numeric.columns import Floats, Ints
-from cdpsim.program import Content, Kind, Op, Stream
+from cdpsim.program import Content, Kind, Op, Program, Stream
 from cdpsim.request import Request
 from cdpsim.request.options import InapplicableOption
 from cdpsim.runs import Run
@@ -21,6 +21,7 @@ from cdpsim.studies.plan.base_memory import Held, held_in_tasks
 from cdpsim.studies.plan.base_paths import BasePaths, Paths
 from cdpsim.studies.plan.exchange_times import DeviceSizes, ExchangeTimes, exchange_times, sizes_of_devices
 from cdpsim.studies.plan.list_ends import ListEnds, list_ends, listing_of, tasks_amid
+from cdpsim.timing.costs import Costs
 
 DATA_AXES = 3  # without data ranks, with such that have copies, and with such that have shares
 _STEPS_OF_BASE = 3  # of a base: the first one fills devices, and the last one has what the second waits for
@@ -41,14 +42,19 @@ _WEIGHTS = np.array(
 )
 
 
-class OfShape(NamedTuple):
-    """What a case costs with some number of micro-batches."""
+class StepTimes(NamedTuple):
+    """The least time of a step of a case with some number of micro-batches."""
 
-    step: Floats  # the least time of a step, by axis
-    memory: int  # the least peak without data ranks, beside `held`
-    after_end: Floats  # and that beside what a device exchanges behind its last task: by axis and device
+    step: Floats  # by axis
+    after_end: Floats  # beside what a device exchanges behind its last task: by axis and device
     after_sums: Floats  # and beside what it exchanges from the first complete gradients on
-    held: Ints  # bytes at some moments, by the columns of `Held.moments`; the last is of whole gradients
+
+
+class HeldBytes(NamedTuple):
+    """What devices of a case hold with some number of micro-batches."""
+
+    peak: int  # the least one without data ranks, beside `moments`
+    moments: Ints  # bytes at some moments, by the columns of `Held.moments`; the last is of whole gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +62,8 @@ class Loads:
     """What one case costs, found out by need and kept."""
 
     request: Request
-    known: dict[int, OfShape] = field(default_factory=dict)
+    times: dict[int, StepTimes] = field(default_factory=dict)
+    held: dict[int, HeldBytes] = field(default_factory=dict)
     bases: dict[int, "Base"] = field(default_factory=dict)
     exchanged: dict[tuple[int, int, int], ExchangeTimes] = field(default_factory=dict)
 
@@ -110,17 +117,30 @@ class Loads:
             self.bases[m] = _base_of(self.request, lists=self.lists, shape=replace(shape, m=m))
         return self.bases[m]
 
-    def of_shape(self, m: int) -> OfShape:
-        """Return what it costs with m micro-batches."""
-        if m not in self.known:
-            self.known[m] = _of_lists(self.base_for(m), m) if self.lists else _of_devices(self.base_for(m), m)
-        return self.known[m]
+    def times_of(self, m: int) -> StepTimes:
+        """Return the least time of a step of m micro-batches."""
+        if m not in self.times:
+            base = self.base_for(m)
+            times = _times_of_lists(base, m) if self.lists else _times_of_devices(base, m)
+            if _has_measured(base, m):
+                times.step[0] = max(times.step[0], float(base.run.steady_state.period))
+            self.times[m] = times
+        return self.times[m]
+
+    def held_of(self, m: int) -> HeldBytes:
+        """Return what devices hold at least with m micro-batches."""
+        if m not in self.held:
+            base = self.base_for(m)
+            moments = _moments_of_lists(base, _ends_of(base, m)) if self.lists else base.held.moments
+            peak = int(base.run.peaks[:, -1].max()) if _has_measured(base, m) else 0
+            self.held[m] = HeldBytes(peak, _deciding(moments))
+        return self.held[m]
 
     def exchanges(self, replicas: int, shard: int, zero: int) -> ExchangeTimes:
         """Return what it exchanges at least on these data ranks."""
         ranks = replicas, shard, zero
         if ranks not in self.exchanged:
-            base, places = self.base, self.base.run.program.devices
+            base, places = self.base, self.base.program.devices
             copies = range(places) if self.request.schedule.has_copies(replace(base.shape, replicas=1)) else ()
             if not self.lists:
                 copies = range(places)
@@ -130,11 +150,18 @@ class Loads:
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """A run of few micro-batches, three steps long, alone on its links."""
+    """A program of few micro-batches, three steps long, alone on its links; its run where that is known or needed."""
 
     request: Request
-    run: Run
+    program: Program
+    costs: Costs
     listing: Listing | None
+    known: Run | None = None
+
+    @cached_property
+    def run(self) -> Run:
+        """Its run."""
+        return self.known or run(self.program, self.costs, self.request.engine)
 
     @property
     def shape(self) -> Shape:
@@ -144,13 +171,13 @@ class Base:
     @cached_property
     def duration(self) -> Floats:
         """The time of each node."""
-        return self.run.costs.duration.astype(np.float64)
+        return self.costs.duration.astype(np.float64)
 
     @cached_property
     def paths(self) -> BasePaths:
         """Its paths by axis: as it is, without sums of gradients, and without all that shares make shorter."""
         assert self.listing is not None
-        program, messages = self.run.program, self.run.program.messages
+        program, messages = self.program, self.program.messages
         copies = self.duration.copy()
         sums = len(program.tasks) + np.flatnonzero((messages.op != Op.P2P) | (messages.content == Content.GRADIENT))
         copies[sums] = 0
@@ -169,9 +196,7 @@ class Base:
         devices = self.listing.devices
         if devices <= _ALL_LOOKED_AT:
             return np.arange(devices)
-        work = np.bincount(
-            np.repeat(np.arange(devices), self.listing.counts), self.duration[self.paths.node], devices
-        )
+        work = np.bincount(np.repeat(np.arange(devices), self.listing.counts), self.duration[self.paths.node], devices)
         most = np.argsort(-work, kind="stable")[: _ALL_LOOKED_AT - 2]
         return np.unique(np.concatenate([[0, devices - 1], most]))
 
@@ -179,7 +204,7 @@ class Base:
     def sizes(self) -> DeviceSizes:
         """What the followed devices exchange."""
         devices = self.chosen if self.listing is not None else np.arange(1)
-        return sizes_of_devices(self.request, self.run.program, self.duration, devices)
+        return sizes_of_devices(self.request, self.program, self.duration, devices)
 
     @cached_property
     def task_times(self) -> Floats:
@@ -194,7 +219,7 @@ class Base:
     def held(self) -> Held:
         """What devices hold in their tasks."""
         parameters = np.array([stage.parameters for stage in self.request.timed_model.stages], dtype=np.int64)
-        return held_in_tasks(self.run.program, parameters, flushes=self.listing is not None)
+        return held_in_tasks(self.program, parameters, flushes=self.listing is not None)
 
     @cached_property
     def of_ends(self) -> dict[bytes, list[Paths]]:
@@ -213,10 +238,10 @@ def _base_of(request: Request, *, lists: bool, shape: Shape | None = None) -> Ba
     """Return a run of three steps, whose lists have beginnings and ends that many micro-batches have, or of a shape."""
     request = request.alone().without_chance()
     if not lists:
-        return _simulated(request if shape is None else _of_micro_batches(request, shape.m), None)
+        return _priced(request if shape is None else _of_micro_batches(request, shape.m), None)
     shape = shape or replace(request.shape, m=_micro_batches_of_base(request))
     listing = listing_of(request.schedule, _plain(shape))
-    return _simulated(request.with_steps(_STEPS_OF_BASE, shape=shape), listing)
+    return _priced(request.with_steps(_STEPS_OF_BASE, shape=shape), listing)
 
 
 def _of_micro_batches(request: Request, m: int) -> Request:
@@ -237,15 +262,22 @@ def _takes(request: Request, m: int) -> bool:
         return False
 
 
-def _simulated(request: Request, listing: Listing | None) -> Base:
-    """Return the run of a request, without those options that change nothing where there are no data ranks."""
+def _priced(request: Request, listing: Listing | None) -> Base:
+    """Return the base of a request, without those options that change nothing where there are no data ranks."""
     try:
-        run = simulate(request)
+        return _base_from(request, listing)
     except InapplicableOption:
         options = {**request, "schedule": request.schedule, "ignore_memory": True}
-        run = PartialRequests().serve(options, simulate)
-        request = run.request
-    return Base(request, run, listing)
+        return PartialRequests().serve(options, lambda fewer: _base_from(fewer, listing))
+
+
+def _base_from(request: Request, listing: Listing | None) -> Base:
+    """Return the base of a request: with its run, or of lists, whose paths are enough, mostly without."""
+    if listing is None:
+        known = simulate(request)
+        return Base(known.request, known.program, known.costs, None, known)
+    program = assemble_one(request)
+    return Base(request, program, price_request(program, request), listing)
 
 
 def _plain(shape: Shape) -> Shape:
@@ -261,10 +293,19 @@ def _micro_batches_of_base(request: Request) -> int:
     return next((m for m in range(enough, 2 * enough + 1) if _takes(request, m)), shape.m)
 
 
-def _of_lists(base: Base, m: int) -> OfShape:
-    """Return the costs of m micro-batches of a schedule whose devices have lists."""
-    schedule = base.request.schedule
-    ends = list_ends(schedule, _plain(base.shape), _plain(replace(base.shape, m=m)))
+def _has_measured(base: Base, m: int) -> bool:
+    """Return whether a base has so many micro-batches itself, and shows how its steps go on."""
+    return m == base.shape.m and base.run.steady_state.certified
+
+
+def _ends_of(base: Base, m: int) -> ListEnds:
+    """Return what lists of m micro-batches have in common with those of a base."""
+    return list_ends(base.request.schedule, _plain(base.shape), _plain(replace(base.shape, m=m)))
+
+
+def _times_of_lists(base: Base, m: int) -> StepTimes:
+    """Return the least time of m micro-batches of a schedule whose devices have lists."""
+    ends = _ends_of(base, m)
     if ends.key not in base.of_ends:
         base.of_ends[ends.key] = base.paths.paths(ends, base.chosen)
     work = (ends.between * base.task_times).sum(axis=1)
@@ -278,7 +319,7 @@ def _of_lists(base: Base, m: int) -> OfShape:
         column = np.searchsorted(base.chosen, paths.device)
         after_end[axis, column] = (paths.step_ends + paths.begins + mine[:, None]).max(axis=0)
         after_sums[axis, column] = (paths.sums_begin + paths.begins + mine[:, None]).max(axis=0)
-    return OfShape(*_at_least_measured(base, m, step), after_end, after_sums, _held(base, ends))
+    return StepTimes(step, after_end, after_sums)
 
 
 def _counts_of_ends(base: Base, ends: ListEnds) -> Ints:
@@ -294,13 +335,13 @@ def _counts_of_ends(base: Base, ends: ListEnds) -> Ints:
     return np.asarray(counts).reshape(listing.devices, -1)
 
 
-def _held(base: Base, ends: ListEnds) -> Ints:
-    """Return what devices hold at moments that decide on their peak, whatever is split."""
+def _moments_of_lists(base: Base, ends: ListEnds) -> Ints:
+    """Return what devices hold at moments that all lists with such ends have, and in which they hold most."""
     listing, held = base.listing, base.held
     assert listing is not None
     device = np.repeat(np.arange(listing.devices), listing.counts)
     index = np.arange(len(device)) - np.repeat(listing.first[:-1], listing.counts)
-    row = np.empty(base.run.program.nodes, dtype=np.int64)
+    row = np.empty(base.program.nodes, dtype=np.int64)
     row[held.task] = np.arange(len(held.task))
     row = row[base.paths.node]
     settled = np.minimum(ends.last, ends.settled)
@@ -320,12 +361,12 @@ def _held(base: Base, ends: ListEnds) -> Ints:
     grown[:, [0, 4]] += np.where(known, ends.most @ held.of_stage, 0)[:, None]
     grown[:, 5] = np.where(ends.amid, stages[ends.device], grown[:, 5])
     grown[:, 6] = np.where(ends.summing, grown[:, 2], 0)
-    return _deciding(np.concatenate([moments[common], grown[known]]))
+    return np.concatenate([moments[common], grown[known]])
 
 
 def _parameters_of_devices(base: Base) -> Ints:
     """Return the bytes of the parameters of all stages of each device."""
-    program = base.run.program
+    program = base.program
     tasks = np.arange(program.compute)
     pairs = np.unique(np.stack([program.tasks.device[tasks], program.tasks.stage[tasks]]), axis=1)
     found = np.zeros(program.devices, dtype=np.int64)
@@ -339,19 +380,10 @@ def _deciding(moments: Ints) -> Ints:
     return chosen
 
 
-def _of_devices(base: Base, m: int) -> OfShape:
-    """Return the costs of m micro-batches of any schedule: those of its base, or the work of devices alone."""
+def _times_of_devices(base: Base, m: int) -> StepTimes:
+    """Return the least time of m micro-batches of any schedule: the work of devices alone."""
     none = np.full((DATA_AXES, 1), -np.inf)
-    step = np.full(DATA_AXES, m * _work_of_pass(base, m))
-    return OfShape(*_at_least_measured(base, m, step), none, none, _deciding(base.held.moments))
-
-
-def _at_least_measured(base: Base, m: int, step: Floats) -> tuple[Floats, int]:
-    """Return the least time of a step by axis, and the peak: the base's own where it has as many micro-batches."""
-    run = base.run
-    if m != base.shape.m or not run.steady_state.certified:
-        return step, 0
-    return np.append(max(step[0], float(run.steady_state.period)), step[1:]), int(run.peaks[:, -1].max())
+    return StepTimes(np.full(DATA_AXES, m * _work_of_pass(base, m)), none, none)
 
 
 def _work_of_pass(base: Base, m: int) -> float:
@@ -359,7 +391,7 @@ def _work_of_pass(base: Base, m: int) -> float:
 
     Devices that share stages, also by others, share their work, of which one has the mean at least.
     """
-    program, request = base.run.program, base.request
+    program, request = base.program, base.request
     tasks, order = program.tasks, request.schedule.order
     compute = slice(0, program.compute)
     device, stage = tasks.device[compute], tasks.stage[compute]

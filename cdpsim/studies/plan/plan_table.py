@@ -357,7 +357,7 @@ def _candidate_row(plan: Plan, number: int, names: Sequence[str]) -> list[Any]:
     candidate, fate = search.space.candidates[number], search.fate[number]
     refusal = search.refusals.get(number)
     why = str(refusal) if refusal else "" if candidate.twin is None else f"candidate {candidate.twin}"
-    least = [float(bound) if np.isfinite(bound) else None for bound in search.least[number, :2]]
+    least = [float(bound) if 0 < bound < np.inf else None for bound in search.least[number, :2]]
     options = [_plain_option(candidate.options.get(name)) for name in names]
     measured = search.measured.get(number)
     figures: list[Any] = [candidate.devices, *[None] * 4]

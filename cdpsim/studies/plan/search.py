@@ -11,6 +11,7 @@ import numpy as np
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.files.progress import ticker
 from cdpsim.numeric.columns import Flags, Floats, Ints
+from cdpsim.numeric.paths import expect_many_runs
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.plan.bounds import Sizes, bound_candidates, loads_of
 from cdpsim.studies.plan.front import OBJECTIVES, best_first, dominated_by, sorted_by
@@ -20,6 +21,7 @@ REFUSED, TWIN, TOO_LARGE, WORSE, SIMULATED, OPEN = FATES = (
     *("cannot be asked", "equal to another", "too large", "cannot be better", "simulated", "open"),
 )
 INTERRUPTED = "interrupted"
+_FEW_CANDIDATES = 500  # about a tenth is simulated: for fewer, compiled code is not worth loading
 Evaluate = Callable[[Mapping[str, Any]], Measured]
 
 
@@ -27,8 +29,9 @@ Evaluate = Callable[[Mapping[str, Any]], Measured]
 class Search:
     """The state of a search.
 
-    `least` has the least figures of each candidate by its bounds, in the columns of `OBJECTIVES`, and `fate` says what
-    has become of it. `limit` is the memory that a device may hold; None: as much as it has.
+    `least` has the least figures of each candidate by its bounds, in the columns of `OBJECTIVES`: infinite for those
+    that are not bound, being refused or equal to others. `fate` says what has become of it. `limit` is the memory that
+    a device may hold; None: as much as it has.
     """
 
     space: Space
@@ -78,18 +81,29 @@ def begin_search(
     candidates = space.candidates
     fate = [REFUSED if one.refusal else OPEN if one.twin is None else TWIN for one in candidates]
     least = np.full((len(candidates), len(OBJECTIVES)), np.inf)
-    rows = np.array([number for number, state in enumerate(fate) if state != REFUSED], dtype=np.int64)
+    rows = np.array([number for number, state in enumerate(fate) if state == OPEN], dtype=np.int64)
+    if len(rows) > _FEW_CANDIDATES:
+        expect_many_runs()
+    most = _most_memory(space) if limit is None else limit
     if len(rows):
-        bounds = bound_candidates([loads_of(case) for case in space.cases], _sizes(space, rows))
-        least[rows, 0], least[rows, 1] = bounds.step, bounds.memory
+        least[rows, :2] = _bounds_of(space, rows, most)
         least[rows, 2] = [candidates[number].devices for number in rows]
         least[rows, 3] = [candidates[number].staleness for number in rows]
-    most = _most_memory(space) if limit is None else limit
-    for number in np.flatnonzero(least[:, 1] > most).tolist():
-        if fate[number] == OPEN:
-            fate[number] = TOO_LARGE
+    for number in rows[least[rows, 1] > most].tolist():
+        fate[number] = TOO_LARGE
     refusals = {number: one.refusal for number, one in enumerate(candidates) if one.refusal}
     return Search(space, least, fate, refusals, limit, objective, top, seconds, evaluate, begun)
+
+
+def _bounds_of(space: Space, rows: Ints, most: float) -> Floats:
+    """Return the least step and memory of candidates; steps of those that fit, or of all where none does."""
+    sizes = _sizes(space, rows)
+    cases, case = np.unique(sizes.case, return_inverse=True)
+    loads, sizes = [loads_of(space.cases[k]) for k in cases.tolist()], sizes._replace(case=case)
+    bounds = bound_candidates(loads, sizes, most)
+    if (bounds.memory > most).all():
+        bounds = bound_candidates(loads, sizes)
+    return np.column_stack(bounds)
 
 
 def _sizes(space: Space, rows: Ints) -> Sizes:
