@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,29 @@ def test_other_questions_have_the_answers_of_their_commands(
         expected = [step_time(cdpsim.simulate("1f1b", 2, ignore_memory=True, **options))]
         assert table["break_even"][0] is not None or table["latency"][0] > 0
     assert table[column] == expected
+
+
+def test_a_plan_has_the_best_candidate_of_each_point(tmp_path: Path) -> None:
+    axes = {"memory": [6, 8], "objective": ["samples", "memory"]}
+    fixed = {"devices": 4, "batch": 8, "schedules": ["gpipe", "1f1b"]}
+    table = cdpsim.study(axes, fixed, tmp_path, what="plan", executor=InThisProcess()).table()
+    for k, (memory, objective) in enumerate(product(*axes.values())):
+        found = cdpsim.plan(memory=memory, objective=objective, **fixed)
+        row = found.rows[0].to_builtins()
+        names = ("schedule", "n", "m")
+        assert [table[f"best_{name}"][k] for name in names] == [row["request"][name] for name in names]
+        assert (table["best_step"][k], table["best_memory"][k]) == (row["step"], row["memory"])
+        assert table["fits"][k]
+        assert table["status"][k] == found.status
+        assert table["candidates"][k] == found.searched["candidates"]
+
+
+def test_a_plan_without_room_has_the_candidate_of_least_memory(tmp_path: Path) -> None:
+    fixed = {"devices": 4, "batch": 8, "schedules": ["gpipe", "1f1b"]}
+    table = cdpsim.study({"memory": [1]}, fixed, tmp_path, what="plan", executor=InThisProcess()).table()
+    smallest = cdpsim.plan(memory=1, **fixed).smallest
+    assert smallest is not None
+    assert (table["fits"], table["best_memory"]) == ([False], [smallest["memory"]])
 
 
 def test_figures_that_follow_from_others_come_back_to_the_last_bit() -> None:
