@@ -51,9 +51,8 @@ def test_a_table_has_the_figures_of_a_loop_over_evaluate(table: str) -> None:
     assert shown(table) == serial_rows()
 
 
-@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.long), 7])
+@pytest.mark.parametrize("count", [2, pytest.param(7, marks=pytest.mark.long)])
 def test_more_workers_make_the_same_bytes(table: str, tmp_path: Path, count: int) -> None:
-    """Two workers are those of other tests, too."""
     saved(tmp_path)
     assert run_part(tmp_path, workers=count).result == 18
     assert csv_of(tmp_path) == table
@@ -80,7 +79,7 @@ class InThisProcess:
         return future
 
 
-@pytest.mark.parametrize("seed", ["0", pytest.param("1", marks=pytest.mark.long), "random"])
+@pytest.mark.parametrize("seed", [*(pytest.param(seed, marks=pytest.mark.long) for seed in ("0", "1")), "random"])
 def test_the_seed_of_hashes_changes_no_byte(table: str, tmp_path: Path, seed: str) -> None:
     saved(tmp_path)
     program = "import sys; from cdpsim.studies.sweep.running import run_part; run_part(sys.argv[1], workers=1)"
