@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cdpsim import RequestError
 from cdpsim.studies.sweep import points as points_module
-from cdpsim.studies.sweep.axes import dimensions_of, sweep_of
+from cdpsim.studies.sweep.axes import dimensions_of, lowest_form, sweep_of
 from cdpsim.studies.sweep.points import SweepPart
 from tests.helpers.sweeps import plan, points
 
@@ -226,3 +226,12 @@ def test_a_sweep_without_points_is_refused() -> None:
     own = points({"axes": TWO, "leave_out": [{"n": [2, 4, 8]}]})
     with pytest.raises(RequestError, match="points: are all left out"):
         own.refuse_too_many()
+
+
+def test_nan_is_no_value() -> None:
+    with pytest.raises(RequestError, match="has nan, which is no number"):
+        lowest_form([2, float("nan")])
+
+
+def test_what_is_infinite_stays_infinite_in_json() -> None:
+    assert lowest_form({"bandwidth": float("inf")}) == {"bandwidth": "inf"}

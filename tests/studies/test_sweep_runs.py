@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,8 @@ def test_a_table_has_the_figures_of_a_loop_over_evaluate(table: str) -> None:
     assert shown(table) == serial_rows()
 
 
-@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.long), 7])
+@pytest.mark.parametrize("count", [2, pytest.param(7, marks=pytest.mark.long)])
 def test_more_workers_make_the_same_bytes(table: str, tmp_path: Path, count: int) -> None:
-    """Two workers are those of other tests, too."""
     saved(tmp_path)
     assert run_part(tmp_path, workers=count).result == 18
     assert csv_of(tmp_path) == table
@@ -79,7 +79,7 @@ class InThisProcess:
         return future
 
 
-@pytest.mark.parametrize("seed", ["0", pytest.param("1", marks=pytest.mark.long), "random"])
+@pytest.mark.parametrize("seed", [*(pytest.param(seed, marks=pytest.mark.long) for seed in ("0", "1")), "random"])
 def test_the_seed_of_hashes_changes_no_byte(table: str, tmp_path: Path, seed: str) -> None:
     saved(tmp_path)
     program = "import sys; from cdpsim.studies.sweep.running import run_part; run_part(sys.argv[1], workers=1)"
@@ -285,6 +285,29 @@ def test_other_questions_have_the_answers_of_their_commands(
         expected = [step_time(cdpsim.simulate("1f1b", 2, ignore_memory=True, **options))]
         assert table["break_even"][0] is not None or table["latency"][0] > 0
     assert table[column] == expected
+
+
+def test_a_plan_has_the_best_candidate_of_each_point(tmp_path: Path) -> None:
+    axes = {"memory": [6, 8], "objective": ["samples", "memory"]}
+    fixed = {"devices": 4, "batch": 8, "schedules": ["gpipe", "1f1b"]}
+    table = cdpsim.study(axes, fixed, tmp_path, what="plan", executor=InThisProcess()).table()
+    for k, (memory, objective) in enumerate(product(*axes.values())):
+        found = cdpsim.plan(memory=memory, objective=objective, **fixed)
+        row = found.rows[0].to_builtins()
+        names = ("schedule", "n", "m")
+        assert [table[f"best_{name}"][k] for name in names] == [row["request"][name] for name in names]
+        assert (table["best_step"][k], table["best_memory"][k]) == (row["step"], row["memory"])
+        assert table["fits"][k]
+        assert table["status"][k] == found.status
+        assert table["candidates"][k] == found.searched["candidates"]
+
+
+def test_a_plan_without_room_has_the_candidate_of_least_memory(tmp_path: Path) -> None:
+    fixed = {"devices": 4, "batch": 8, "schedules": ["gpipe", "1f1b"]}
+    table = cdpsim.study({"memory": [1]}, fixed, tmp_path, what="plan", executor=InThisProcess()).table()
+    smallest = cdpsim.plan(memory=1, **fixed).smallest
+    assert smallest is not None
+    assert (table["fits"], table["best_memory"]) == ([False], [smallest["memory"]])
 
 
 def test_figures_that_follow_from_others_come_back_to_the_last_bit() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import cdpsim
 from cdpsim import RequestError
 from cdpsim.studies.sweep import store as store_module
 from cdpsim.studies.sweep.results import retry_failures, study_status, table_of
@@ -259,3 +260,10 @@ def test_threads_of_one_pool_serve_a_sweep(tmp_path: Path, done: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         assert run_part(tmp_path / "threads", executor=pool).result == 18
     assert table_of(tmp_path / "threads") == table_of(done)
+
+
+def test_a_file_is_no_folder_of_rows(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_text("mine")
+    with pytest.raises(RequestError, match="is a file, and rows go into a folder"):
+        cdpsim.study({"n": [2]}, {"schedule": "1f1b"}, tmp_path / "rows")
+    assert (tmp_path / "rows").read_text() == "mine"

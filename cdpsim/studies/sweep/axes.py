@@ -191,7 +191,11 @@ def _with_digits(value: int | float, digits: int) -> int | float:
 
 
 def lowest_form(value: Any) -> Any:
-    """Return a value of a file with its numbers in lowest form: 2 for 2.0, also in lists and tables."""
+    """Return a value of a file with its numbers in lowest form: 2 for 2.0, also in lists and tables; "inf" for inf."""
+    if isinstance(value, float) and not math.isfinite(value):  # which JSON does not have
+        if math.isnan(value):
+            raise RequestError("sweep", "has nan, which is no number; give another value")
+        return str(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     if isinstance(value, Mapping):

@@ -19,6 +19,9 @@ from cdpsim.studies.compare import Measured
 from cdpsim.studies.equal_shapes import equal_shape
 from cdpsim.studies.evaluate import evaluate
 from cdpsim.studies.partial_requests import PartialRequests
+from cdpsim.studies.plan import plan
+from cdpsim.studies.plan.search import SIMULATED
+from cdpsim.studies.plan.wanted import PLAN_OPTIONS
 from cdpsim.studies.pyramid import pyramid
 from cdpsim.studies.superpose import Superposition, superpose
 
@@ -91,6 +94,30 @@ def _pyramid_cells(options: PointOptions) -> Cells:
 _PYRAMID_COLUMNS = ("n", "devices", "bound", "period", "period_is", "devices_of_stages")
 _SUPERPOSITION_COLUMNS = (*(name for name in Superposition._fields[:4]), "dp_bytes", "cdp_bytes", "reduction")
 
+# The options of a candidate that a plan varies, and figures that are no options.
+_CANDIDATE_OPTIONS = ("schedule", "n", "m", "chunks", "replicas", "shard", "zero", "rule", "recompute")
+_BEST_FIGURES = ("devices", "batch", "step", "samples", "memory", "staleness")
+# The time of a search is no option, as its result would depend on the machine.
+_PLAN_LIMITS = ("model", "cluster", "devices", "batch", "memory", "schedules", "staleness", "objective", "fewer")
+_PLAN_COLUMNS = (
+    *(f"best_{name}" for name in (*_CANDIDATE_OPTIONS, *_BEST_FIGURES)),
+    "fits",
+    "status",
+    "candidates",
+    "simulated",
+)
+
+
+def _best_plan(options: PointOptions) -> Cells:
+    """Return the best candidate of a plan, or where none fits the one that needs least memory, and how it is known."""
+    found = plan(**options, top=1)
+    row = found.best or found.smallest
+    asked = {} if row is None else row.to_builtins()["request"]
+    figures = [None] * len(_BEST_FIGURES) if row is None else [row.measured[name] for name in _BEST_FIGURES]
+    words = [found.best is not None, found.status, found.searched["candidates"], found.searched[SIMULATED]]
+    return [*(asked.get(name) for name in _CANDIDATE_OPTIONS), *figures, *words]
+
+
 # A row of a million is short where it does not say twice what it has.
 _FOLLOWING: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "micro_batch_rate": lambda row: row["micro_batches"] / row["step"],
@@ -115,6 +142,7 @@ QUESTIONS: dict[str, Question] = {
     "superpose": Question(
         ("model", "n"), ("model", "n", "axis", "contents", "by_layer"), _SUPERPOSITION_COLUMNS, _superposition
     ),
+    "plan": Question(("batch",), (*_PLAN_LIMITS, *PLAN_OPTIONS), _PLAN_COLUMNS, _best_plan),
     "pyramid": Question(("schedule",), OPTION_NAMES, _PYRAMID_COLUMNS, _pyramid_cells),
 }
 

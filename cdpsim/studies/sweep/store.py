@@ -279,6 +279,8 @@ def save_study(folder: Path, plan: SweepPlan, name: str, text: str) -> None:
         if _fixed_contents(before) != _fixed_contents(plan):
             problem = "has a sweep of another model, cluster or file of that name"
             raise RequestError(str(folder), f"{problem}; give another folder, or the file as it was")
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(str(folder), "is a file, and rows go into a folder; give another name")
     for file, data in ((folder / name, text.encode()), (path, content)):
         if not file.exists() or file.read_bytes() != data:
             folder.mkdir(parents=True, exist_ok=True)
