@@ -350,6 +350,19 @@ def test_all_that_is_restricted_is_left_out() -> None:
     assert set(axes) == {(8, 0), (4, 0), (4, 3)}
 
 
+def test_counts_add_up_where_none_fits_and_the_smallest_is_refused_only_when_it_runs() -> None:
+    options: dict[str, Any] = {"schedules": ["dpu", "zb-h2"], "overlap_all_reduce": [False, True]}
+    found = plan("gpt2", "a100-nodes", devices=1, batch=48, memory="3 GB", update_time="memory", **options)
+    counts = dict(found.searched)
+    refused = sum(counts.pop(REFUSED).values())
+    assert not found.rows
+    assert counts.pop("candidates") == refused + sum(counts.values())
+
+
+def test_one_sample_is_no_samples() -> None:
+    assert "1 device, 1 micro-batch in a training step" in str(plan(devices=1, batch=1, schedules="1f1b"))
+
+
 def test_forms_have_all_rows() -> None:
     found = plan(devices=4, batch=8, memory=7)
     content = json.loads(plan_table(found, "json"))

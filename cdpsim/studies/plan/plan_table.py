@@ -281,10 +281,10 @@ def plan_text(plan: Plan) -> str:
 def _head_lines(plan: Plan) -> list[str]:
     """Return what all candidates have in common."""
     wanted = plan.wanted
-    what = "micro-batches" if plan.in_slots else "samples"
+    what = "micro-batch" if plan.in_slots else "sample"
     most = [] if wanted.memory is None else [f"at most {_size_text(plan, wanted.memory)} on a device"]
     few = "at most " * wanted.fewer
-    words = [f"{few}{counted(wanted.devices, 'device')}", f"{wanted.batch} {what} in a training step", *most]
+    words = [f"{few}{counted(wanted.devices, 'device')}", f"{counted(wanted.batch, what)} in a training step", *most]
     return [", ".join(words)] + [SPLIT_NOTE] * (
         plan.in_slots and plan.search.space.cases[0].model.name == UNIT_MODELS[1]
     )

@@ -50,7 +50,9 @@ class Search:
     def least_memory(self) -> "Search":
         """Return a search of all that can be asked for the one that needs least memory, whatever that is."""
         fate = [state if state in (REFUSED, TWIN) else OPEN for state in self.fate]
-        return replace(self, fate=fate, limit=np.inf, objective="memory", top=1, measured={})
+        return replace(
+            self, fate=fate, limit=np.inf, objective="memory", top=1, measured={}, refusals={**self.refusals}
+        )
 
     @property
     def figures(self) -> dict[int, tuple[float, ...]]:
