@@ -359,6 +359,18 @@ def test_counts_add_up_where_none_fits_and_the_smallest_is_refused_only_when_it_
     assert counts.pop("candidates") == refused + sum(counts.values())
 
 
+def test_the_nearest_batches_can_be_planned() -> None:
+    options: dict[str, Any] = {
+        "devices": 1000,
+        "schedules": ["dp", "gpipe", "mp-cdp", "zero-cdp", "gems"],
+        "seconds": 0,
+    }
+    with pytest.raises(RequestError, match="the nearest batches are ") as refused:
+        plan("gpt2", "a100-nodes", batch=16, **options)
+    for batch in str(refused.value).split(" are ")[1].split(" and "):
+        assert plan("gpt2", "a100-nodes", batch=int(batch), **options).searched[OPEN]
+
+
 def test_one_sample_is_no_samples() -> None:
     assert "1 device, 1 micro-batch in a training step" in str(plan(devices=1, batch=1, schedules="1f1b"))
 

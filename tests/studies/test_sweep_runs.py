@@ -288,8 +288,8 @@ def test_other_questions_have_the_answers_of_their_commands(
 
 
 def test_a_plan_has_the_best_candidate_of_each_point(tmp_path: Path) -> None:
-    axes = {"memory": [6, 8], "objective": ["samples", "memory"]}
-    fixed = {"devices": 4, "batch": 8, "schedules": ["gpipe", "1f1b"]}
+    axes: dict[str, list[Any]] = {"memory": [6, 8], "objective": ["samples", "memory"]}
+    fixed: dict[str, Any] = {"devices": 4, "batch": 8, "schedules": ["gpipe", "1f1b"]}
     table = cdpsim.study(axes, fixed, tmp_path, what="plan", executor=InThisProcess()).table()
     for k, (memory, objective) in enumerate(product(*axes.values())):
         found = cdpsim.plan(memory=memory, objective=objective, **fixed)
@@ -303,7 +303,7 @@ def test_a_plan_has_the_best_candidate_of_each_point(tmp_path: Path) -> None:
 
 
 def test_a_plan_without_room_has_the_candidate_of_least_memory(tmp_path: Path) -> None:
-    fixed = {"devices": 4, "batch": 8, "schedules": ["gpipe", "1f1b"]}
+    fixed: dict[str, Any] = {"devices": 4, "batch": 8, "schedules": ["gpipe", "1f1b"]}
     table = cdpsim.study({"memory": [1]}, fixed, tmp_path, what="plan", executor=InThisProcess()).table()
     smallest = cdpsim.plan(memory=1, **fixed).smallest
     assert smallest is not None

@@ -1,9 +1,9 @@
 """Plans: which schedule is the best for a model, a cluster, a memory and a batch, and how that is known.
 
 >>> from cdpsim.studies.plan import plan
->>> found = plan(devices=4, batch=8, memory=4, schedules=["gpipe", "1f1b"])
+>>> found = plan(devices=4, batch=8, memory=6, schedules=["gpipe", "1f1b"])
 >>> [(row["schedule"], row["m"], row["memory"]) for row in found.rows], found.status
-([('1f1b', 8, 4)], 'proved: no candidate is better than row 1')
+([('1f1b', 8, 6)], 'proved: no candidate is better than row 1')
 """
 
 from collections.abc import Sequence
@@ -23,6 +23,8 @@ from cdpsim.studies.plan.space import find_candidates, refuse_without_candidates
 from cdpsim.studies.plan.wanted import PLAN_OPTIONS, OneModel, read_amount, read_wanted
 
 __all__ = ["Plan", "plan"]
+
+_STEPS = 12  # of a candidate's run: so many that its makespan, which plans do not show, follows from few of them
 
 
 def plan(
@@ -63,5 +65,7 @@ def plan(
     wanted = read_wanted(model, cluster, options, schedules=schedules, **limits)
     refuse_without_candidates(space := find_candidates(wanted), wanted)
     settings: dict[str, Any] = {"objective": objective, "top": top, "seconds": read_amount("seconds", seconds)}
-    search = begin_search(space, lambda given: evaluate(**given), begun=begun, limit=wanted.memory, **settings)
+    search = begin_search(
+        space, lambda given: evaluate(**{"steps": _STEPS, **given}), begun=begun, limit=wanted.memory, **settings
+    )
     return plan_of(search, wanted)

@@ -1,6 +1,7 @@
 """The candidates of a plan: all options of a request for each of them, or why it cannot be asked."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from cdpsim.errors import RequestError, UnknownName
@@ -246,15 +247,31 @@ def refuse_without_candidates(space: Space, wanted: Wanted) -> None:
     """Refuse a plan none of whose candidates can be asked, by what is wrong with most of them."""
     if space.cases and any(one.refusal is None for one in space.candidates):
         return
-    near = sorted({size for one in space.candidates for size in one.near})
-    if near:
-        below = [size for size in near if size < wanted.batch][-1:]
-        above = [size for size in near if size > wanted.batch][:1]
-        problem = f"no candidate trains on {wanted.batch} samples on {wanted.devices} devices"
-        raise RequestError("batch", f"{problem}; the nearest batches are {' and '.join(map(str, below + above))}")
+    near: dict[int, set[str]] = {}
+    for one in space.candidates:
+        for size in one.near:
+            near.setdefault(size, set()).add(one.options["schedule"])
+    below = _first_possible(wanted, near, sorted((size for size in near if size < wanted.batch), reverse=True))
+    above = _first_possible(wanted, near, sorted(size for size in near if size > wanted.batch))
+    if found := [str(size) for size in (below, above) if size is not None]:
+        problem = f"no candidate trains on {counted(wanted.batch, 'sample')} on {counted(wanted.devices, 'device')}"
+        nearest = (
+            f"the nearest batches are {' and '.join(found)}" if len(found) > 1 else f"the nearest batch is {found[0]}"
+        )
+        raise RequestError("batch", f"{problem}; {nearest}")
     refusals = [one.refusal for one in space.candidates if one.refusal]
     if not refusals:
         given = ", ".join(wanted.axes) or "schedules"
         raise RequestError(given, f"leave no candidate on {wanted.devices} devices; allow more values")
     subjects = [refusal.subject for refusal in refusals]
     raise max(refusals, key=lambda refusal: subjects.count(refusal.subject))
+
+
+def _first_possible(wanted: Wanted, names: Mapping[int, Collection[str]], batches: Sequence[int]) -> int | None:
+    """Return the first of some batches with which one of its schedules has a candidate; None if none has."""
+    for batch in batches:
+        schedules = tuple(schedule for schedule in wanted.schedules if schedule.name in names[batch])
+        space = find_candidates(replace(wanted, batch=batch, schedules=schedules))
+        if any(one.refusal is None for one in space.candidates):
+            return batch
+    return None
