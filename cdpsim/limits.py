@@ -81,7 +81,7 @@ def refuse_too_large(
     own, passes = tasks is not None, n * (n if m is None else m)
     tasks = passes * each_step * many if tasks is None else tasks
     each = BYTES_PER_TASK[engine][not slots]
-    if max_memory == UNLIMITED or (max_memory is None and tasks * each <= ALWAYS_FREE):
+    if max_memory is UNLIMITED or (max_memory is None and tasks * each <= ALWAYS_FREE):
         return
     limit = _bytes_allowed(max_memory)
     if tasks <= (most := min(limit // each, MOST_TASKS)):

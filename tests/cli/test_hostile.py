@@ -37,6 +37,8 @@ SERVED = {
     "pyramid": "-n 2",
     "rounds": "acco -n 1 --replicas 2",
     "compare": "multi-dp 1f1b -n 2",
+    "plan": "--devices 2 --batch 2 --schedules 1f1b,gpipe",
+    "sweep": "sweep.toml -o swept --workers 1 --limit 1",
     "import-schedule": "order.csv",
     "breakeven": "multi-dp -n 2 --model toy.toml --cluster box.toml",
     "timeline": "1f1b -n 2 -o a.json",
@@ -77,6 +79,7 @@ def options_of(name: str) -> list[str]:
 def here(toy: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The toy folder as the current one, with an order, a run, and a table with a cell that is too long."""
     monkeypatch.chdir(toy)
+    (toy / "sweep.toml").write_text('[fixed]\nschedule = "1f1b"\n[axes]\nn = [1, 2]\n')
     (toy / "order.csv").write_text("0F0,0F1,0B0,0B1\n")
     (toy / "long.csv").write_text("1" * (csv.field_size_limit() + 1) + "\n")
     simulate("1f1b", 3).save(toy / FOLDER)

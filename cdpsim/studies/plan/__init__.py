@@ -6,7 +6,7 @@
 ([('1f1b', 8, 6)], 'proved: no candidate is better than row 1')
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -15,6 +15,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.errors import choose, refuse_unknown, whole_number
 from cdpsim.model import UNIT_MODELS
 from cdpsim.schedules import Schedule
+from cdpsim.studies.compare import Measured
 from cdpsim.studies.evaluate import evaluate
 from cdpsim.studies.plan.front import OBJECTIVES
 from cdpsim.studies.plan.plan_table import Plan, plan_of
@@ -24,7 +25,7 @@ from cdpsim.studies.plan.wanted import PLAN_OPTIONS, OneModel, read_amount, read
 
 __all__ = ["Plan", "plan"]
 
-_STEPS = 12  # of a candidate's run: so many that its makespan, which plans do not show, follows from few of them
+_ENOUGH_STEPS = 12  # of a candidate's run: its makespan, which plans do not show, follows from that of fewer
 
 
 def plan(
@@ -65,7 +66,10 @@ def plan(
     wanted = read_wanted(model, cluster, options, schedules=schedules, **limits)
     refuse_without_candidates(space := find_candidates(wanted), wanted)
     settings: dict[str, Any] = {"objective": objective, "top": top, "seconds": read_amount("seconds", seconds)}
-    search = begin_search(
-        space, lambda given: evaluate(**{"steps": _STEPS, **given}), begun=begun, limit=wanted.memory, **settings
-    )
+    search = begin_search(space, _evaluate_candidate, begun=begun, limit=wanted.memory, **settings)
     return plan_of(search, wanted)
+
+
+def _evaluate_candidate(options: Mapping[str, Any]) -> Measured:
+    """Return the figures of a candidate."""
+    return evaluate(**{"steps": _ENOUGH_STEPS, **options})
