@@ -52,7 +52,7 @@ def read_text(path: str | Path, *, largest_bytes: int = LARGEST_TEXT_BYTES, rewr
 
     A file that is `rewritten` is no input: the command that reads it may overwrite it.
     """
-    file = _checked_path(path)
+    file = checked_path(path)
     subject = str(file)
     with _refuse_system_errors(file):
         status = file.stat()
@@ -91,7 +91,7 @@ def read_csv(path: str | Path, *, largest_bytes: int = LARGEST_TEXT_BYTES) -> li
 
 def check_writable(path: str | Path, names: Iterable[str] | None = None, force: bool = False) -> Path:
     """Refuse what `write_file`, or `write_folder` with these names, would refuse; return the path."""
-    target = _checked_path(path)
+    target = checked_path(path)
     if str(path) == "-":
         kind = "file" if names is None else "folder"
         raise RequestError("-", f"is standard output elsewhere, and a {kind} is needed; give its name, or ./-")
@@ -214,7 +214,8 @@ def _rename_folder(content: Path, names: Sequence[str], target: Path, force: boo
     _rename_files(content, names, target, force)
 
 
-def _checked_path(path: str | Path) -> Path:
+def checked_path(path: str | Path) -> Path:
+    """Return a path that can name a file or folder; refuse any other."""
     text = str(path)
     try:
         os.fsencode(text)

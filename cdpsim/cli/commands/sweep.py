@@ -13,7 +13,7 @@ from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files.notes import explain, say
 from cdpsim.files.tables import format_table
 from cdpsim.files.units import counted
-from cdpsim.files.writing import read_text
+from cdpsim.files.writing import checked_path, read_text
 from cdpsim.studies.sweep.axes import read_sweep_file
 from cdpsim.studies.sweep.clusters import DASK, run_on_dask, run_on_slurm
 from cdpsim.studies.sweep.contents import sweep_plan_of
@@ -75,7 +75,7 @@ def _run_sweep(args: argparse.Namespace, form: str) -> int:
         return _print_points(points, args.output, form)
     if args.output is None:
         raise RequestError("-o", "is missing; name the folder of the rows, which may be there")
-    folder = Path(args.output)
+    folder = checked_path(args.output)
     save_study(folder, plan, f"sweep{path.suffix.lower()}", read_text(path, rewritten=True))
     if where == _SLURM:
         run_on_slurm(folder, workers or usual_workers(), _slurm_parameters(args.slurm), detach=args.detach)
