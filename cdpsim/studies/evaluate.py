@@ -20,6 +20,8 @@ from cdpsim.studies.figures import Figures, figures_of
 from cdpsim.studies.folding import fold_micro_batches
 from cdpsim.studies.programs import KNOWN_PROGRAMS
 
+_MOST_SHARED = 2**14  # passes of a step through stages; of programs that are run under many costs at once
+
 
 def evaluate(schedule: str | Schedule | Request, n: int | None = None, **options: Any) -> Measured:
     """Return the figures of a request, or of a schedule and options, whatever memory its devices have.
@@ -45,7 +47,7 @@ def evaluate_all(requests: Iterable[Request | Mapping[str, Any]]) -> list[Measur
     """
     made = [each if isinstance(each, Request) else _read_request(each) for each in requests]
     groups: dict[int, list[int]] = {}
-    few: list[tuple[Request, Program] | None] = [_few_steps(each) if _may_fold(each) else None for each in made]
+    few: list[tuple[Request, Program] | None] = [_few_steps(each) if _may_share(each) else None for each in made]
     for number, found in enumerate(few):
         groups.setdefault(-1 - number if found is None else id(found[1]), []).append(number)
     rows: dict[int, Measured] = {}
@@ -86,6 +88,11 @@ def _may_fold(request: Request) -> bool:
     """Return whether steps of a request may repeat each other: all but what depends on chance, stops and turns."""
     varies = request.disorder.is_random or request.disorder.stop or request.expands
     return request.schedule.order.waits and not varies and request.counts is None
+
+
+def _may_share(request: Request) -> bool:
+    """Return whether a request may be run together with others: steps repeat, and few micro-batches need no folding."""
+    return _may_fold(request) and request.shape.m * request.shape.n <= _MOST_SHARED
 
 
 def _few_steps(request: Request) -> tuple[Request, Program]:

@@ -225,6 +225,8 @@ def test_many_requests_at_once_have_the_figures_of_each() -> None:
     assert evaluate_all(requests) == [evaluate(**each) for each in requests]
     assert evaluate_all(Request(**each) for each in requests[:5]) == evaluate_all(requests[:5])
     assert evaluate_all([]) == []
+    large = {"schedule": "1f1b", "n": 4, "m": 10**6}
+    assert [row.step for row in evaluate_all([large, large])] == [2000006, 2000006]
 
 
 class TestKnownPrograms:
