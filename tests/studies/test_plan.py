@@ -246,6 +246,16 @@ def test_seconds_change_nothing_of_what_is_proved() -> None:
     assert plan_table(plan(**options, seconds=1000), "json") == plan_table(plan(**options), "json")
 
 
+def test_a_search_interrupted_before_it_has_bounds_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cdpsim.studies.plan.search.bound_candidates", interrupted)
+    found = plan(devices=4, batch=8, schedules=["gpipe", "1f1b"])
+    assert found.status == "interrupted: nothing is known of what can exist"
+    assert (found.searched[OPEN], found.rows, found.interrupted) == (found.searched["candidates"], [], True)
+
+
 def test_an_interrupted_search_says_what_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 

@@ -86,15 +86,18 @@ def begin_search(
     rows = np.array([number for number, state in enumerate(fate) if state == OPEN], dtype=np.int64)
     if len(rows) > _FEW_CANDIDATES:
         expect_many_runs()
-    most = _most_memory(space) if limit is None else limit
+    most, stopped = _most_memory(space) if limit is None else limit, ""
     if len(rows):
-        least[rows, :2] = _bounds_of(space, rows, most)
+        try:
+            least[rows, :2] = _bounds_of(space, rows, most)
+        except KeyboardInterrupt:
+            least[rows, :2], stopped = 0, INTERRUPTED
         least[rows, 2] = [candidates[number].devices for number in rows]
         least[rows, 3] = [candidates[number].staleness for number in rows]
     for number in rows[least[rows, 1] > most].tolist():
         fate[number] = TOO_LARGE
     refusals = {number: one.refusal for number, one in enumerate(candidates) if one.refusal}
-    return Search(space, least, fate, refusals, limit, objective, top, seconds, evaluate, begun)
+    return Search(space, least, fate, refusals, limit, objective, top, seconds, evaluate, begun, stopped=stopped)
 
 
 def _bounds_of(space: Space, rows: Ints, most: float) -> Floats:
@@ -125,6 +128,8 @@ def _most_memory(space: Space) -> float:
 
 def run_search(search: Search, *, front: bool = True) -> None:
     """Simulate candidates until the best are known, also of those without staleness, and then the front."""
+    if search.stopped:  # before the first of them
+        return
     open_candidates = np.array([state == OPEN for state in search.fate], dtype=bool)
     order = [number for number in best_first(search.least, search.objective).tolist() if open_candidates[number]]
     tick: Any = ticker(len(order), "plan")
