@@ -4,14 +4,14 @@ what = "compare"
 [fixed]
 model = "llama3-8b"
 [axes]
-schedule = ["1f1b", "zb-h1"]
+optimizer = ["adam", "sgd"]
 n = { from = 2, to = 32, times = 2 }
 bandwidth = { of = "cluster.topology.network.bandwidth", values = ["12.5 GB/s", "50 GB/s"] }
 [[together]]
 m = [16, 32, 64]
 replicas = [4, 2, 1]
 [[leave_out]]
-schedule = "zb-h1"
+optimizer = "sgd"
 n = 2
 """
 

@@ -14,6 +14,7 @@ import msgspec
 
 from cdpsim.errors import RequestError
 from cdpsim.numeric.paths import expect_many_runs
+from cdpsim.schedules import SCHEDULES
 from cdpsim.studies.evaluate import evaluate
 from cdpsim.studies.sweep.evaluator import Evaluator
 from cdpsim.studies.sweep.store import Segment, head_of, load_study
@@ -66,7 +67,7 @@ def _encoded(reply: Reply) -> bytes:
 def _warm_up() -> None:
     """Import what the first point would import, compiled loops too: a death meanwhile is no point's fault."""
     expect_many_runs()
-    evaluate("1f1b", 2, m=2)
+    evaluate(next(iter(SCHEDULES)), 2)
 
 
 def _end_with(parent: int) -> None:
