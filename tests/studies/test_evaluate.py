@@ -1,13 +1,13 @@
 """An evaluation runs a part of what is asked for, and its figures are those of a run of all."""
 
 from dataclasses import fields
+from inspect import unwrap
 from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import cdpsim
 from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, evaluate, evaluate_all, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.numeric import paths
@@ -15,6 +15,7 @@ from cdpsim.studies import evaluate as evaluation
 from cdpsim.studies import folding
 from cdpsim.studies.compare import Measured, measure
 from cdpsim.studies.programs import KNOWN_PROGRAMS, KnownPrograms
+from cdpsim.trace.metrics import memory
 from tests.conftest import examples
 from tests.helpers import strategies
 
@@ -289,17 +290,24 @@ class TestKnownPrograms:
         assert kept == evaluate(**options | {"cluster": other})
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", ["1f1b", "zb-h2", "multi-cdp", "zero-cdp", "single-cdp", "dp"])
-def test_compiled_peaks_are_those_of_numpy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("numba", reason="numba may be missing")
-    options: dict[str, Any] = {
-        "schedule": name,
-        "n": 4,
-        "model": "gpt2",
-        "cluster": "a100-nodes",
-        "ignore_memory": True,
-    }
+def test_compiled_peaks_are_those_of_numpy(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once as compiled code, once as the Python that it is compiled from."""
+    module = pytest.importorskip("cdpsim.numeric.compiled", reason="numba may be missing")
+    options: dict[str, Any] = {"schedule": name, "n": 4, "model": "gpt2", "cluster": "a100-nodes"}
+    monkeypatch.setattr(paths, "compiled_loops_for", lambda rows: None)
+    monkeypatch.setattr(memory, "compiled_loops_for", lambda rows: None)
+    expected = simulate(**options, ignore_memory=True).peaks.tolist()
+    monkeypatch.setattr(memory, "compiled_loops_for", lambda rows: module)
+    if not compiled:
+        monkeypatch.setattr(module, "fill_in_peaks", unwrap(module.fill_in_peaks))
+    assert simulate(**options, ignore_memory=True).peaks.tolist() == expected
+
+
+def test_who_expects_many_runs_has_all_of_them_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "compiled_loops", lambda: "compiled")
     monkeypatch.setattr(paths, "_expects_many", False)
-    expected = cdpsim.simulate(**options).peaks.tolist()
+    assert paths.compiled_loops_for(1) is None
     paths.expect_many_runs()
-    assert cdpsim.simulate(**options).peaks.tolist() == expected
+    assert paths.compiled_loops_for(1) == "compiled"
