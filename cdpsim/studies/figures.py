@@ -16,7 +16,7 @@ from cdpsim.trace.metrics.waiting import waiting_time
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run at rest takes, holds and sends: slots and stage-activations under unit costs, else seconds and bytes.
+    """Times, memory and messages of a run at rest: in slots and stage-activations, else in seconds and bytes.
 
     `span` is a time at rest, in which the run's lanes are `busy`, and `waiting` for messages, for so long in all.
     `messages` and `sent` are of a training step, and so are its `passes`: the micro-batches of all replicas. `peaks`

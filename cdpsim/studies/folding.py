@@ -256,7 +256,7 @@ def _further_peaks(
     if not _keeps_moments(runs[2], times):
         return None
     late = 0.0 if runs[2].in_slots else PRECISION * float(runs[2].end.max(initial=0))
-    # What begins where something else ends, but for rounding, may come before it or behind it.
+    # A buffer may begin when another one ends, up to rounding: it may then come before that moment, or behind it.
     found = [_peaks_beyond(nodes, runs, units, shift) for shift in ((-late, late) if late else (0,))]
     first, last = found[0], found[-1]
     return first if first is not None and last is not None and np.array_equal(first, last) else None

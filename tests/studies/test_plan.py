@@ -56,7 +56,7 @@ def box(bandwidth: float = 1e4, memory: int | None = None) -> Cluster:
 
 
 def figures(one: Measured) -> tuple[float, ...]:
-    """What plans compare, the less the better."""
+    """The figures that plans compare, the less the better."""
     return tuple(float(getattr(one, name)) for name in FIGURES)
 
 

@@ -1,4 +1,4 @@
-"""What a step's lists have in common with those of other micro-batches: how they begin, and how they end."""
+"""Beginnings and ends that the lists of a step share with lists of another number of micro-batches."""
 
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""What one case costs: a schedule of a model, trained in some way, on a cluster; for any numbers of micro-batches."""
+"""Costs of a case, with any number of micro-batches: a schedule of a model, trained in some way, on a cluster."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -51,7 +51,7 @@ class StepTimes(NamedTuple):
 
 
 class HeldBytes(NamedTuple):
-    """What devices of a case hold with some number of micro-batches."""
+    """Bytes that the devices of a case hold with some number of micro-batches."""
 
     peak: int  # the least one without data ranks, beside `moments`
     moments: Ints  # bytes at some moments, by the columns of `Held.moments`; the last is of whole gradients
@@ -59,7 +59,7 @@ class HeldBytes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Loads:
-    """What one case costs, found out by need and kept."""
+    """Costs of one case, each worked out when it is first needed, and kept."""
 
     request: Request
     times: dict[int, StepTimes] = field(default_factory=dict)
@@ -202,7 +202,7 @@ class Base:
 
     @cached_property
     def sizes(self) -> DeviceSizes:
-        """What the followed devices exchange."""
+        """The bytes that the followed devices exchange."""
         devices = self.chosen if self.listing is not None else np.arange(1)
         return sizes_of_devices(self.request, self.program, self.duration, devices)
 
@@ -217,7 +217,7 @@ class Base:
 
     @cached_property
     def held(self) -> Held:
-        """What devices hold in their tasks."""
+        """The bytes that devices hold in their tasks."""
         parameters = np.array([stage.parameters for stage in self.request.timed_model.stages], dtype=np.int64)
         return held_in_tasks(self.program, parameters, flushes=self.listing is not None)
 

@@ -26,7 +26,7 @@ import msgspec
 from cdpsim.errors import RequestError, choose, short_repr, suggestion
 from cdpsim.files import config
 
-MOST_SWEPT_POINTS = 10_000_000  # whoever runs them keeps the name of each in memory
+MOST_SWEPT_POINTS = 10_000_000  # the parent keeps the name of each in memory
 _SPACED_DIGITS = 6  # of numbers that are evenly spaced between the ends of a range
 _EXACT_DIGITS = 12  # of multiples, which have the noise of floats behind them
 _RANGE_FORMS = (("step",), ("times",), ("count",), ("count", "spacing"))  # what a range says beside its ends

@@ -1,4 +1,4 @@
-"""What a sweep can ask of each point: by which options, and which columns an answer has."""
+"""Questions that a sweep can ask at each point: their options, and the columns of an answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -31,7 +31,7 @@ _NO_FIGURES = ("steps", "setting", "untied", "asked")  # of a measured run: quan
 
 
 class Question(NamedTuple):
-    """What is asked of each point: the options that it takes, the columns of its answer, and how it is found.
+    """A question: the options that it takes, the columns of its answer, and the function that finds it.
 
     `needed` are options that it cannot do without. `follow` has columns that follow from others, and `multiples` those
     that are a whole multiple of another one: these are stored only where they are not.
