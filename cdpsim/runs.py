@@ -16,6 +16,7 @@ from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Category, Content, Program
 from cdpsim.program.collectives import Algorithm
 from cdpsim.request import Request
+from cdpsim.schedules.state import State
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.rounds import brought_first, rounds_of
 from cdpsim.trace import Trace, run_tables
@@ -246,8 +247,9 @@ class Run(Trace):
         program, steps = self.program, self.request.steps
         if self.rerun is None or self._is_irregular:
             return [steps]
-        few = FEW_STEPS + program.state.splits  # of what is gathered, a step's last may come ahead of the next one
-        least = max(few, program.fill + (2 if program.together else 4)) + self.request.shape.warm_up
+        least = (
+            max(few_steps(program.state), program.fill + (2 if program.together else 4)) + self.request.shape.warm_up
+        )
         most = max(MOST_STEADY_STEPS, 4 * (program.fill + 1))
         room = MOST_STEADY_TASKS * steps // program.compute
         if not self.may_repeat:
@@ -403,6 +405,11 @@ class SteadyState:
     def updates(self) -> int:
         """The number of updates that these steps make, but for estimates."""
         return _updates_of(self.run.program, self.steps)
+
+
+def few_steps(state: State) -> int:
+    """Return the steps of a run that shows how they repeat; of what is gathered, some comes ahead of the next step."""
+    return FEW_STEPS + state.splits
 
 
 def _repeated_steps(run: Run, *, certified: bool) -> SteadyState | None:

@@ -13,7 +13,7 @@ from cdpsim.limits import UNLIMITED
 from cdpsim.model.runtime import PAPER
 from cdpsim.program import Program
 from cdpsim.request import Request
-from cdpsim.runs import FEW_STEPS, Run
+from cdpsim.runs import Run, few_steps
 from cdpsim.schedules import Schedule
 from cdpsim.studies.compare import Measured, measure, measured_of
 from cdpsim.studies.figures import Figures, figures_of
@@ -99,7 +99,7 @@ def _few_steps(request: Request) -> tuple[Request, Program]:
     """Return the request of few steps that show all others, and its program."""
     # Steps of pipelines that exchange nothing are separate, and one shows that.
     single = request.schedule.order.lists and request.shape.replicas == 1 and request.runtime == PAPER
-    few = request.with_steps(1 if single else FEW_STEPS + request.state.splits, ignore_memory=True)
+    few = request.with_steps(1 if single else few_steps(request.state), ignore_memory=True)
     return few, KNOWN_PROGRAMS.find(few)
 
 

@@ -114,7 +114,7 @@ def test_rows_of_csv_say_whether_they_are_on_the_front(command: Command) -> None
     [
         (["--devices", "4"], "batch: is missing; give the samples of a training step"),
         ([*SMALL[1:], "--steps", "9"], None),
-        ([*SMALL[1:], "--jitter", "normal:0.1"], "--jitter: is of a single run, and a plan has many; "),
+        ([*SMALL[1:], "--jitter", "normal:0.1"], "--jitter: unknown option; "),
         ([*SMALL[1:], "--objective", "fame"], "objective: "),
         ([*SMALL[1:], "--schedules", "1f1c"], "schedule: unknown schedule '1f1c'; did you mean '1f1b'?"),
         ([*SMALL[1:], "--top", "0"], "top: top=0 must be at least 1"),

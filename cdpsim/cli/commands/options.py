@@ -2,7 +2,7 @@
 
 import argparse
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin
 
@@ -110,20 +110,22 @@ def option_arguments(options: Iterable[str], title: str = "how a run is computed
     return argument_group(title, lambda group: add_options(group, options, **defaults))
 
 
-def request_arguments(*, must_fit: bool = True, **defaults: str) -> Argument:
+def request_arguments(*, must_fit: bool = True, without: Collection[str] = (), **defaults: str) -> Argument:
     """Return arguments for the model and cluster, for training, for disturbances and for changes of a schedule.
 
     Unless a model `must_fit`, what a device would need beyond its memory is ignored, and there is no option for that.
+    Options that the command does not take are left out.
     """
 
     def add(parser: argparse.ArgumentParser) -> None:
-        add_options(parser, _USUAL_OPTIONS)
+        add_options(parser, _USUAL_OPTIONS, **defaults)
         parser.set_defaults(ignore_memory=None if must_fit else True)
         platform = (*_PLATFORM_OPTIONS, "ignore_memory") if must_fit else _PLATFORM_OPTIONS
         argument_group("what it runs on", lambda group: add_options(group, platform), _add_rendezvous)(parser)
         for title, options in _GROUPS.items():
-            known = [option for option in options.__annotations__ if option in _OPTION_TEXTS.keys() - _USUAL_OPTIONS]
-            option_arguments(known, title, **defaults)(parser)
+            taken = _OPTION_TEXTS.keys() - {*_USUAL_OPTIONS, *without}
+            if known := [option for option in options.__annotations__ if option in taken]:
+                option_arguments(known, title, **defaults)(parser)
 
     return add
 

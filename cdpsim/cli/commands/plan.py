@@ -16,15 +16,14 @@ from cdpsim.cli.commands.options import (
 from cdpsim.cli.commands.requests import check_output, given_options, listed_option
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, argument_group, command
-from cdpsim.errors import RequestError
 from cdpsim.export import pictures
 from cdpsim.files.notes import explain, say
-from cdpsim.request.options import FLAGS, flag_of
+from cdpsim.request.options import FLAGS
 from cdpsim.schedules import NAMES
 from cdpsim.studies.plan import plan
 from cdpsim.studies.plan.front import OBJECTIVES
 from cdpsim.studies.plan.plan_table import lacking_text, plan_table
-from cdpsim.studies.plan.wanted import PLAN_OPTIONS
+from cdpsim.studies.plan.wanted import RUN_ALONE
 
 _OWN_OPTIONS = ("devices", "batch", "memory", "schedules", "staleness", "top", "objective", "seconds", "fewer")
 
@@ -53,7 +52,7 @@ _OWN_OPTIONS = ("devices", "batch", "memory", "schedules", "staleness", "top", "
     ),
     look_arguments,
     option_arguments(("engine", "collective")),
-    request_arguments(must_fit=False),
+    request_arguments(must_fit=False, without=RUN_ALONE, m="batch / (data ranks x samples of a micro-batch)"),
     FORMAT,
 )
 def plan_command(args: argparse.Namespace) -> int:
@@ -63,7 +62,7 @@ def plan_command(args: argparse.Namespace) -> int:
     settings = {name: getattr(args, name) for name in _OWN_OPTIONS} | options
     if args.output is not None:
         check = partial(pictures.check_plan, args.output, look=look, force=args.force)
-        check_output(args.output, check, [partial(plan, **settings | {"seconds": 0})])
+        check_output(args.output, check, [partial(plan, **settings)])
     found = plan(**settings)
     if args.output is not None and not (found.fitting or args.output.lower().endswith(pictures.PLAN_TABLES)):
         say(f"{args.output}: is not drawn, as no candidate that fits has been simulated")
@@ -83,10 +82,6 @@ def _searched_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of all candidates, and lists of those that are searched; a switch is tried off and on."""
     given = given_options(args)
     given.pop("ignore_memory", None)
-    for option in given:
-        if option not in (*PLAN_OPTIONS, "model", "cluster"):
-            problem = "is of a single run, and a plan has many; leave it out, or compare the rows of a plan with it"
-            raise RequestError(flag_of(option), problem)
     return {
         name: [False, True] if name in FLAGS and value else listed_option(name, value) for name, value in given.items()
     }

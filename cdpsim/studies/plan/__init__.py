@@ -13,6 +13,7 @@ from typing import Any
 
 from cdpsim.cluster import Cluster
 from cdpsim.errors import choose, refuse_unknown, whole_number
+from cdpsim.front import end_check_at
 from cdpsim.model import UNIT_MODELS
 from cdpsim.schedules import Schedule
 from cdpsim.studies.compare import Measured
@@ -56,15 +57,11 @@ def plan(
     begun = monotonic()
     refuse_unknown("plan", options, PLAN_OPTIONS)
     objective, top = choose("objective", objective, OBJECTIVES), whole_number("top", top, at_least=1)
-    limits: dict[str, Any] = {
-        "devices": devices,
-        "batch": batch,
-        "memory": memory,
-        "staleness": staleness,
-        "fewer": fewer,
-    }
-    wanted = read_wanted(model, cluster, options, schedules=schedules, **limits)
+    limits: dict[str, Any] = {"devices": devices, "batch": batch, "memory": memory, "staleness": staleness}
+    wanted = read_wanted(model, cluster, options, schedules=schedules, fewer=fewer, **limits)
+    end_check_at("request")
     refuse_without_candidates(space := find_candidates(wanted), wanted)
+    end_check_at("program")
     settings: dict[str, Any] = {"objective": objective, "top": top, "seconds": read_amount("seconds", seconds)}
     search = begin_search(space, _evaluate_candidate, begun=begun, limit=wanted.memory, **settings)
     return plan_of(search, wanted)

@@ -24,9 +24,10 @@ OneModel: TypeAlias = str | Path | Model
 # Searched where they are not given; a value, or a list of them, restricts what is searched.
 SIZE_AXES = ("n", "m", "chunks", "replicas", "shard", "zero", "rule")
 RECOMPUTATIONS = ("none", "selective", "layer")  # searched where the model can
-_RUN_ALONE = ("order", "counts", "stage_replicas", "steps", "seed", "run", "max_memory", *DISORDER_OPTIONS)
+# Options of a single run: of what a plan finds, they can be asked by `compare`.
+RUN_ALONE = ("order", "counts", "stage_replicas", "steps", "seed", "run", "max_memory", *DISORDER_OPTIONS)
 # Each of these is searched where it is given as a list.
-LISTED_AXES = tuple(name for name in DEFAULTS if name not in (*SIZE_AXES, *_RUN_ALONE, "model", "cluster"))
+LISTED_AXES = tuple(name for name in DEFAULTS if name not in (*SIZE_AXES, *RUN_ALONE, "model", "cluster"))
 PLAN_OPTIONS = (*SIZE_AXES, *LISTED_AXES)  # beside a plan's own
 
 
