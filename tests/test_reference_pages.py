@@ -24,7 +24,7 @@ from cdpsim.model import Recipe, Runtime, Tie, _ModelFile, _RepeatedStage
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.program import Category, Content, Op, Stream
 from cdpsim.request.options import DEFAULTS, OPTION_NAMES
-from cdpsim.studies.sweep.axes import MOST_SWEPT_POINTS, SweepFile, _AxisTable
+from cdpsim.studies.sweep.axes import MOST_SWEPT_POINTS, AxisTable, SweepFile
 from cdpsim.studies.sweep.questions import QUESTIONS
 from cdpsim.trace import ROUNDS_HEADER, RUNS_HEADER, TABLES, WIDER_TABLES, names_of
 from tests.helpers.command_options import load_extension
@@ -126,7 +126,7 @@ def test_the_page_of_sweeps_has_every_field_question_and_code() -> None:
     assert tuple(row[0].strip("`") for row in fields) == SweepFile.__struct_encode_fields__
     assert re.findall("`(.*?)`", fields[0][1]) == [*QUESTIONS]
     named = {word for row in axis for word in re.findall("`(.*?)`", row[0])}
-    assert named == {*_AxisTable.__struct_encode_fields__}
+    assert named == {*AxisTable.__struct_encode_fields__}
     page = (PAGES / "sweeps.md").read_text(encoding="utf-8")
     assert f"at most {MOST_SWEPT_POINTS:,} points" in page
 

@@ -55,6 +55,8 @@ def sweep_command(args: argparse.Namespace) -> int:
     for option in _OF_RUNS:
         if getattr(args, option):
             raise RequestError(f"--{option.replace('_', '-')}", f"is of a run, and not of {args.what}; leave it out")
+    if args.output is not None and args.what != "table":
+        raise RequestError("-o", "is of a table; leave it out")
     actions: dict[str, Callable[[argparse.Namespace, str], int]] = {
         "status": _print_status,
         "table": _write_results,
@@ -148,8 +150,6 @@ def _report_failures(folder: Path, points: Points, part: SweepPart) -> int:
 
 
 def _print_status(args: argparse.Namespace, form: str) -> int:
-    if args.output is not None:
-        raise RequestError("-o", "is of a table; leave it out")
     status = study_status(Path(args.directory))
     left = status.to_do / status.rate if status.rate else None
     reasons = [[f"failed: {reason}", count] for reason, count in status.reasons.items()]
@@ -173,8 +173,6 @@ def _write_results(args: argparse.Namespace, _: str) -> int:
 
 
 def _retry(args: argparse.Namespace, _: str) -> int:
-    if args.output is not None:
-        raise RequestError("-o", "is of a table; leave it out")
     count = retry_failures(Path(args.directory))
     say(f"{counted(count, 'failure')} forgotten; the next run tries these points again")
     return 0

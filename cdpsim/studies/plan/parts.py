@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from cdpsim.errors import RequestError
+from cdpsim.limits import UNLIMITED
 from cdpsim.program.assembly import check_causal
 from cdpsim.request import Request
 from cdpsim.request.reading import shape_of
@@ -18,7 +19,6 @@ from cdpsim.studies.partial_requests import PartialRequests
 
 ReadPart = TypeVar("ReadPart")
 _NEEDED = ("n", "m", "chunks", "replicas", "shard", "zero", "rule", "recompute")  # a refusal of these is one
-_PLENTY = 1e15  # bytes of this machine: what is read here is not run
 
 
 class Variant(NamedTuple):
@@ -141,7 +141,7 @@ def _found(part: ReadPart | RequestError) -> ReadPart:
 
 def _read_variant(structure: Structure, variant: Variant, data: Mapping[str, int]) -> tuple[Request, dict[str, Any]]:
     """Return a request, and those of its options that do something."""
-    options = {**structure.options, **variant.options, **data, "ignore_memory": True, "max_memory": _PLENTY}
+    options = {**structure.options, **variant.options, **data, "ignore_memory": True, "max_memory": UNLIMITED}
     options["schedule"] = structure.schedule
     return PartialRequests().serve_part(options, lambda request: request, needed=_NEEDED)
 

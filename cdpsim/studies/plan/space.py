@@ -8,13 +8,13 @@ from cdpsim.errors import RequestError, UnknownName
 from cdpsim.files.units import counted
 from cdpsim.model import UNIT_MODELS
 from cdpsim.request import Request
+from cdpsim.request.sharing import MOST_SPLIT
 from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.schedules.rule import RULES
 from cdpsim.studies.equal_shapes import equal_shape, samples_of
 from cdpsim.studies.plan.parts import CandidateParts, Structure, Variant
 from cdpsim.studies.plan.wanted import Wanted
 
-_MOST_ZERO = 3
 # The options that some schedules take, by their names in requests.
 _TAKEN_BY_SOME = {option.replace("-", "_") for schedule in SCHEDULES.values() for option in schedule.options}
 
@@ -238,7 +238,7 @@ def _data_axes(wanted: Wanted, schedule: Schedule, ranks: int, variant: Variant)
     splits = "shard" in schedule.options and (variant.slots_n is None or "shard" in wanted.axes)
     for shard in divisors(ranks) if splits else [1]:
         replicas = ranks // shard
-        for zero in range(1, _MOST_ZERO + 1) if shard > 1 else [0]:
+        for zero in range(1, MOST_SPLIT + 1) if shard > 1 else [0]:
             if all(wanted.allows(*axis) for axis in (("replicas", replicas), ("shard", shard), ("zero", zero))):
                 yield replicas, shard, zero
 

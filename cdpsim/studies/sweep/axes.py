@@ -43,7 +43,7 @@ class SweepFile(msgspec.Struct, forbid_unknown_fields=True):
     leave_out: list[dict[str, Any]] = []
 
 
-class _AxisTable(msgspec.Struct, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}):
+class AxisTable(msgspec.Struct, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}):
     """An axis that is written as a table."""
 
     of: str | None = None
@@ -109,7 +109,7 @@ def _read_axis(name: str, given: Any) -> SweepAxis:
     """Return an axis from a list, from a table with a list, or from a range."""
     subject = f"axes.{name}"
     if isinstance(given, Mapping):
-        form = config.decode(dict(given), _AxisTable, subject, (_AxisTable,))
+        form = config.decode(dict(given), AxisTable, subject, (AxisTable,))
         given = _values_of(form, subject)
         of = form.of or name
     else:
@@ -126,7 +126,7 @@ def _read_axis(name: str, given: Any) -> SweepAxis:
     return SweepAxis(name, of if "." in of else of.replace("-", "_"), tuple(values))
 
 
-def _values_of(form: _AxisTable, subject: str) -> Sequence[Any]:
+def _values_of(form: AxisTable, subject: str) -> Sequence[Any]:
     """Return the values of an axis that is a table."""
     given = tuple(name for name in ("step", "times", "count", "spacing") if getattr(form, name) is not None)
     if form.values is not None:
@@ -152,7 +152,7 @@ def _amount(given: int | float | str, subject: str) -> tuple[int | float, str]:
     return float(quantity[1]), quantity[2]
 
 
-def _range_numbers(form: _AxisTable, first: int | float, last: int | float, subject: str) -> list[int | float]:
+def _range_numbers(form: AxisTable, first: int | float, last: int | float, subject: str) -> list[int | float]:
     """Return the numbers of a range, its end among them if a step reaches it."""
     by_factors = form.times is not None or form.spacing == "log"
     each = form.step if form.times is None else form.times
