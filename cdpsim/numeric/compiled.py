@@ -131,23 +131,21 @@ def step_function_of_slots(
 
 
 @compile_and_cache
-def fill_in_peaks(
-    order: Ints, device: Ints, category: Ints, time: Times, change: Ints, levels: Ints, peaks: Ints
-) -> None:
+def fill_in_peaks(order: Ints, device: Ints, category: Ints, size: Ints, time: Times, peaks: Ints) -> None:
     """Fill in the highest level of each device and category, and of the sum over categories, in the last column.
 
-    Events come in the order of their times; those of one time count together. `levels` and `peaks` are zeros.
+    Buffers begin and end at the times of events, first all that begin. Events come in the order of their times; those
+    of one time count together. The peaks are zeros.
     """
-    last = np.full(len(levels), -1.0)
-    every = levels.shape[1]
-    for place in range(len(order) + len(levels)):
-        ends = place >= len(order)
-        event = order[place] if not ends else 0
-        d = place - len(order) if ends else device[event]
-        if ends or time[event] != last[d]:
-            for c in range(every):
+    every, last, levels = peaks.shape[1] - 1, np.full(peaks.shape, -1.0), np.zeros_like(peaks)
+    for event in order:
+        ends = event >= len(size)
+        buffer = event - len(size) if ends else event
+        change = -size[buffer] if ends else size[buffer]
+        d = device[buffer]
+        for both in range(2):
+            c = every if both else category[buffer]
+            if time[event] != last[d, c]:
                 peaks[d, c] = max(peaks[d, c], levels[d, c])
-        if not ends:
-            last[d] = time[event]
-            levels[d, category[event]] += change[event]
-            levels[d, every - 1] += change[event]
+                last[d, c] = time[event]
+            levels[d, c] += change

@@ -95,9 +95,8 @@ def _find_peaks_in_seconds(buffers: Buffers, start: Times, end: Times, result: n
     _total_size(buffers)
     begin, finish = buffer_spans(buffers, start, end)
     if loops := compiled_loops_for(len(buffers)):
-        time, change = np.concatenate([begin, finish]), np.concatenate([buffers.size, -buffers.size], dtype=np.int64)
-        device, category = (np.tile(column, 2) for column in (buffers.device, buffers.category))
-        loops.fill_in_peaks(np.argsort(time), device, category, time, change, np.zeros_like(result), result)
+        time = np.concatenate([begin, finish])
+        loops.fill_in_peaks(np.argsort(time), buffers.device, buffers.category, buffers.size, time, result)
         return
     last = np.cumsum(np.bincount(buffers.device))
     for rows in np.split(sort_by(buffers.device), last[group_starts(last // _BUFFERS_AT_ONCE)[1:] - 1]):

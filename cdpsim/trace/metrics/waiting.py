@@ -1,6 +1,6 @@
 """Reasons for idle lanes: a message is on its way or held up, something else has to end, or there is nothing to do."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import IntEnum
 from math import fsum
 
@@ -46,14 +46,15 @@ def idle_spans(program: Program, start: Times, end: Times) -> dict[str, np.ndarr
 
 def waiting_time(program: Program, start: Times, end: Times, low: float, high: float) -> float:
     """Return how long all lanes together wait for messages and streams between two times, rounded once."""
-    _, _, begin, until, reason = _parts_of_gaps(program, start, end)
+    _, _, begin, until, _ = _parts_of_gaps(program, start, end, (IdleReason.MESSAGE, IdleReason.STREAM))
     length = np.minimum(until, high) - np.maximum(begin, low)
-    waits = np.maximum(length[reason <= IdleReason.STREAM], 0)
-    return fsum(np.tile(waits, program.fold))
+    return fsum(np.tile(length[length > 0], program.fold))
 
 
-def _parts_of_gaps(program: Program, start: Times, end: Times) -> tuple[Ints, Ints, Times, Times, Ints]:
-    """Return the lane of each gap; and the parts of gaps in any order: gap, begin, end, reason."""
+def _parts_of_gaps(
+    program: Program, start: Times, end: Times, reasons: Collection[IdleReason] = tuple(IdleReason)
+) -> tuple[Ints, Ints, Times, Times, Ints]:
+    """Return the lane of each gap; and the parts of gaps for some reasons, in any order: gap, begin, end, reason."""
     task, lane, begin = _gaps_before_tasks(program, start, end)
     lanes = np.arange(len(program.lane_start) - 1)
     ends = end[program.lane_tasks[program.lane_start[1:] - 1]]
@@ -61,7 +62,7 @@ def _parts_of_gaps(program: Program, start: Times, end: Times) -> tuple[Ints, In
     until = np.append(start[task], np.full(len(lanes), end.max(initial=0), dtype=end.dtype))
     behind = len(task) + lanes  # the gaps behind lanes' last tasks
     parts = *_trace_back(program, start, end, task), (behind, ends, until[behind], IdleReason.NOTHING)
-    spans = [(gap, low, high, np.full(len(gap), reason, dtype=np.int8)) for gap, low, high, reason in parts]
+    spans = [(*part[:3], np.full(len(part[0]), part[3], dtype=np.int8)) for part in parts if part[3] in reasons]
     gap, low, high, reason = (np.concatenate(column) for column in zip(*spans, strict=True))
     low, high = np.maximum(low, begin[gap]), np.minimum(high, until[gap])
     rows = np.flatnonzero(low < high)
@@ -188,8 +189,15 @@ def _waits_for_device(program: Program, message: Ints, device: Ints) -> Flags:
     chosen[message] = True
     rows = np.flatnonzero(chosen[edges.after] & (edges.before < program.compute))
     rows = rows[(edges.kind[rows] == EdgeKind.DATA) | (edges.kind[rows] == EdgeKind.BARRIER)]
-    known = edges.after[rows].astype(np.int64) * program.devices + program.tasks.device[edges.before[rows]]
-    return np.isin(message.astype(np.int64) * program.devices + device, known)
+    after, members = edges.after[rows], program.tasks.device[edges.before[rows]]
+    one = np.full(program.nodes, -1, dtype=members.dtype)
+    one[after] = members
+    waits: Flags = one[message] == device
+    several = np.flatnonzero(np.bincount(after, minlength=program.nodes)[message] > 1)
+    if len(several):
+        known = after.astype(np.int64) * program.devices + members
+        waits[several] = np.isin(message[several].astype(np.int64) * program.devices + device[several], known)
+    return waits
 
 
 def _released_by_message(program: Program, start: Times, end: Times) -> Times:
