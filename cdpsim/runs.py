@@ -247,9 +247,7 @@ class Run(Trace):
         program, steps = self.program, self.request.steps
         if self.rerun is None or self._is_irregular:
             return [steps]
-        least = (
-            max(few_steps(program.state), program.fill + (2 if program.together else 4)) + self.request.shape.warm_up
-        )
+        least = few_steps(program.state, program.fill, self.request.shape.warm_up, together=program.together)
         most = max(MOST_STEADY_STEPS, 4 * (program.fill + 1))
         room = MOST_STEADY_TASKS * steps // program.compute
         if not self.may_repeat:
@@ -407,9 +405,12 @@ class SteadyState:
         return _updates_of(self.run.program, self.steps)
 
 
-def few_steps(state: State) -> int:
-    """Return the steps of a run that shows how they repeat; of what is gathered, some comes ahead of the next step."""
-    return FEW_STEPS + state.splits
+def few_steps(state: State, fill: int, warm_up: int, *, together: bool) -> int:
+    """Return the steps of a run that shows how they repeat: the first ones fill devices, and read what was there.
+
+    Of what is gathered, some comes ahead of the next step.
+    """
+    return max(FEW_STEPS + state.splits, fill + (2 if together else 4)) + warm_up
 
 
 def _repeated_steps(run: Run, *, certified: bool) -> SteadyState | None:

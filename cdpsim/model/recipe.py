@@ -37,7 +37,7 @@ from cdpsim.model.stage import NO_CORE, Stage, Tie
 Part = TypeVar("Part", Stage, Tie)
 
 
-@lru_cache(maxsize=32)  # every request of one model applies the same recipe
+@lru_cache(maxsize=128)  # every request of one model applies the same recipe, or one of a few
 def apply_recipe(
     model: Model, recipe: Recipe | None = None, n: int | None = None, places: tuple[int, ...] = ()
 ) -> Model:
@@ -55,7 +55,7 @@ def apply_recipe(
     if model.is_unit:
         raise RequestError("training", "the slot model has no bytes and no layers; give a model")
     if recipe.optimizer or recipe.gradients:
-        model = with_update(model, recipe)
+        model = with_update(model, replace(recipe, recompute="none"))
     refuse_ineffective(model, recipe.recompute)
     ways = ways_of_stages(recipe.recompute, (0, *model.cuts(n)), places)
     groups = enumerate(zip(model.groups(n), ways, strict=True))
@@ -77,6 +77,7 @@ def apply_recipe(
     return replace(model, name=name, stages=tuple(stages), tied=tuple(tied), training=Recipe())
 
 
+@lru_cache(maxsize=16)  # whatever is recomputed, and however many stages there are
 def with_update(model: Model, recipe: Recipe) -> Model:
     """Return the model with the bytes of gradients and of optimizer state, and those that an update moves."""
     scale = _widening(model) if recipe.mixed_precision else 1

@@ -46,8 +46,8 @@ def queue_in_streams(program: Program) -> Program:
     order = sort_by(device, link, _queue_places(program)[node])
     node, device, link = node[order], device[order], link[order]
     follows = np.flatnonzero((device[1:] == device[:-1]) & (link[1:] == link[:-1]))
-    pairs = np.unique(np.stack([node[follows], node[follows + 1]]), axis=1)
-    return program.with_edges(pairs[0], pairs[1], EdgeKind.STREAM)
+    pairs = np.unique(node[follows].astype(np.int64) * program.nodes + node[follows + 1])
+    return program.with_edges(*np.divmod(pairs, program.nodes), EdgeKind.STREAM)
 
 
 _LINKS = np.array([0, 0, 1, 2, 3])  # of each stream

@@ -59,7 +59,8 @@ class _GrowingColumns:
         if not rows:
             return
         for pieces, column, kind in zip(self._pieces, columns, self._types, strict=True):
-            pieces.append(np.broadcast_to(np.asarray(column, dtype=kind), rows))
+            piece = np.asarray(column, dtype=kind)
+            pieces.append(piece if piece.shape == (rows,) else np.broadcast_to(piece, rows))
         self.rows += rows
 
     def columns(self) -> list[Ints]:

@@ -26,10 +26,11 @@ def actions_from_letters(words: Sequence[str]) -> Actions:
     second = letters >= ord("a")
     kind = _KINDS[letters & ~np.uint8(32)]
     number = np.empty(len(kind), dtype=np.int32)
+    forward, input_part = kind == Action.F, kind == Action.I
     for stage in (~second, second):
-        for kinds in ((Action.F,), (Action.B, Action.I)):
-            rows = np.flatnonzero(stage & np.isin(kind, kinds))
+        for chosen in (forward, input_part | (kind == Action.B)):
+            rows = np.flatnonzero(stage & chosen)
             number[rows] = np.arange(len(rows)) % max(len(rows) // len(words), 1)
-        number[stage & (kind == Action.W)] = number[stage & (kind == Action.I)]
+        number[stage & (kind == Action.W)] = number[stage & input_part]
     first = np.cumsum([0, *(len(word) - word.count("&") for word in words)], dtype=np.int32)
     return Actions(first, kind, second.astype(np.int32), number, beside if beside.any() else None)

@@ -41,8 +41,8 @@ def held_in_tasks(program: Program, parameters: Ints, *, flushes: bool) -> Held:
     known = np.flatnonzero((where >= 0) & (begin >= 0) & (until >= begin) & (begin <= last))
     column = np.full(len(Category), -1)
     column[[*HELD_KINDS]] = np.arange(len(HELD_KINDS))
-    stash = np.zeros(len(buffers), dtype=np.bool_)
-    stash[program.stashes] = True
+    stashes, stash = program.stashes, np.zeros(len(buffers), dtype=np.bool_)
+    stash[stashes] = True
     held = np.zeros((len(tasks) + 1, len(HELD_KINDS) + 1), dtype=np.int64)
     for rows, kind in ((known, column[buffers.category[known]]), (known[stash[known]], len(HELD_KINDS))):
         keep = np.broadcast_to(kind, len(rows)) >= 0
@@ -51,7 +51,7 @@ def held_in_tasks(program: Program, parameters: Ints, *, flushes: bool) -> Held:
         np.add.at(held, (until[rows] + 1, kind), -buffers.size[rows])
     held = np.cumsum(held, axis=0)[:-1]
     of_stage = np.zeros(program.n, dtype=np.int64)
-    of_stage[buffers.stage[program.stashes]] = buffers.size[program.stashes]
+    of_stage[buffers.stage[stashes]] = buffers.size[stashes]
     return Held(tasks, held[:, :-1], held[:, -1], of_stage, parameters[program.tasks.stage[tasks]])
 
 
@@ -67,18 +67,16 @@ def _lanes_alone(program: Program) -> Ints:
 
 def _spans(program: Program, rank: Ints, where: Ints, lanes: int, *, flushes: bool) -> tuple[Ints, Ints]:
     """Return the ranks from which on, and up to which, each buffer is certainly there; -1 where that is not known."""
-    buffers = program.buffers
+    buffers, every = program.buffers, np.arange(len(program.buffers))
     begin = _begins(program, rank, where, lanes, program.lane_start[np.maximum(where, 0)])
-    until = _until(program, rank, where, lanes, buffers.end, flushes=flushes)
-    if len(buffers.kept):
-        rows = np.arange(len(buffers))[buffers.kept]
-        kept = _until(program, rank, where, lanes, buffers.kept_until, rows, flushes=flushes)
-        np.maximum.at(until, buffers.kept, kept)
-    if flushes:
-        replaced = _until(program, rank, where, lanes, buffers.begin, flushes=flushes)
-        stays = np.isin(buffers.category, (Category.PARAMETERS, Category.OPTIMIZER)) & (buffers.begin >= 0)
-        stays &= (buffers.begin & 1 == 1) & (buffers.begin >> 1 >= program.compute) & (replaced >= 0)
-        begin = np.where(stays, replaced + 1, begin)
+    new = np.flatnonzero((buffers.begin & 1 == 1) & (buffers.begin >> 1 >= program.compute) & flushes)
+    new = new[np.isin(buffers.category[new], (Category.PARAMETERS, Category.OPTIMIZER))]
+    rows = every, buffers.kept, new
+    moments = np.concatenate([buffers.end, buffers.kept_until, buffers.begin[new]])
+    found = _until(program, rank, where, lanes, moments, np.concatenate(rows), flushes=flushes)
+    until, kept, replaced = np.split(found, np.cumsum([len(each) for each in rows[:2]]))
+    np.maximum.at(until, buffers.kept, kept)
+    begin[new] = np.where(replaced >= 0, replaced + 1, begin[new])
     return begin, until
 
 
@@ -93,18 +91,8 @@ def _begins(program: Program, rank: Ints, where: Ints, lanes: int, first: Ints) 
     return np.where(program.buffers.begin < 0, first, found)
 
 
-def _until(
-    program: Program,
-    rank: Ints,
-    where: Ints,
-    lanes: int,
-    moment: Ints,
-    rows: Ints | None = None,
-    *,
-    flushes: bool,
-) -> Ints:
+def _until(program: Program, rank: Ints, where: Ints, lanes: int, moment: Ints, rows: Ints, *, flushes: bool) -> Ints:
     """Return the rank of the last task that certainly ends by the moments up to which buffers are there; else -1."""
-    rows = np.arange(len(program.buffers)) if rows is None else rows
     where = where[rows]
     waits = _extreme(program.edges.after, rank[program.edges.before], program, lanes, least=False)
     node, at_start = moment >> 1, 1 - (moment & 1)

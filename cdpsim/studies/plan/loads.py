@@ -8,10 +8,12 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.front import assemble_one, price_request, run, simulate
-from cdpsim.numeric.columns import Floats, Ints
+from cdpsim.model.recomputation import BY_LAYER
+from cdpsim.numeric.columns import Flags, Floats, Ints
 from cdpsim.program import Content, Kind, Op, Program, Stream
 from cdpsim.request import Request
 from cdpsim.request.options import InapplicableOption
+from cdpsim.request.reading import find_model, read_recipe
 from cdpsim.runs import Run
 from cdpsim.schedules.order import Listing
 from cdpsim.schedules.shape import Shape
@@ -222,6 +224,21 @@ class Base:
         return held_in_tasks(self.program, parameters, flushes=self.listing is not None)
 
     @cached_property
+    def run_as_layers(self) -> Flags:
+        """Whether each task of its lists holds at its highest what the layers of its stage do, one after another.
+
+        A whole backward of two tasks does not: each of its layers goes back as a whole.
+        """
+        request, listing = self.request, self.listing
+        assert listing is not None
+        recipe = read_recipe(find_model(request.given["model"], request.shape.n), request.given)
+        if recipe.recompute not in BY_LAYER or recipe.offload in ("activations", "all"):
+            return np.zeros(len(listing.phase), dtype=np.bool_)
+        n, phase = listing.shape.n, listing.phase
+        whole: Flags = listing.undivided[listing.micro_batch, n - 1 - phase % n]
+        return ~whole | (phase < n)
+
+    @cached_property
     def of_ends(self) -> dict[bytes, list[Paths]]:
         """The paths for the ends of lists that were asked for, by axis."""
         return {}
@@ -351,9 +368,9 @@ def _moments_of_lists(base: Base, ends: ListEnds) -> Ints:
     amid, summing = tasks_amid(listing)
     moments[:, 5] = np.where(amid, stages[device], moments[:, 5])
     moments[:, 6] = np.where(summing, moments[:, 2], 0)
+    moments[:, 4] = np.where(base.run_as_layers, moments[:, 0], moments[:, 4])
     beside = moments.copy()
-    beside[:, 0] -= held.stash[row]
-    beside[:, 4] = 0
+    beside[:, [0, 4]] -= held.stash[row][:, None]
     least = np.full((listing.devices * listing.phases, beside.shape[1]), np.iinfo(np.int64).max)
     np.minimum.at(least, device * listing.phases + listing.phase, beside)
     grown = least[ends.device * listing.phases + ends.phase]
@@ -366,12 +383,16 @@ def _moments_of_lists(base: Base, ends: ListEnds) -> Ints:
 
 def _parameters_of_devices(base: Base) -> Ints:
     """Return the bytes of the parameters of all stages of each device."""
-    program = base.program
-    tasks = np.arange(program.compute)
-    pairs = np.unique(np.stack([program.tasks.device[tasks], program.tasks.stage[tasks]]), axis=1)
-    found = np.zeros(program.devices, dtype=np.int64)
-    np.add.at(found, pairs[0], np.array([stage.parameters for stage in base.request.timed_model.stages])[pairs[1]])
+    program, parameters = base.program, [stage.parameters for stage in base.request.timed_model.stages]
+    found: Ints = np.where(_places(program), parameters, 0).sum(axis=1)
     return found
+
+
+def _places(program: Program) -> Flags:
+    """Return which stages (columns) each device (rows) has."""
+    places: Flags = np.zeros((program.devices, program.n), dtype=np.bool_)
+    places[program.tasks.device[: program.compute], program.tasks.stage[: program.compute]] = True
+    return places
 
 
 def _deciding(moments: Ints) -> Ints:
@@ -393,12 +414,9 @@ def _work_of_pass(base: Base, m: int) -> float:
     """
     program, request = base.program, base.request
     tasks, order = program.tasks, request.schedule.order
-    compute = slice(0, program.compute)
-    device, stage = tasks.device[compute], tasks.stage[compute]
-    times = np.full((program.phases, 1), np.inf)[:, 0]
-    np.minimum.at(times, np.arange(program.compute) % program.phases, base.duration[compute])
-    of_stage = np.zeros(program.n)
-    np.add.at(of_stage, stage[: program.phases], times)
+    times = base.duration[: program.compute].reshape(-1, program.phases).min(axis=0)
+    of_stage = np.bincount(tasks.stage[: program.phases], times, program.n)
+    device, stage = np.nonzero(_places(program))
     group = _groups(device, stage, program.devices, program.n)
     work = np.bincount(group[program.devices :], of_stage, minlength=len(group))
     lane_device = tasks.device[program.lane_tasks[program.lane_start[:-1]]]
@@ -417,12 +435,11 @@ def _grows(request: Request) -> bool:
 
 def _groups(device: Ints, stage: Ints, devices: int, stages: int) -> Ints:
     """Return a number for each device and each stage: equal where devices have stages, also by others, in common."""
-    pairs = np.unique(np.stack([device, devices + stage]), axis=1)
     group = np.arange(devices + stages)
     while True:
-        least = np.minimum(group[pairs[0]], group[pairs[1]])
+        least = np.minimum(group[device], group[devices + stage])
         before = group.copy()
-        np.minimum.at(group, pairs[0], least)
-        np.minimum.at(group, pairs[1], least)
+        np.minimum.at(group, device, least)
+        np.minimum.at(group, devices + stage, least)
         if (group == before).all():
             return group
