@@ -278,7 +278,7 @@ class SharedAxis(Axis):
         build.link(final.ravel(), np.broadcast_to(node, final.shape).ravel())
         self._pace(sums, given, mine, final)
         if self.state.one_step:
-            self._join_updates(sums, final, t)
+            self._join_updates(sums, final[:, -1], t)
         backwards = slice(None, None, -1)  # so that of several units of a stage the lowest, which ends last, stays
         self.taken[t[:, None, None], np.arange(self.rounds)[:, None], sums.row[backwards]] = mine[:, :, backwards]
 
@@ -353,15 +353,14 @@ class SharedAxis(Axis):
             build.link(final[waits], after[rows[waits]], EdgeKind.ROOM)
 
     def _join_updates(self, sums: Sums, final: Ints, t: Ints) -> None:
-        """Let all updates of a device wait for all its sums."""
+        """Let all updates of a device wait for all its sums of the last round, whose passes wait for those before."""
         device = self.holders.device[: self.holders.in_step]
         columns = device[sums.row], sums.across, sums.inside
         order = sort_by(*columns)
         once = order[group_starts(*(column[order] for column in columns))]
         summed, row = matching_pairs((device[sums.row[once]],), (device,))
-        node = self.node.reshape(self.passes.steps, 1, -1)[t][:, :, row]
-        before, after = np.broadcast_arrays(final[:, :, once[summed]], node)
-        self.build.link(before.ravel(), after.ravel())
+        node = self.node.reshape(self.passes.steps, -1)[t][:, row]
+        self.build.link(final[:, once[summed]].ravel(), node.ravel())
 
     def _next_in_lane(self, task: Ints) -> tuple[Ints, Flags]:
         """Return the task behind each one in its lane, and whether there is one."""
