@@ -16,7 +16,6 @@ from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Category, Content, Program
 from cdpsim.program.collectives import Algorithm
 from cdpsim.request import Request
-from cdpsim.schedules.state import State
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.rounds import brought_first, rounds_of
 from cdpsim.trace import Trace, run_tables
@@ -247,7 +246,7 @@ class Run(Trace):
         program, steps = self.program, self.request.steps
         if self.rerun is None or self._is_irregular:
             return [steps]
-        least = few_steps(program.state, program.fill, self.request.shape.warm_up, together=program.together)
+        least = few_steps(self.request)
         most = max(MOST_STEADY_STEPS, 4 * (program.fill + 1))
         room = MOST_STEADY_TASKS * steps // program.compute
         if not self.may_repeat:
@@ -405,12 +404,13 @@ class SteadyState:
         return _updates_of(self.run.program, self.steps)
 
 
-def few_steps(state: State, fill: int, warm_up: int, *, together: bool) -> int:
+def few_steps(request: Request) -> int:
     """Return the steps of a run that shows how they repeat: the first ones fill devices, and read what was there.
 
     Of what is gathered, some comes ahead of the next step.
     """
-    return max(FEW_STEPS + state.splits, fill + (2 if together else 4)) + warm_up
+    shape, behind = request.shape, 2 if request.schedule.order.together else 4
+    return max(FEW_STEPS + request.state.splits, request.rule.fill(shape) + behind) + shape.warm_up
 
 
 def _repeated_steps(run: Run, *, certified: bool) -> SteadyState | None:

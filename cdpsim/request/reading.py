@@ -219,7 +219,7 @@ def _layers_of_stages(schedule: Schedule, n: object, options: Mapping[str, Any])
     wanted = given if given is not None else goes_by_layer(zero, options["buckets"])
     if (n is None and given is None) or not wanted or "by-layer" not in schedule.options:
         return ()
-    found = find_model(options["model"], None)
+    found = given_model(options["model"], None)
     n = found.n if n is None else whole_number("n", n, at_least=1)
     if given is True and n == found.n:
         raise InapplicableOption("by-layer", f"each of the {n} stages is a layer of the model anyway; leave it out")
@@ -381,7 +381,7 @@ def _refuse_whole_tensors(schedule: Schedule, shape: Shape, options: Mapping[str
     """Refuse an optimizer that needs whole tensors, or their norm, where workers update shares between two messages."""
     if not schedule.order.rounds or shape.replicas == 1:
         return
-    training = find_model(options["model"], shape.n).training
+    training = given_model(options["model"], shape.n).training
     if (options["update_time"] or training.update_time) == "clipped":
         raise _unsent_norm(schedule, "update-time", "take memory")
     optimizer = options["optimizer"] or training.optimizer
@@ -441,7 +441,7 @@ def read_model(
     """Return a model by name, file or content, in n stages if given, trained by the options or its own recipe."""
     if n is not None:
         n = whole_number("n", n, at_least=1)
-    found = find_model(model, n)
+    found = given_model(model, n)
     return apply_recipe(found, read_recipe(found, options), n, places)
 
 
@@ -453,7 +453,7 @@ def read_recipe(model: Model, options: Mapping[str, object]) -> Recipe:
     return msgspec.structs.replace(model.training, **given)
 
 
-def find_model(model: str | Path | Model | Mapping[str, object], n: int | None) -> Model:
+def given_model(model: str | Path | Model | Mapping[str, object], n: int | None) -> Model:
     """Return a model by name, file or content, as it is; the slot model has n stages."""
     if isinstance(model, str) and model in UNIT_MODELS:
         return Model.unit(whole_number("n", n, at_least=1), split=model != "unit")

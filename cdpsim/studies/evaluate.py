@@ -97,11 +97,9 @@ def _may_share(request: Request) -> bool:
 
 def _few_steps(request: Request) -> tuple[Request, Program]:
     """Return the request of few steps that show all others, and its program."""
-    order, shape = request.schedule.order, request.shape
-    steps = few_steps(request.state, request.rule.fill(shape), shape.warm_up, together=order.together)
     # Steps of pipelines that exchange nothing are separate, and one shows that.
-    single = order.lists and shape.replicas == 1 and request.runtime == PAPER
-    few = request.with_steps(1 if single else steps, ignore_memory=True)
+    single = request.schedule.order.lists and request.shape.replicas == 1 and request.runtime == PAPER
+    few = request.with_steps(1 if single else few_steps(request), ignore_memory=True)
     return few, KNOWN_PROGRAMS.find(few)
 
 

@@ -6,30 +6,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.errors import RequestError
-from cdpsim.front import assemble_one, price_request, run, simulate
-from cdpsim.model.recomputation import BY_LAYER
 from cdpsim.numeric.columns import Flags, Floats, Ints
-from cdpsim.program import Content, Kind, Op, Program, Stream
+from cdpsim.program import Program
 from cdpsim.request import Request
-from cdpsim.request.options import InapplicableOption
-from cdpsim.request.reading import find_model, read_recipe
-from cdpsim.runs import Run
-from cdpsim.schedules.order import Listing
-from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import ZERO
-from cdpsim.studies.partial_requests import PartialRequests
-from cdpsim.studies.plan.base_memory import Held, held_in_tasks
-from cdpsim.studies.plan.base_paths import BasePaths, Paths
-from cdpsim.studies.plan.exchange_times import DeviceSizes, ExchangeTimes, exchange_times, sizes_of_devices
-from cdpsim.studies.plan.list_ends import ListEnds, list_ends, listing_of, tasks_amid
-from cdpsim.timing.costs import Costs
+from cdpsim.studies.plan.base import Base, base_of, has_measured, list_shape, takes
+from cdpsim.studies.plan.exchange_times import ExchangeTimes, exchange_times
+from cdpsim.studies.plan.list_ends import ListEnds, list_ends, tasks_amid
 
 DATA_AXES = 3  # without data ranks, with such that have copies, and with such that have shares
-_STEPS_OF_BASE = 3  # of a base: the first one fills devices, and the last one has what the second waits for
-_LEAST_OF_BASE = 4  # micro-batches
 _FEW_PASSES = 1024  # through stages: a run of so many takes no longer than the rest
-_ALL_LOOKED_AT = 8  # devices: of more, paths through some of them are followed
 # Moments that decide: those with most by some of `Held.moments`, of which shares leave less or nothing.
 _WEIGHTS = np.array(
     [
@@ -66,7 +52,7 @@ class Loads:
     request: Request
     times: dict[int, StepTimes] = field(default_factory=dict)
     held: dict[int, HeldBytes] = field(default_factory=dict)
-    bases: dict[int, "Base"] = field(default_factory=dict)
+    bases: dict[int, Base] = field(default_factory=dict)
     exchanged: dict[tuple[int, int, int], ExchangeTimes] = field(default_factory=dict)
 
     @property
@@ -81,9 +67,9 @@ class Loads:
         return order.lists is not None and order.together and not shape.layers
 
     @cached_property
-    def base(self) -> "Base":
+    def base(self) -> Base:
         """The run of few micro-batches from which figures come."""
-        return _base_of(self.request, lists=self.lists)
+        return base_of(self.request, lists=self.lists)
 
     @property
     def own_zero(self) -> int:
@@ -103,7 +89,7 @@ class Loads:
             self.lists and not self.request.schedule.order.one_place and self.request.given["reshard"] in (None, "step")
         )
 
-    def base_for(self, m: int) -> "Base":
+    def base_for(self, m: int) -> Base:
         """Return the run from which the figures of m micro-batches come: of as many where these are few.
 
         Of a cyclic schedule, it is one whose workers have several micro-batches where they have so with m.
@@ -113,10 +99,10 @@ class Loads:
             few = m < self.base.shape.m
         elif not few and self.request.schedule.order.accumulates:
             m, few = min(m, 2 * shape.n), True
-        if m == self.base.shape.m or not few or not _takes(self.request, m):
+        if m == self.base.shape.m or not few or not takes(self.request, m):
             return self.base
         if m not in self.bases:
-            self.bases[m] = _base_of(self.request, lists=self.lists, shape=replace(shape, m=m))
+            self.bases[m] = base_of(self.request, lists=self.lists, shape=replace(shape, m=m))
         return self.bases[m]
 
     def times_of(self, m: int) -> StepTimes:
@@ -124,7 +110,7 @@ class Loads:
         if m not in self.times:
             base = self.base_for(m)
             times = _times_of_lists(base, m) if self.lists else _times_of_devices(base, m)
-            if _has_measured(base, m):
+            if has_measured(base, m):
                 times.step[0] = max(times.step[0], float(base.run.steady_state.period))
             self.times[m] = times
         return self.times[m]
@@ -134,7 +120,7 @@ class Loads:
         if m not in self.held:
             base = self.base_for(m)
             moments = _moments_of_lists(base, _ends_of(base, m)) if self.lists else base.held.moments
-            peak = int(base.run.peaks[:, -1].max()) if _has_measured(base, m) else 0
+            peak = int(base.run.peaks[:, -1].max()) if has_measured(base, m) else 0
             self.held[m] = HeldBytes(peak, _deciding(moments))
         return self.held[m]
 
@@ -150,100 +136,6 @@ class Loads:
         return self.exchanged[ranks]
 
 
-@dataclass(frozen=True, eq=False)
-class Base:
-    """A program of few micro-batches, three steps long, alone on its links; its run where that is known or needed."""
-
-    request: Request
-    program: Program
-    costs: Costs
-    listing: Listing | None
-    known: Run | None = None
-
-    @cached_property
-    def run(self) -> Run:
-        """Its run."""
-        return self.known or run(self.program, self.costs, self.request.engine)
-
-    @property
-    def shape(self) -> Shape:
-        """Its shape."""
-        return self.request.shape
-
-    @cached_property
-    def duration(self) -> Floats:
-        """The time of each node."""
-        return self.costs.duration.astype(np.float64)
-
-    @cached_property
-    def paths(self) -> BasePaths:
-        """Its paths by axis: as it is, without sums of gradients, and without all that shares make shorter."""
-        assert self.listing is not None
-        program, messages = self.program, self.program.messages
-        copies = self.duration.copy()
-        sums = len(program.tasks) + np.flatnonzero((messages.op != Op.P2P) | (messages.content == Content.GRADIENT))
-        copies[sums] = 0
-        shares = copies.copy()
-        shares[: len(program.tasks)][program.tasks.kind == Kind.U] = 0
-        if any(stage.updated_on_host for stage in self.request.timed_model.stages):
-            shares[len(program.tasks) + np.flatnonzero(messages.stream >= Stream.HOST)] = 0
-        for times in (copies, shares):
-            times[program.message_nodes.stop :] = program.parts.times(times[program.message_nodes])
-        return BasePaths(program, self.listing, np.column_stack([self.duration, copies, shares]))
-
-    @cached_property
-    def chosen(self) -> Ints:
-        """The devices whose paths are followed: all, or those with most to do, the first and the last."""
-        assert self.listing is not None
-        devices = self.listing.devices
-        if devices <= _ALL_LOOKED_AT:
-            return np.arange(devices)
-        work = np.bincount(np.repeat(np.arange(devices), self.listing.counts), self.duration[self.paths.node], devices)
-        most = np.argsort(-work, kind="stable")[: _ALL_LOOKED_AT - 2]
-        return np.unique(np.concatenate([[0, devices - 1], most]))
-
-    @cached_property
-    def sizes(self) -> DeviceSizes:
-        """The bytes that the followed devices exchange."""
-        devices = self.chosen if self.listing is not None else np.arange(1)
-        return sizes_of_devices(self.request, self.program, self.duration, devices)
-
-    @cached_property
-    def task_times(self) -> Floats:
-        """The time of a task of each phase on each device."""
-        assert self.listing is not None
-        node, listing = self.paths.node, self.listing
-        times = np.zeros((listing.devices, listing.phases))
-        times[np.repeat(np.arange(listing.devices), listing.counts), listing.phase] = self.duration[node]
-        return times
-
-    @cached_property
-    def held(self) -> Held:
-        """The bytes that devices hold in their tasks."""
-        parameters = np.array([stage.parameters for stage in self.request.timed_model.stages], dtype=np.int64)
-        return held_in_tasks(self.program, parameters, flushes=self.listing is not None)
-
-    @cached_property
-    def run_as_layers(self) -> Flags:
-        """Whether each task of its lists holds at its highest what the layers of its stage do, one after another.
-
-        A whole backward of two tasks does not: each of its layers goes back as a whole.
-        """
-        request, listing = self.request, self.listing
-        assert listing is not None
-        recipe = read_recipe(find_model(request.given["model"], request.shape.n), request.given)
-        if recipe.recompute not in BY_LAYER or recipe.offload in ("activations", "all"):
-            return np.zeros(len(listing.phase), dtype=np.bool_)
-        n, phase = listing.shape.n, listing.phase
-        whole: Flags = listing.undivided[listing.micro_batch, n - 1 - phase % n]
-        return ~whole | (phase < n)
-
-    @cached_property
-    def of_ends(self) -> dict[bytes, list[Paths]]:
-        """The paths for the ends of lists that were asked for, by axis."""
-        return {}
-
-
 def load_case(request: Request) -> Loads:
     """Return what a case costs."""
     loads = Loads(request)
@@ -251,73 +143,9 @@ def load_case(request: Request) -> Loads:
     return loads
 
 
-def _base_of(request: Request, *, lists: bool, shape: Shape | None = None) -> Base:
-    """Return a run of three steps, whose lists have beginnings and ends that many micro-batches have, or of a shape."""
-    request = request.alone().without_chance()
-    if not lists:
-        return _priced(request if shape is None else _of_micro_batches(request, shape.m), None)
-    shape = shape or replace(request.shape, m=_micro_batches_of_base(request))
-    listing = listing_of(request.schedule, _plain(shape))
-    return _priced(request.with_steps(_STEPS_OF_BASE, shape=shape), listing)
-
-
-def _of_micro_batches(request: Request, m: int) -> Request:
-    """Return the same request of m micro-batches."""
-    options = {**request, "schedule": request.schedule, "m": m, "ignore_memory": True}
-    if request.rule == request.schedule.rule_of(request.shape):  # by default; with others it may be another one
-        del options["rule"]
-    return Request(**options)
-
-
-def _takes(request: Request, m: int) -> bool:
-    """Return whether a schedule can have m micro-batches."""
-    try:
-        if request.schedule.order.lists is None:
-            return bool(_of_micro_batches(request, m))
-        return bool(len(request.schedule.actions(replace(_plain(request.shape), m=m))))
-    except RequestError:
-        return False
-
-
-def _priced(request: Request, listing: Listing | None) -> Base:
-    """Return the base of a request, without those options that change nothing where there are no data ranks."""
-    try:
-        return _base_from(request, listing)
-    except InapplicableOption:
-        options = {**request, "schedule": request.schedule, "ignore_memory": True}
-        return PartialRequests().serve(options, lambda fewer: _base_from(fewer, listing))
-
-
-def _base_from(request: Request, listing: Listing | None) -> Base:
-    """Return the base of a request: with its run, or of lists, whose paths are enough, mostly without."""
-    if listing is None:
-        known = simulate(request)
-        return Base(known.request, known.program, known.costs, None, known)
-    program = assemble_one(request)
-    return Base(request, program, price_request(program, request), listing)
-
-
-def _plain(shape: Shape) -> Shape:
-    return Shape(shape.n, shape.m, shape.chunks, widths=shape.widths)
-
-
-def _micro_batches_of_base(request: Request) -> int:
-    """Return the least number of micro-batches that is enough for all devices, twice, and that the schedule takes."""
-    schedule, shape = request.schedule, request.shape
-    if "m" not in schedule.options:
-        return shape.m
-    enough = max(shape.m, 2 * (shape.n // shape.chunks), _LEAST_OF_BASE)
-    return next((m for m in range(enough, 2 * enough + 1) if _takes(request, m)), shape.m)
-
-
-def _has_measured(base: Base, m: int) -> bool:
-    """Return whether a base has so many micro-batches itself, and shows how its steps go on."""
-    return m == base.shape.m and base.run.steady_state.certified
-
-
 def _ends_of(base: Base, m: int) -> ListEnds:
     """Return what lists of m micro-batches have in common with those of a base."""
-    return list_ends(base.request.schedule, _plain(base.shape), _plain(replace(base.shape, m=m)))
+    return list_ends(base.request.schedule, list_shape(base.shape), list_shape(replace(base.shape, m=m)))
 
 
 def _times_of_lists(base: Base, m: int) -> StepTimes:
