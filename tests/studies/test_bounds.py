@@ -101,11 +101,19 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"offload": "activations"},
     {"optimizer": "sgd"},
     {"recompute": "sqrt"},
+    {"recompute": "selective"},
 )
 
 
 @pytest.mark.parametrize(
-    "trained", [{}, {"recompute": "full"}, *(pytest.param(each, marks=pytest.mark.long) for each in OTHERS)], ids=str
+    "trained",
+    [
+        {},
+        {"recompute": "full"},
+        {"recompute": "layer"},
+        *(pytest.param(each, marks=pytest.mark.long) for each in OTHERS),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("name", PIPELINES)
 def test_bounds_hold_for_a_grouped_model_on_nodes(name: str, trained: dict[str, Any]) -> None:
@@ -119,6 +127,16 @@ def test_bounds_hold_for_a_grouped_model_on_nodes(name: str, trained: dict[str, 
         measured = evaluate(**case, m=m, replicas=replicas, **shared)
         assert step <= measured.step
         assert memory <= measured.memory
+
+
+@pytest.mark.parametrize("recompute", ["none", "layer"])
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zbv"])
+def test_memory_is_bound_closely_where_parameters_are_split(name: str, recompute: str) -> None:
+    """What the input's parts of split backwards leave is there, and what a layer needs while it runs."""
+    case = options_of(name, 4) | REAL | {"recompute": recompute}
+    loads = next(filter(None, (case_of(case, m) for m in (1, 2, 4, 8))))
+    bound = bound_candidates([loads], Sizes(*np.array([[0, 16, 1, 8, 3]]).T)).memory[0]
+    assert 0.93 <= bound / evaluate(**case, m=16, zero=3, shard=8).memory <= 1
 
 
 def case_of(case: dict[str, Any], m: int) -> Loads | None:
