@@ -68,15 +68,19 @@ def exchange_times(
         return ExchangeTimes(none, none, 0.0, 0.0)
     one_place, given = request.schedule.order.one_place, request.given
     whole_stages = zero < 3 and not (one_place or given.get("buckets") or given.get("by_layer"))
-    stream, chain, gathered = _collectives(request, sizes, places, ranks)
+    stream, chain, last, gathered = _collectives(request, sizes, places, ranks)
     when = _when(request, zero)
     if when == "each":
         return ExchangeTimes(none, none, 0.0, float(stream.max()))
     once = float((stream + gathered[0]).max())
     if any(stage.updated_on_host for stage in request.timed_model.stages):
         return ExchangeTimes(none, none, once, 0.0)
-    behind = (chain + gathered[1] if whole_stages else stream) + sizes.update / (shard if zero else 1)
-    return ExchangeTimes(behind if when == "end" else none, behind if when == "last" else none, once, 0.0)
+    update = sizes.update / (shard if zero else 1)
+    behind = (chain + gathered[1] if whole_stages else stream) + update
+    if when == "end":
+        return ExchangeTimes(behind, none, once, 0.0)
+    # The last task of a device gives the last gradients of a stage, whose sum all its updates wait for.
+    return ExchangeTimes(last + gathered[1] + update if whole_stages else none, behind, once, 0.0)
 
 
 def _when(request: Request, zero: int) -> str:
@@ -91,27 +95,30 @@ def _when(request: Request, zero: int) -> str:
 
 def _collectives(
     request: Request, sizes: DeviceSizes, places: int, ranks: tuple[int, int, int]
-) -> tuple[Floats, Floats, Floats]:
+) -> tuple[Floats, Floats, Floats, Floats]:
     """Return the times of each device's sums of gradients, and of its gathers: of all, and of the smallest stage.
 
     Sums take a stream so long, and their chain: where shares are summed again, the last ones wait for the first sums.
+    Then comes the time of the sums of the smallest stage alone.
     """
     replicas, shard, zero = ranks
     found = []
     for device, whole, parameters, least, least_parameters, _ in zip(*(each.tolist() for each in sizes), strict=True):
         way = request, device, places
         if not (shard > 1 and zero):
-            together = _collective_time(*way, Op.ALL_REDUCE, replicas * shard, 1, whole)
-            found.append((together, together, 0.0, 0.0))
+            together, last = (
+                _collective_time(*way, Op.ALL_REDUCE, replicas * shard, 1, size) for size in (whole, least)
+            )
+            found.append((together, together, last, 0.0, 0.0))
             continue
         inside, first = (_collective_time(*way, Op.REDUCE_SCATTER, shard, 1, size) for size in (whole, least))
         across, last = (
             _collective_time(*way, Op.ALL_REDUCE, replicas, shard, size // shard) for size in (whole, least)
         )
         every, one = (_collective_time(*way, Op.ALL_GATHER, shard, 1, size) for size in (parameters, least_parameters))
-        found.append((max(inside, across), max(inside + last, across + first), every, one))
-    stream, chain, *gathered = np.array(found).reshape(-1, 4).T
-    return stream, chain, np.array(gathered)
+        found.append((max(inside, across), max(inside + last, across + first), first + last, every, one))
+    stream, chain, alone, *gathered = np.array(found).reshape(-1, 5).T
+    return stream, chain, alone, np.array(gathered)
 
 
 def _collective_time(request: Request, device: int, places: int, op: Op, members: int, apart: int, size: int) -> float:
