@@ -130,11 +130,9 @@ def are_replicas_alike(program: Program, cluster: Cluster) -> bool:
         return False
     if not (cluster.is_joined or cluster.links):
         return True
-    single = messages.op == Op.P2P
-    ends = np.unique(np.stack([messages.src[single], messages.dst[single]]), axis=1)
     first = program.devices * np.arange(program.fold)[:, None]
-    links = cluster.link_costs(*(ends[:, None] + first).reshape(2, -1))
-    same = all((cost.reshape(program.fold, -1) == cost[: ends.shape[1]]).all() for cost in links)
+    links = cluster.link_costs(*(ends + first for ends in messages.ways[:2]))
+    same = all((cost == cost[0]).all() for cost in links)
     return same and all(are_alike(cluster, program.alike_groups(group)) for group in range(len(program.groups)))
 
 

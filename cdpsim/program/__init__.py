@@ -12,14 +12,14 @@ from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.files.units import counted
 from cdpsim.model.runtime import PAPER_HABITS, Habits
-from cdpsim.numeric.columns import Flags, Ints, group_numbers
+from cdpsim.numeric.columns import Flags, Ints, group_numbers, sort_and_group
 from cdpsim.numeric.paths import Levels, lane_edges, sort_into_levels
 from cdpsim.schedules.state import REPLICATED, State
 
@@ -115,6 +115,15 @@ class Tasks(_EqualColumns):
     version: Ints  # theta_version is read; an update makes it
 
 
+class Ways(NamedTuple):
+    """Ordered pairs of devices between which there are messages, each once, and the pair of each message."""
+
+    src: Ints
+    dst: Ints
+    message: Ints  # those that take a way, in their order
+    number: Ints  # the way of each of these
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Messages(_EqualColumns):
     """Point-to-point messages and collectives; -1 where a message belongs to no single stage or micro-batch.
@@ -133,6 +142,16 @@ class Messages(_EqualColumns):
     versions: Ints  # parameter versions on board
     stages: Ints  # how many stages, from `stage` on, it carries something of
     stream: Ints  # which stream of its devices it takes; -1: as the devices' overlap says
+
+    @cached_property
+    def ways(self) -> Ways:
+        """The ways of point-to-point messages from one device to another."""
+        message = np.flatnonzero((self.op == Op.P2P) & (self.stream < Stream.HOST)).astype(np.int32)
+        src, dst = self.src[message], self.dst[message]
+        order, first = sort_and_group(src, dst)
+        number = np.empty_like(order)
+        number[order] = group_numbers(first, len(order))
+        return Ways(src[order[first]], dst[order[first]], message, number)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -120,10 +120,9 @@ _OUTER = len(Kind)  # the row of updates by means, behind those by `Kind`
 def _point_to_point_times(program: Program, cluster: Cluster) -> Times:
     """Return latency and size over bandwidth of each message point to point; 0 of others."""
     messages, times = program.messages, np.zeros(len(program.messages))
-    single = np.flatnonzero(messages.op == Op.P2P)
-    single = single[messages.stream[single] < Stream.HOST]
-    latency, bandwidth = cluster.link_costs(messages.src[single], messages.dst[single])
-    times[single] = latency + messages.size[single] / bandwidth
+    src, dst, single, way = messages.ways
+    latency, bandwidth = cluster.link_costs(src, dst)
+    times[single] = latency[way] + messages.size[single] / bandwidth[way]
     for stream, link in ((Stream.HOST, cluster.host), (Stream.NVME, cluster.nvme)):
         rows = np.flatnonzero(messages.stream == stream)
         if len(rows) and link is not None:
