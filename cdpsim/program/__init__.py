@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from cdpsim.files.units import counted
 from cdpsim.model.runtime import PAPER_HABITS, Habits
-from cdpsim.numeric.columns import Flags, Ints, group_numbers, sort_and_group
+from cdpsim.numeric.columns import Flags, Ints, group_numbers, group_starts, sort_and_group, sort_by
 from cdpsim.numeric.paths import Levels, lane_edges, sort_into_levels
 from cdpsim.schedules.state import REPLICATED, State
 
@@ -89,6 +89,10 @@ class EdgeKind(IntEnum):
     ROOM = 1
     BARRIER = 2
     STREAM = 3  # of a device, which has the other one before it
+
+
+_BUFFERS_AT_ONCE = 2**12  # so many buffers' columns stay in a processor's cache
+_OF_BUFFERS = ("category", "device", "stage", "version", "size", "begin", "end")
 
 
 class _EqualColumns:
@@ -207,6 +211,22 @@ class Buffers(_EqualColumns):
     end: Ints
     kept: Ints  # buffers with further uses, in any order, as often as they have some
     kept_until: Ints
+
+    @cached_property
+    def of_devices(self) -> list[Ints]:
+        """The rows of so many devices at once as have few buffers together, one device after another."""
+        last = np.cumsum(np.bincount(self.device))
+        return np.split(sort_by(self.device), last[group_starts(last // _BUFFERS_AT_ONCE)[1:] - 1])
+
+    @cached_property
+    def of_parameters(self) -> "Buffers":
+        """The buffers of parameters."""
+        rows = np.flatnonzero(self.category == Category.PARAMETERS)
+        number = np.full(len(self), -1, dtype=np.int32)
+        number[rows] = np.arange(len(rows))
+        kept = number[self.kept]
+        columns = {name: getattr(self, name)[rows] for name in _OF_BUFFERS}
+        return Buffers(**columns, kept=kept[kept >= 0], kept_until=self.kept_until[kept >= 0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -411,6 +431,14 @@ class Program:
     def lane_numbers(self) -> Ints:
         """The number, through all devices, of the lane of each row of `lane_tasks`."""
         return group_numbers(self.lane_start[:-1], len(self.lane_tasks))
+
+    @cached_property
+    def beginnings(self) -> Ints:
+        """The nodes that wait for nothing."""
+        free = np.ones(self.nodes, dtype=np.bool_)
+        for after in (self.edges.after, self.lane_edges[1]):
+            free[after] = False
+        return np.flatnonzero(free)
 
     @property
     def lane_edges(self) -> tuple[Ints, Ints]:

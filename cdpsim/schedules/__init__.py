@@ -242,8 +242,7 @@ class Schedule:
         """Return whether several devices of a pipeline have the same stage: those of replicas, or of two directions."""
         if shape.replicas > 1 or self.order.lists is None:
             return shape.replicas > 1
-        actions = self.actions(shape)
-        return len(np.unique(actions.device.astype(np.int64) * shape.n + actions.stage)) > shape.n
+        return self.actions(shape).places > shape.n
 
     def actions(self, shape: Shape) -> Actions:
         """Return the actions of each device of a replica in a step; its order must be one by lists."""

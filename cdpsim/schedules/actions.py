@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
+from cdpsim.numeric.columns import Ints, group_numbers, group_starts, row_numbers, sort_by
 from cdpsim.numeric.paths import cycle_text, find_cycle, lane_edges, longest_paths
 
 
@@ -61,6 +61,11 @@ class Actions:
     def device(self) -> Ints:
         """The device of each action."""
         return group_numbers(self.first[:-1], len(self))
+
+    @cached_property
+    def places(self) -> int:
+        """The number of pairs of a device and a stage that it has."""
+        return len(np.unique(row_numbers([self.device, self.stage])))
 
     @cached_property
     def index(self) -> Ints:

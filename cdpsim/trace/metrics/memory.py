@@ -7,16 +7,14 @@ from cdpsim.numeric.columns import Ints, Times, dense_ranks, group_starts, sort_
 from cdpsim.numeric.paths import compiled_loops_for
 from cdpsim.program import Buffers, Category, Kind, Program
 
-_BUFFERS_AT_ONCE = 2**14  # so many buffers' columns stay in a processor's cache
-
 
 def buffer_spans(buffers: Buffers, start: Times, end: Times) -> tuple[Times, Times]:
     """Return the time at which each buffer is allocated, and the time at which it is freed."""
     moments = np.zeros(2 * len(start) + 1, dtype=end.dtype)  # by number; -1, the last, is the start of the run
     moments[:-1:2], moments[1::2] = start, end
-    finish = moments[buffers.end]
+    finish = moments.take(buffers.end)
     np.maximum.at(finish, buffers.kept, moments[buffers.kept_until])
-    return moments[buffers.begin], finish
+    return moments.take(buffers.begin), finish
 
 
 def step_function(key: Ints, begin: Times, end: Times, size: Ints) -> tuple[Ints, Times, Ints]:
@@ -90,18 +88,18 @@ def peak_memory(program: Program, start: Times, end: Times) -> np.ndarray:
 def _find_peaks_in_seconds(buffers: Buffers, start: Times, end: Times, result: np.ndarray) -> None:
     """Fill in the peaks of a run whose times are no integers, for so many devices at once as stay in a cache.
 
-    Sorting the times takes longest, and is done once for all categories.
+    Sorting the times takes longest, and is done once for all categories. A device's times are nearly sorted.
     """
     _total_size(buffers)
     begin, finish = buffer_spans(buffers, start, end)
-    if loops := compiled_loops_for(len(buffers)):
-        time = np.concatenate([begin, finish])
-        loops.fill_in_peaks(np.argsort(time), buffers.device, buffers.category, buffers.size, time, result)
-        return
-    last = np.cumsum(np.bincount(buffers.device))
-    for rows in np.split(sort_by(buffers.device), last[group_starts(last // _BUFFERS_AT_ONCE)[1:] - 1]):
-        device, category = (np.tile(column[rows], 2) for column in (buffers.device, buffers.category))
-        time, change = (np.concatenate([a[rows], b[rows]]) for a, b in ((begin, finish), (buffers.size, -buffers.size)))
+    loops = compiled_loops_for(len(buffers))
+    for rows in buffers.of_devices:
+        device, category, size = (column.take(rows) for column in (buffers.device, buffers.category, buffers.size))
+        time = np.concatenate([begin.take(rows), finish.take(rows)])
+        if loops:
+            loops.fill_in_peaks(time.argsort(kind="stable"), device, category, size, time, result)
+            continue
+        device, category, change = np.tile(device, 2), np.tile(category, 2), np.concatenate([size, -size])
         order = sort_by(device, dense_ranks(time))
         device, category, time, change = (column[order] for column in (device, category, time, change))
         for column in range(result.shape[1]):
@@ -144,10 +142,9 @@ def steady_window(program: Program, start: Times, end: Times) -> tuple[float, fl
 
 def live_versions(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:
     """Return how many versions of each stage are on each device: columns device, stage, time, versions from then on."""
-    rows = np.flatnonzero(program.buffers.category == Category.PARAMETERS)
-    begin, finish = (column[rows] for column in buffer_spans(program.buffers, start, end))
-    key = program.buffers.device[rows].astype(np.int64) * program.n + program.buffers.stage[rows]
-    key, time, count = step_function(key, begin, finish, np.ones(len(rows), dtype=np.int64))
+    buffers = program.buffers.of_parameters
+    key = buffers.device.astype(np.int64) * program.n + buffers.stage
+    key, time, count = step_function(key, *buffer_spans(buffers, start, end), np.ones(len(buffers), dtype=np.int64))
     return {"device": key // program.n, "stage": key % program.n, "time": time, "versions": count}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints, Times, group_numbers, row_numbers, sort_by
+from cdpsim.numeric.columns import Ints, Times, row_numbers, sort_by
 from cdpsim.program import Content, EdgeKind, Kind, Op, Program
 
 PRECISION = 1e-12  # of the later of two times that count as equal; whole times are equal or are not
@@ -194,12 +194,12 @@ def period_of_separate_steps(program: Program, start: Times, end: Times) -> Any 
     if not sends_boundaries_alone(program):
         return None
     task, sent = np.flatnonzero(program.tasks.step == 0), np.flatnonzero(messages.step == 0)
-    node = np.concatenate([task, count + sent, count + sent])
-    where = np.concatenate([device[task], messages.src[sent], messages.dst[sent]])
-    period = end[node].max()
+    parts = (device[task], task), (messages.src[sent], count + sent), (messages.dst[sent], count + sent)
+    period = max(end[task].max(initial=0), end[count + sent].max(initial=0))
     begins, until, computed = np.full(program.devices, period), *np.zeros((2, program.devices), dtype=end.dtype)
-    np.minimum.at(begins, where, start[node])
-    np.maximum.at(until, where, end[node])
+    for where, node in parts:
+        np.minimum.at(begins, where, start[node])
+        np.maximum.at(until, where, end[node])
     computes = task[task < program.compute]
     np.maximum.at(computed, device[computes], end[computes])
     updates = task[len(computes) :]
@@ -217,14 +217,13 @@ def sends_boundaries_alone(program: Program) -> bool:
 
 def _begin_in_full_lanes(program: Program, end: Times, period: Times) -> bool:
     """Return whether all nodes that wait for nothing are tasks of lanes that the first step fills up to its end."""
-    free = np.ones(program.nodes, dtype=np.bool_)
-    free[program.waits()[1]] = False
+    begin = np.flatnonzero(np.isin(program.lane_tasks, program.beginnings))
+    if len(begin) < len(program.beginnings):
+        return False
     first = program.tasks.step[program.lane_tasks] == 0
-    lane = group_numbers(program.lane_start[:-1], len(program.lane_tasks))
     over = np.zeros(len(program.lane_start) - 1, dtype=end.dtype)
-    np.maximum.at(over, lane[first], end[program.lane_tasks[first]])
-    begin = free[program.lane_tasks]
-    return bool(begin.sum() == free.sum() and (over[lane[begin]] >= period).all())
+    np.maximum.at(over, program.lane_numbers[first], end[program.lane_tasks[first]])
+    return bool((over[program.lane_numbers[begin]] >= period).all())
 
 
 def last_read_step(program: Program) -> int:

@@ -48,7 +48,7 @@ def waiting_time(program: Program, start: Times, end: Times, low: float, high: f
     """Return how long all lanes together wait for messages and streams between two times, rounded once."""
     _, _, begin, until, _ = _parts_of_gaps(program, start, end, (IdleReason.MESSAGE, IdleReason.STREAM))
     length = np.minimum(until, high) - np.maximum(begin, low)
-    return fsum(np.tile(length[length > 0], program.fold))
+    return fsum(length[length > 0].tolist() * program.fold)
 
 
 def _parts_of_gaps(
@@ -61,12 +61,17 @@ def _parts_of_gaps(
     lane, begin = np.append(lane, lanes), np.append(begin, ends)
     until = np.append(start[task], np.full(len(lanes), end.max(initial=0), dtype=end.dtype))
     behind = len(task) + lanes  # the gaps behind lanes' last tasks
-    parts = *_trace_back(program, start, end, task), (behind, ends, until[behind], IdleReason.NOTHING)
-    spans = [(*part[:3], np.full(len(part[0]), part[3], dtype=np.int8)) for part in parts if part[3] in reasons]
-    gap, low, high, reason = (np.concatenate(column) for column in zip(*spans, strict=True))
-    low, high = np.maximum(low, begin[gap]), np.minimum(high, until[gap])
-    rows = np.flatnonzero(low < high)
-    return lane, gap[rows], low[rows], high[rows], reason[rows]
+    spans = []
+    for gap, low, high, reason in (
+        *_trace_back(program, start, end, task),
+        (behind, ends, until[behind], IdleReason.NOTHING),
+    ):
+        if reason in reasons:
+            low, high = np.maximum(low, begin[gap]), np.minimum(high, until[gap])
+            rows = np.flatnonzero(low < high)
+            spans.append((gap[rows], low[rows], high[rows], np.full(len(rows), reason, dtype=np.int8)))
+    gap, low, high, reasons_of = (np.concatenate(column) for column in zip(*spans, strict=True))
+    return lane, gap, low, high, reasons_of
 
 
 def waits_for(program: Program, start: Times, end: Times) -> Ints:
@@ -143,7 +148,8 @@ def _trace_back(
     critical = _critical(program, end, ~in_stream)
     node, rows = critical[task], np.arange(len(task))
     message = np.full(len(task), -1, dtype=node.dtype)  # the first of those that one after another led to the task
-    there, free = ended(node), ended(_critical(program, end, in_stream)[task])
+    there = ended(node)
+    free = ended(_critical(program, end, in_stream)[task]) if in_stream.any() else there
     yield rows, np.maximum(there, free), start[task], IdleReason.NOTHING
     yield rows, there, free, IdleReason.STREAM
     count = len(program.tasks)
@@ -161,7 +167,8 @@ def _trace_back(
     made = ended(node)
     late = made - _messages_delay(program, start, end, task, message, node)
     yield np.arange(len(task)), np.zeros_like(made), late, IdleReason.DEPENDENCY
-    yield np.arange(len(task)), late, made, IdleReason.MESSAGE
+    rows = np.flatnonzero(late < made)
+    yield rows, late[rows], made[rows], IdleReason.MESSAGE
 
 
 def _messages_delay(program: Program, start: Times, end: Times, task: Ints, message: Ints, node: Ints) -> Times:
