@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -206,7 +206,7 @@ class Rule:
 
     def fill(self, shape: Shape) -> int:
         """Return the first training step that reads versions as old as all later steps do."""
-        return int(max(self.lags(shape).max(), self.backward_lags(shape).max()))
+        return _longest_lag(self, shape)
 
     def matrix(self, n: int, m: int) -> Fresh:
         """Return u[i, j] for n stages and m micro-batches."""
@@ -241,6 +241,12 @@ class Rule:
             remedy = f"a lag is a whole number of steps from 0, the newest, to {MOST_LAG}"
             raise RequestError("rule", f"{self.name!r} {problem}; {remedy}")
         return lags if lags.dtype.kind == "i" else lags.astype(np.int64)
+
+
+@lru_cache(maxsize=1024)  # every request of one shape asks for it
+def _longest_lag(rule: Rule, shape: Shape) -> int:
+    lags = int(rule.lags(shape).max())
+    return lags if rule.backward is None else max(lags, int(rule.backward_lags(shape).max()))
 
 
 def _newest(i: Ints, j: Ints, shape: Shape) -> Ints:

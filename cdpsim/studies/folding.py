@@ -16,7 +16,7 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Flags, Ints, Times, dense_ranks, group_starts, row_numbers, sort_by
-from cdpsim.program import Category, Program
+from cdpsim.program import Buffers, Category, Program
 from cdpsim.request import Request
 from cdpsim.runs import Run
 from cdpsim.studies.figures import Figures
@@ -43,7 +43,7 @@ def fold_micro_batches(request: Request, run_at_rest: RunAtRest) -> Folded | Non
     shape, schedule = request.shape, request.schedule
     if "m" not in schedule.options or schedule.shape is not None or not isinstance(request.rule.record(shape), str):
         return None
-    budget = _cost(shape.m * shape.n) // 6  # so that little is lost where few show nothing
+    budget = _cost(shape.m * shape.n) // 4  # so that little is lost where few show nothing
     for counts in _counts_to_try(shape.m, 1 if schedule.order.one_place else shape.parts // shape.chunks):
         needed = sum(_cost(m * shape.n) for m in counts)
         if needed > budget or _devices(request, counts[0]) != _devices(request, shape.m):
@@ -256,34 +256,34 @@ def _further_peaks(
     if not _keeps_moments(runs[2], times):
         return None
     late = 0.0 if runs[2].in_slots else PRECISION * float(runs[2].end.max(initial=0))
-    # A buffer may begin when another one ends, up to rounding: it may then come before that moment, or behind it.
-    found = [_peaks_beyond(nodes, runs, units, shift) for shift in ((-late, late) if late else (0,))]
-    first, last = found[0], found[-1]
-    return first if first is not None and last is not None and np.array_equal(first, last) else None
-
-
-def _peaks_beyond(nodes: Sequence[_NodesByClass], runs: Sequence[Run], units: int, shift: float) -> Ints | None:
-    """Return the peaks, so many units after the last of three runs, if all buffers began so much later."""
-    buffers = [_BuffersByClass.of(run, each, shift) for run, each in zip(runs, nodes, strict=True)]
+    buffers = [_BuffersByClass.of(run, each, late) for run, each in zip(runs, nodes, strict=True)]
     if any(not np.array_equal(buffers[0].classes, each.classes) for each in buffers[1:]):
         return None
     matches = _Matches.of([each.first for each in buffers])
     if matches is None:
         return None
-    levels = [each.levels[:, each.order[row]] for each, row in zip(buffers, matches.rows, strict=True)]
-    grown = levels[2] - levels[1]
-    if (grown != levels[1] - levels[0]).any() or (grown < 0).any():
+    found: list[Ints] = []
+    for levels in zip(*(each.levels for each in buffers), strict=True):
+        peaks = _peaks_beyond(runs[2], [each.order for each in buffers], matches, levels, units)
+        if peaks is None or (found and not np.array_equal(peaks, found[0])):
+            return None
+        found.append(peaks)
+    return found[0]
+
+
+def _peaks_beyond(
+    run: Run, order: Sequence[Ints], matches: _Matches, levels: Sequence[Ints], units: int
+) -> Ints | None:
+    """Return the peaks, so many units after a run, if devices hold these levels when buffers begin; None if less."""
+    at = [each[:, rows[row]] for each, rows, row in zip(levels, order, matches.rows, strict=True)]
+    grown = at[2] - at[1]
+    if (grown != at[1] - at[0]).any() or (grown < 0).any():
         return None
-    held, rows = runs[2].program.buffers, buffers[2].order[matches.rows[2]]
-    peaks = np.zeros_like(runs[2].peaks)
-    for column, level in (
-        (held.category, buffers[2].levels[0]),
-        (np.full_like(held.category, -1), buffers[2].levels[1]),
-    ):
-        np.maximum.at(peaks, (held.device, column), level)
-    further = levels[2] + units * grown
-    np.maximum.at(peaks, (held.device[rows], held.category[rows]), further[0])
-    np.maximum.at(peaks[:, -1], held.device[rows], further[1])
+    held, rows, peaks = run.program.buffers, order[2][matches.rows[2]], np.zeros_like(run.peaks)
+    further = at[2] + units * grown
+    for of, level in ((slice(None), levels[2]), (rows, further)):
+        np.maximum.at(peaks, (held.device[of], held.category[of]), level[0])
+        np.maximum.at(peaks[:, -1], held.device[of], level[1])
     return peaks
 
 
@@ -326,35 +326,51 @@ def _keep_order(begins: Flags, now: Times, then: Times, room: float) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _BuffersByClass:
-    """The buffers of a program in classes, each in the order of their beginnings."""
+    """The buffers of a program in classes, each in the order of their beginnings.
+
+    The levels are what its device holds when each begins: of its category, and in all. A buffer may begin when another
+    one ends, up to rounding, and so come before or behind it: there are levels for either.
+    """
 
     classes: Ints
     order: Ints
     first: Ints
-    levels: Ints  # what its device holds when each begins: of its category, and in all
+    levels: list[Ints]  # by category, and in all
 
     @classmethod
-    def of(cls, run: Run, nodes: _NodesByClass, shift: float) -> "_BuffersByClass":
-        """Return the buffers of a run, which begin so much later; those of a class begin with nodes of a class."""
+    def of(cls, run: Run, nodes: _NodesByClass, late: float) -> "_BuffersByClass":
+        """Return the buffers of a run, which begin so much earlier or later; those of a class begin with its nodes."""
         buffers = run.program.buffers
         begins = np.where(buffers.begin < 0, -1, 2 * nodes.number[buffers.begin >> 1] + (buffers.begin & 1))
         columns = (buffers.category, buffers.device, buffers.stage, buffers.version, buffers.size, begins)
         classes, number = _classify(np.array(columns, dtype=np.int64))
         begin, finish = memory.buffer_spans(buffers, run.start, run.end)
-        order = sort_by(number, dense_ranks(begin))
-        device = buffers.device.astype(np.int64)
-        keys = device * len(Category) + buffers.category, device
-        at = dense_ranks(np.concatenate([begin, finish])) * run.program.devices + np.tile(device, 2)
-        begin = np.where(np.isin(at[: len(at) // 2], at[len(at) // 2 :]), begin, begin + shift)
-        levels = np.array([_levels_at(key, begin, finish, buffers.size) for key in keys])
+        ranks = dense_ranks(np.concatenate([begin, finish]))
+        order, at = sort_by(number, ranks[: len(begin)]), ranks * run.program.devices + np.tile(buffers.device, 2)
+        together = np.isin(at[: len(begin)], at[len(begin) :])
+        levels = []
+        for shift in (-late, late) if late else (0,):
+            if late:
+                ranks = dense_ranks(np.concatenate([np.where(together, begin, begin + shift), finish]))
+            levels.append(_levels(buffers, ranks))
         return cls(classes, order, np.append(group_starts(number[order]), len(order)), levels)
 
 
-def _levels_at(key: Ints, begin: Times, finish: Times, size: Ints) -> Ints:
-    """Return the sum of the sizes of all spans of its key that are there when each span begins."""
-    keys, times, sums = memory.step_function(key, begin, finish, size)
-    ranks = dense_ranks(np.concatenate([times, begin]))
-    span = int(ranks.max(initial=0)) + 1
-    row = np.searchsorted(keys * span + ranks[: len(times)], key * span + ranks[len(times) :], side="right") - 1
-    found = (row >= 0) & (keys[row] == key)
-    return np.where(found, sums[row], 0)
+def _levels(buffers: Buffers, ranks: Ints) -> Ints:
+    """Return what its device holds, of its category and in all, when each buffer begins.
+
+    The ranks are those of beginnings, and then of ends. In all devices before, as much ends as begins.
+    """
+    device, span = buffers.device.astype(np.int64), int(ranks.max(initial=0)) + 1
+    found = []
+    for key in (device * len(Category) + buffers.category, device):
+        begins, ends = (key * span + each for each in np.split(ranks, 2))
+        by_begin, by_end = np.argsort(begins), np.argsort(ends)
+        wanted, held = begins[by_begin], np.empty(len(key), dtype=np.int64)
+        begun, ended = (
+            np.append(0, np.cumsum(buffers.size[order]))[np.searchsorted(each, wanted, side="right")]
+            for order, each in ((by_begin, wanted), (by_end, ends[by_end]))
+        )
+        held[by_begin] = begun - ended
+        found.append(held)
+    return np.array(found)
