@@ -352,11 +352,11 @@ class _BuffersByClass:
         for shift in (-late, late) if late else (0,):
             if late:
                 ranks = dense_ranks(np.concatenate([np.where(together, begin, begin + shift), finish]))
-            levels.append(_levels(buffers, ranks))
+            levels.append(_levels_held(buffers, ranks))
         return cls(classes, order, np.append(group_starts(number[order]), len(order)), levels)
 
 
-def _levels(buffers: Buffers, ranks: Ints) -> Ints:
+def _levels_held(buffers: Buffers, ranks: Ints) -> Ints:
     """Return what its device holds, of its category and in all, when each buffer begins.
 
     The ranks are those of beginnings, and then of ends. In all devices before, as much ends as begins.
