@@ -8,6 +8,7 @@ import pytest
 from cdpsim import evaluate, presets
 from cdpsim.model import Model
 from cdpsim.numeric.paths import expect_many_runs
+from cdpsim.studies.folding import KNOWN_GROWTHS
 from cdpsim.studies.programs import KNOWN_PROGRAMS
 
 NODES = "a100-nodes"
@@ -53,7 +54,16 @@ def test_micro_batches(benchmark: Any, m: int, known: bool) -> None:
     def one() -> None:
         if not known:
             KNOWN_PROGRAMS.forget()
+            KNOWN_GROWTHS.forget()
         evaluate("1f1b", 8, m=m, replicas=4, model="llama3-8b", cluster=NODES)
 
     benchmark(one)
     benchmark.extra_info["evaluations"] = f"{1 / benchmark.stats.stats.min:,.0f}/s"
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_any_micro_batches(benchmark: Any, replicas: int) -> None:
+    """Other numbers of micro-batches and steps than before, from 900 to a million, of which none comes again."""
+    asked = cycle(range(900, 10**6, 1013))
+    benchmark(lambda: evaluate("1f1b", 8, m=next(asked), replicas=replicas, model="llama3-8b", cluster=NODES))
+    benchmark.extra_info["evaluations"] = f"{1 / benchmark.stats.stats.median:,.0f}/s"

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints, group_numbers, group_starts, row_numbers, sort_by
+from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.numeric.paths import cycle_text, find_cycle, lane_edges, longest_paths
 
 
@@ -65,7 +65,9 @@ class Actions:
     @cached_property
     def places(self) -> int:
         """The number of pairs of a device and a stage that it has."""
-        return len(np.unique(row_numbers([self.device, self.stage])))
+        there = np.zeros((self.devices, int(self.stage.max(initial=0)) + 1), dtype=np.bool_)
+        there[self.device, self.stage] = True
+        return int(there.sum())
 
     @cached_property
     def index(self) -> Ints:

@@ -33,7 +33,7 @@ class KnownPrograms:
         """Return the program of a request, of one replica for all where these are alike."""
         if request.expands or request.schedule.order.rounds:
             return assemble_one(request)
-        structure = _structure(request)
+        structure = structure_of(request)
         for key in (structure, True), (structure, False):
             program = self._programs.get(key)
             if program is not None and (program.fold == 1 or are_replicas_alike(program, request.cluster)):
@@ -56,7 +56,7 @@ class KnownPrograms:
             self._nodes -= self._programs.popitem(last=False)[1].nodes
 
 
-def _structure(request: Request) -> Hashable:
+def structure_of(request: Request) -> Hashable:
     """Return the facts of a request on which its program depends; what it costs is not among them."""
     model, cluster = request.timed_model, request.cluster
     return (

@@ -14,6 +14,7 @@ from cdpsim.numeric import paths
 from cdpsim.studies import evaluate as evaluation
 from cdpsim.studies import folding
 from cdpsim.studies.compare import Measured, measure
+from cdpsim.studies.folding.moments import keeps_moments
 from cdpsim.studies.programs import KNOWN_PROGRAMS, KnownPrograms
 from cdpsim.trace.metrics import memory
 from tests.conftest import examples
@@ -105,6 +106,23 @@ def test_folded_micro_batches_give_the_figures_of_all(
     """Every schedule, uneven stages, every kind of link; times to 1e-12, memory and messages exactly."""
     options = case(name, forwards, link, 96)
     assert differences(evaluate(**options), whole_run(options)) == []
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "chimera", "pipedream-2bw", "dp"])
+def test_other_numbers_of_micro_batches_follow_from_the_same_runs(
+    name: str, link: str, folds_always: list[folding.Folded | None]
+) -> None:
+    """Whatever number was asked for before; and an order that is said to stay for all numbers stays for each."""
+    folding.KNOWN_GROWTHS.forget()
+    for m in (96, 90, 144, 96):
+        options = case(name, "mixed", link, m)
+        assert differences(evaluate(**options), whole_run(options)) == []
+    assert any(folds_always) or link == "slow"
+    for growth in filter(None, folding.KNOWN_GROWTHS):
+        for units in (1, 30, 10**4):
+            if growth.gap > 2 * (1 + units) * growth.times.room:
+                assert keeps_moments(growth.rest, growth.times.after(units))
 
 
 @pytest.mark.parametrize("name", [name for name in TAKE_ANY_M if name not in NOT_FOLDED])

@@ -1,0 +1,185 @@
+"""Folding of micro-batches: the figures of a step with many of them, from steps with few.
+
+In the middle of a step micro-batches repeat each other. Each task or message there is a time later than the one before
+it of its kind, and that time is the same for all: then it stays so, because the end of a node is the longest path to
+it. So runs of m, m + u and m + 2u micro-batches are compared, node by node: the first half of the nodes of a kind by
+their numbers from the front, the second half by their numbers from the back. If from the second run to the third all
+nodes are as much later as from the first to the second, and those of one half equally much, the same happens with each
+further u. What devices hold whenever they begin to hold something more is compared likewise.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cdpsim.errors import RequestError
+from cdpsim.request import Request
+from cdpsim.runs import Run
+from cdpsim.studies.figures import Figures
+from cdpsim.studies.folding.levels import HeldLevels, growing_levels
+from cdpsim.studies.folding.moments import keeps_moments, least_gap
+from cdpsim.studies.folding.nodes import GrowingTimes, NodesByClass, growing_times, most_units
+from cdpsim.studies.programs import structure_of
+from cdpsim.trace.metrics.steady import PRECISION
+
+_FIXED_TASKS = 500  # a run takes the time of so many tasks beside that of its own
+
+RunAtRest = Callable[[Request], tuple[Run, Figures]]
+
+
+class Folded(NamedTuple):
+    """A run of fewer micro-batches than asked for, and the figures of all."""
+
+    run: Run
+    figures: Figures
+
+
+def fold_micro_batches(request: Request, run_at_rest: RunAtRest) -> Folded | None:
+    """Return the figures of a request from runs of few micro-batches; None where these do not show it, or take longer.
+
+    The schedule must take any number of them, and a rule that is given as lags goes with no other number.
+    """
+    shape, schedule = request.shape, request.schedule
+    if "m" not in schedule.options or schedule.shape is not None or not isinstance(request.rule.record(shape), str):
+        return None
+    budget = _cost(shape.m * shape.n) // 2  # so that little is lost where few show nothing
+    for counts in _counts_to_try(shape.m, 1 if schedule.order.one_place else shape.parts // shape.chunks):
+        needed = sum(_cost(m * shape.n) for m in counts)
+        if needed > budget or _devices(request, counts[0]) != _devices(request, shape.m):
+            continue
+        try:
+            growth = KNOWN_GROWTHS.find(request, counts, run_at_rest)
+        except RequestError:  # as some schedules take multiples only
+            continue
+        budget -= needed
+        if growth and (figures := growth.after((shape.m - counts[2]) // (counts[1] - counts[0]))):
+            return Folded(growth.run, figures)
+    return None
+
+
+def _cost(tasks: int) -> int:
+    return tasks + _FIXED_TASKS
+
+
+def _devices(request: Request, m: int) -> int:
+    """Return on how many devices a replica would run with so many micro-batches."""
+    schedule = request.schedule
+    return 0 if schedule.order.lists else schedule.placement.devices(replace(request.shape, m=m))
+
+
+def _counts_to_try(m: int, devices: int) -> Iterator[tuple[int, int, int]]:
+    """Yield numbers of micro-batches, a unit apart, from which m is a number of units away."""
+    least = 2 * devices
+    while least < m:
+        for unit in dict.fromkeys((1, 2, devices)):
+            first = least + (m - least) % unit
+            if first + 2 * unit < m:
+                yield first, first + unit, first + 2 * unit
+        least *= 4
+
+
+class _KnownGrowths:
+    """What the runs that were compared last have shown; other numbers of micro-batches follow from the same runs."""
+
+    def __init__(self) -> None:
+        self._growths: OrderedDict[Hashable, _Growth | None] = OrderedDict()
+
+    def find(self, request: Request, counts: Sequence[int], run_at_rest: RunAtRest) -> "_Growth | None":
+        """Return what runs of a request with so many micro-batches show; None if they show nothing of others."""
+        few = [request.with_micro_batches(m) for m in counts]
+        key = (structure_of(few[0]), *counts, *(getattr(request, name) for name in _OF_COSTS))
+        if key not in self._growths:
+            self._growths[key] = _growth_of([run_at_rest(each) for each in few])
+            while len(self._growths) > _MOST_GROWTHS:
+                self._growths.popitem(last=False)
+        self._growths.move_to_end(key)
+        return self._growths[key]
+
+    def __iter__(self) -> "Iterator[_Growth | None]":
+        return iter(self._growths.values())
+
+    def forget(self) -> None:
+        """Let all of it go."""
+        self._growths.clear()
+
+
+KNOWN_GROWTHS = _KnownGrowths()
+_MOST_GROWTHS = 32
+_OF_COSTS = ("model", "cluster", "collective", "contention", "engine", "steps")  # fields on which times depend
+
+
+@dataclass(frozen=True, eq=False)
+class _Growth:
+    """What three runs, a unit apart, show of runs with more units."""
+
+    run: Run  # the last one
+    rest: Run  # the same at rest
+    figures: Figures
+    sums: dict[str, tuple[Any, Any]]  # figures, and how much they grow with each unit
+    times: GrowingTimes
+    levels: list[HeldLevels]
+
+    @cached_property
+    def most(self) -> float:
+        """The units up to which no node begins before one that it waits for has ended."""
+        return most_units(self.rest.program, self.times)
+
+    @cached_property
+    def gap(self) -> float:
+        """The least time between what begins and what ends on a device; 0 if their order may change with the units."""
+        return least_gap(self.rest, self.times)
+
+    def after(self, units: int) -> Figures | None:
+        """Return the figures so many units later; None where the runs do not show them."""
+        if units > self.most:
+            return None
+        if self.gap <= 2 * (1 + units) * self.times.room and not keeps_moments(self.rest, self.times.after(units)):
+            return None
+        peaks = [level.peaks(self.rest, units) for level in self.levels]
+        if not all(np.array_equal(peaks[0], each) for each in peaks):
+            return None
+        further = {name: third + units * slope for name, (third, slope) in self.sums.items()}
+        further["staleness"] /= float(further["passes"])
+        return replace(self.figures, peaks=peaks[0], **further)
+
+
+def _growth_of(runs: Sequence[tuple[Run, Figures]]) -> _Growth | None:
+    """Compare three runs, a unit apart; return None where they do not show others."""
+    at_rest = [run.steady_state for run, _ in runs]
+    programs = [state.run.program for state in at_rest]
+    if not all(state.certified and len(state.steps) == 1 for state in at_rest) or len({p.steps for p in programs}) > 1:
+        return None
+    sums = _growing_sums([figures for _, figures in runs])
+    if sums is None:
+        return None
+    of_rest = [state.run for state in at_rest]
+    nodes = [NodesByClass.of(run) for run in of_rest]
+    times = growing_times(nodes, of_rest)
+    levels = None if times is None else growing_levels(nodes, of_rest)
+    if times is None or levels is None:
+        return None
+    return _Growth(runs[2][0], of_rest[2], runs[2][1], sums, times, levels)
+
+
+# Figures that must not change, and those that grow by as much with each unit; staleness is a mean over micro-batches.
+_CONSTANT = ("period_is", "lanes", "versions", "rounds")
+_GROWING = ("period", "makespan", "span", "busy", "waiting", "passes", "messages", "sent")
+
+
+def _growing_sums(figures: Sequence[Figures]) -> dict[str, tuple[Any, Any]] | None:
+    """Return the figures that grow, and how much; None if they have not grown alike, or others have changed."""
+    assert {field.name for field in fields(Figures)} == {*_CONSTANT, *_GROWING, "staleness", "peaks"}
+    if any(len({getattr(each, name) for each in figures}) > 1 for name in _CONSTANT):
+        return None
+    found: dict[str, tuple[Any, Any]] = {}
+    columns = {name: [getattr(each, name) for each in figures] for name in _GROWING}
+    columns["staleness"] = [each.staleness * float(each.passes) for each in figures]
+    for name, (first, second, third) in columns.items():
+        if abs((third - second) - (second - first)) > (PRECISION * abs(third) if isinstance(third, float) else 0):
+            return None
+        found[name] = third, (third - first) / 2 if isinstance(third, float) else third - second
+    return found
