@@ -92,7 +92,6 @@ class EdgeKind(IntEnum):
 
 
 _BUFFERS_AT_ONCE = 2**12  # so many buffers' columns stay in a processor's cache
-_OF_BUFFERS = ("category", "device", "stage", "version", "size", "begin", "end")
 
 
 class _EqualColumns:
@@ -225,8 +224,9 @@ class Buffers(_EqualColumns):
         number = np.full(len(self), -1, dtype=np.int32)
         number[rows] = np.arange(len(rows))
         kept = number[self.kept]
-        columns = {name: getattr(self, name)[rows] for name in _OF_BUFFERS}
-        return Buffers(**columns, kept=kept[kept >= 0], kept_until=self.kept_until[kept >= 0])
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        columns = {name: column[kept >= 0 if name.startswith("kept") else rows] for name, column in columns.items()}
+        return Buffers(**columns | {"kept": kept[kept >= 0]})
 
 
 @dataclass(frozen=True, eq=False)

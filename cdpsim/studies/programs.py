@@ -1,8 +1,9 @@
 """Programs of requests, each assembled once for all requests that have the same one."""
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from functools import lru_cache
+from typing import Generic, TypeVar
 
 from cdpsim.front import are_replicas_alike, assemble_one
 from cdpsim.model import Model
@@ -11,6 +12,7 @@ from cdpsim.request import Request
 from cdpsim.request.sharing import SHARING
 
 MOST_KEPT_NODES = 2**20  # of all programs together
+Value = TypeVar("Value")
 
 _OF_MESSAGES = (
     "shard",
@@ -21,13 +23,39 @@ _OF_MESSAGES = (
 )  # options that are refused where they change nothing
 
 
-class KnownPrograms:
-    """The programs that were asked for last."""
+class Kept(Generic[Value]):
+    """Values that were asked for last, by their keys: as many as have so many nodes of programs together."""
 
     def __init__(self, most_nodes: int = MOST_KEPT_NODES) -> None:
         self.most_nodes = most_nodes
-        self._programs: OrderedDict[Hashable, Program] = OrderedDict()
+        self._values: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
         self._nodes = 0
+
+    def __iter__(self) -> Iterator[Value]:
+        return (value for value, _ in self._values.values())
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def __getitem__(self, key: Hashable) -> Value:
+        self._values.move_to_end(key)
+        return self._values[key][0]
+
+    def keep(self, key: Hashable, value: Value, nodes: int) -> None:
+        """Keep a value, and let those go that were not asked for longest."""
+        self._values[key] = value, nodes
+        self._nodes += nodes
+        while self._nodes > self.most_nodes and len(self._values) > 1:
+            self._nodes -= self._values.popitem(last=False)[1][1]
+
+    def forget(self) -> None:
+        """Let all values go."""
+        self._values.clear()
+        self._nodes = 0
+
+
+class KnownPrograms(Kept[Program]):
+    """The programs that were asked for last."""
 
     def find(self, request: Request) -> Program:
         """Return the program of a request, of one replica for all where these are alike."""
@@ -35,25 +63,11 @@ class KnownPrograms:
             return assemble_one(request)
         structure = structure_of(request)
         for key in (structure, True), (structure, False):
-            program = self._programs.get(key)
-            if program is not None and (program.fold == 1 or are_replicas_alike(program, request.cluster)):
-                self._programs.move_to_end(key)
+            if key in self and ((program := self[key]).fold == 1 or are_replicas_alike(program, request.cluster)):
                 return program
         program = assemble_one(request)
-        self._keep((structure, program.fold > 1), program)
+        self.keep((structure, program.fold > 1), program, program.nodes)
         return program
-
-    def forget(self) -> None:
-        """Let all programs go."""
-        self._programs.clear()
-        self._nodes = 0
-
-    def _keep(self, key: Hashable, program: Program) -> None:
-        """Keep a program, and let those go that were not asked for longest."""
-        self._programs[key] = program
-        self._nodes += program.nodes
-        while self._nodes > self.most_nodes and len(self._programs) > 1:
-            self._nodes -= self._programs.popitem(last=False)[1].nodes
 
 
 def structure_of(request: Request) -> Hashable:

@@ -132,7 +132,7 @@ def test_bounds_hold_for_a_grouped_model_on_nodes(name: str, trained: dict[str, 
 @pytest.mark.parametrize("recompute", ["none", "layer"])
 @pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zbv"])
 def test_memory_is_bound_closely_where_parameters_are_split(name: str, recompute: str) -> None:
-    """What the input's parts of split backwards leave is there, and what a layer needs while it runs."""
+    """The bound counts what is left for the weights' parts of backwards, and what a layer needs while it runs."""
     case = options_of(name, 4) | REAL | {"recompute": recompute}
     loads = next(filter(None, (case_of(case, m) for m in (1, 2, 4, 8))))
     bound = bound_candidates([loads], Sizes(*np.array([[0, 16, 1, 8, 3]]).T)).memory[0]

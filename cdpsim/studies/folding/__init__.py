@@ -5,11 +5,11 @@ it of its kind, and that time is the same for all: then it stays so, because the
 it. So runs of m, m + u and m + 2u micro-batches are compared, node by node: the first half of the nodes of a kind by
 their numbers from the front, the second half by their numbers from the back. If from the second run to the third all
 nodes are as much later as from the first to the second, and those of one half equally much, the same happens with each
-further u. What devices hold whenever they begin to hold something more is compared likewise.
+further u. What devices hold whenever they begin to hold something more is compared likewise. What three runs have shown
+is kept, for other numbers of micro-batches.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from cdpsim.studies.figures import Figures
 from cdpsim.studies.folding.levels import HeldLevels, growing_levels
 from cdpsim.studies.folding.moments import keeps_moments, least_gap
 from cdpsim.studies.folding.nodes import GrowingTimes, NodesByClass, growing_times, most_units
-from cdpsim.studies.programs import structure_of
+from cdpsim.studies.programs import Kept, structure_of
 from cdpsim.trace.metrics.steady import PRECISION
 
 _FIXED_TASKS = 500  # a run takes the time of so many tasks beside that of its own
@@ -52,7 +52,7 @@ def fold_micro_batches(request: Request, run_at_rest: RunAtRest) -> Folded | Non
         if needed > budget or _devices(request, counts[0]) != _devices(request, shape.m):
             continue
         try:
-            growth = KNOWN_GROWTHS.find(request, counts, run_at_rest)
+            growth = _find_growth(request, counts, run_at_rest)
         except RequestError:  # as some schedules take multiples only
             continue
         budget -= needed
@@ -82,39 +82,9 @@ def _counts_to_try(m: int, devices: int) -> Iterator[tuple[int, int, int]]:
         least *= 4
 
 
-class _KnownGrowths:
-    """What the runs that were compared last have shown; other numbers of micro-batches follow from the same runs."""
-
-    def __init__(self) -> None:
-        self._growths: OrderedDict[Hashable, _Growth | None] = OrderedDict()
-
-    def find(self, request: Request, counts: Sequence[int], run_at_rest: RunAtRest) -> "_Growth | None":
-        """Return what runs of a request with so many micro-batches show; None if they show nothing of others."""
-        few = [request.with_micro_batches(m) for m in counts]
-        key = (structure_of(few[0]), *counts, *(getattr(request, name) for name in _OF_COSTS))
-        if key not in self._growths:
-            self._growths[key] = _growth_of([run_at_rest(each) for each in few])
-            while len(self._growths) > _MOST_GROWTHS:
-                self._growths.popitem(last=False)
-        self._growths.move_to_end(key)
-        return self._growths[key]
-
-    def __iter__(self) -> "Iterator[_Growth | None]":
-        return iter(self._growths.values())
-
-    def forget(self) -> None:
-        """Let all of it go."""
-        self._growths.clear()
-
-
-KNOWN_GROWTHS = _KnownGrowths()
-_MOST_GROWTHS = 32
-_OF_COSTS = ("model", "cluster", "collective", "contention", "engine", "steps")  # fields on which times depend
-
-
 @dataclass(frozen=True, eq=False)
-class _Growth:
-    """What three runs, a unit apart, show of runs with more units."""
+class Growth:
+    """The last of three runs, a unit apart, and all that grows in them by as much with each unit."""
 
     run: Run  # the last one
     rest: Run  # the same at rest
@@ -147,7 +117,22 @@ class _Growth:
         return replace(self.figures, peaks=peaks[0], **further)
 
 
-def _growth_of(runs: Sequence[tuple[Run, Figures]]) -> _Growth | None:
+# Growths that were found last: at the same costs, all numbers of micro-batches so many units away follow from one.
+KNOWN_GROWTHS: Kept[Growth | None] = Kept(most_nodes=2**17)
+_OF_COSTS = ("model", "cluster", "collective", "contention", "engine", "steps")  # fields on which times depend
+
+
+def _find_growth(request: Request, counts: Sequence[int], run_at_rest: RunAtRest) -> Growth | None:
+    """Return the growth of runs with so many micro-batches; None if they do not show others."""
+    first = request.with_micro_batches(counts[0])
+    key = (structure_of(first), *counts, *(getattr(request, name) for name in _OF_COSTS))
+    if key not in KNOWN_GROWTHS:
+        runs = [run_at_rest(each) for each in (first, *map(request.with_micro_batches, counts[1:]))]
+        KNOWN_GROWTHS.keep(key, _growth_of(runs), runs[2][0].program.nodes)
+    return KNOWN_GROWTHS[key]
+
+
+def _growth_of(runs: Sequence[tuple[Run, Figures]]) -> Growth | None:
     """Compare three runs, a unit apart; return None where they do not show others."""
     at_rest = [run.steady_state for run, _ in runs]
     programs = [state.run.program for state in at_rest]
@@ -162,7 +147,7 @@ def _growth_of(runs: Sequence[tuple[Run, Figures]]) -> _Growth | None:
     levels = None if times is None else growing_levels(nodes, of_rest)
     if times is None or levels is None:
         return None
-    return _Growth(runs[2][0], of_rest[2], runs[2][1], sums, times, levels)
+    return Growth(runs[2][0], of_rest[2], runs[2][1], sums, times, levels)
 
 
 # Figures that must not change, and those that grow by as much with each unit; staleness is a mean over micro-batches.

@@ -15,12 +15,12 @@ from cdpsim.trace.metrics.steady import PRECISION
 
 @dataclass(frozen=True, eq=False)
 class HeldLevels:
-    """What devices hold whenever they begin to hold something, by category and in all; and how much more each unit."""
+    """The levels of devices, by category and in all, at each moment at which a buffer begins."""
 
     now: Ints
     rows: Ints  # buffers that all three runs have
     further: Ints  # their levels
-    grown: Ints
+    grown: Ints  # with each unit
 
     def peaks(self, run: Run, units: int) -> Ints:
         """Return the peaks of a run's devices so many units later."""

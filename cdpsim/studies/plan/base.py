@@ -110,7 +110,7 @@ class Base:
         request, listing = self.request, self.listing
         assert listing is not None
         recipe = read_recipe(given_model(request.given["model"], request.shape.n), request.given)
-        if recipe.recompute not in BY_LAYER or recipe.offload in ("activations", "all"):
+        if recipe.recompute not in BY_LAYER or any(stage.offloaded for stage in request.timed_model.stages):
             return np.zeros(len(listing.phase), dtype=np.bool_)
         n, phase = listing.shape.n, listing.phase
         whole: Flags = listing.undivided[listing.micro_batch, n - 1 - phase % n]
