@@ -123,7 +123,7 @@ def _state_of_rounds(schedule: Schedule, shape: Shape, model: Model | None) -> S
 
 def _read_reduce(schedule: Schedule, shape: Shape, zero: int, given: object) -> When:
     """Return when gradients are summed."""
-    when = When(choose("reduce", _usual_reduce(schedule, zero) if given is None else given, REDUCE))
+    when = When(choose("reduce", usual_reduce(schedule, zero) if given is None else given, REDUCE))
     whole = ZERO[zero][1] is Home.COPIED and ZERO[zero][2] is Home.SPLIT
     if when is When.EACH and whole and shape.shard > 1:
         problem = f"each adds up shares, and --zero {zero} has whole gradients on all {shape.shard} ranks"
@@ -131,7 +131,7 @@ def _read_reduce(schedule: Schedule, shape: Shape, zero: int, given: object) -> 
     return when
 
 
-def _usual_reduce(schedule: Schedule, zero: int) -> str:
+def usual_reduce(schedule: Schedule, zero: int) -> str:
     """Return when gradients are summed by default: as torch and DeepSpeed do it without a pipeline, and with one."""
     if schedule.order.one_place:
         return "each" if ZERO[zero][1] is Home.SPLIT else "last"

@@ -37,6 +37,7 @@ class Base:
     costs: Costs
     listing: Listing | None
     known: Run | None = None
+    beside: bool = False  # whether data ranks, of which it has none, would update among their messages
 
     @cached_property
     def run(self) -> Run:
@@ -61,8 +62,10 @@ class Base:
         copies = self.duration.copy()
         sums = len(program.tasks) + np.flatnonzero((messages.op != Op.P2P) | (messages.content == Content.GRADIENT))
         copies[sums] = 0
-        shares = copies.copy()
-        shares[: len(program.tasks)][program.tasks.kind == Kind.U] = 0
+        shares, updates = copies.copy(), np.flatnonzero(program.tasks.kind == Kind.U)
+        shares[updates] = 0
+        if self.beside:
+            copies[updates] = 0
         if any(stage.updated_on_host for stage in self.request.timed_model.stages):
             shares[len(program.tasks) + np.flatnonzero(messages.stream >= Stream.HOST)] = 0
         for times in (copies, shares):
@@ -84,7 +87,7 @@ class Base:
     def sizes(self) -> DeviceSizes:
         """The bytes that the followed devices exchange."""
         devices = self.chosen if self.listing is not None else np.arange(1)
-        return sizes_of_devices(self.request, self.program, self.duration, devices)
+        return sizes_of_devices(self.request, self.program, self.duration, devices, beside=self.beside)
 
     @cached_property
     def task_times(self) -> Floats:
@@ -129,7 +132,8 @@ def base_of(request: Request, *, lists: bool, shape: Shape | None = None) -> Bas
         return _priced(request if shape is None else with_micro_batches(request, shape.m), None)
     shape = shape or replace(request.shape, m=_micro_batches_of_base(request))
     listing = listing_of(request.schedule, list_shape(shape))
-    return _priced(request.with_steps(_STEPS_OF_BASE, shape=shape), listing)
+    base = _priced(request.with_steps(_STEPS_OF_BASE, shape=shape), listing)
+    return replace(base, beside=request.given["update_in"] == "stream")
 
 
 def with_micro_batches(request: Request, m: int) -> Request:

@@ -9,6 +9,7 @@ from cdpsim.numeric.columns import Floats, Ints
 from cdpsim.program import Op, Program
 from cdpsim.program.collectives import DEFAULT
 from cdpsim.request import Request
+from cdpsim.request.sharing import usual_reduce
 from cdpsim.timing.collective_times import fastest_algorithm
 
 
@@ -25,6 +26,7 @@ class DeviceSizes(NamedTuple):
     """The bytes that each of some devices exchanges, and the time of its updates."""
 
     device: Ints
+    stages: Ints  # how many it has
     gradients: Ints
     parameters: Ints
     least_gradients: Ints  # of its smallest stage, as the next column
@@ -32,8 +34,13 @@ class DeviceSizes(NamedTuple):
     update: Floats
 
 
-def sizes_of_devices(request: Request, program: Program, duration: Floats, devices: Ints) -> DeviceSizes:
-    """Return what some devices of a program exchange; tensors that stages share go apart."""
+def sizes_of_devices(
+    request: Request, program: Program, duration: Floats, devices: Ints, *, beside: bool
+) -> DeviceSizes:
+    """Return what some devices of a program exchange; tensors that stages share go apart.
+
+    Where updates stand `beside` the tasks of their devices, a step may begin after the first of them.
+    """
     model, tasks = request.timed_model, program.tasks
     gradients = np.array([stage.gradient_bytes for stage in model.stages], dtype=np.int64)
     parameters = np.array([stage.parameters for stage in model.stages], dtype=np.int64)
@@ -46,10 +53,11 @@ def sizes_of_devices(request: Request, program: Program, duration: Floats, devic
         stages = np.unique(tasks.stage[: program.compute][tasks.device[: program.compute] == device])
         mine = updates[(tasks.device[updates] == device) & (tasks.step[updates] == 1)]
         takes = duration[mine]
-        update = takes.sum() if (tasks.lane[mine] >= 0).all() else takes.min(initial=np.inf)
+        in_lane = not beside and (tasks.lane[mine] >= 0).all()
+        update = takes.sum() if in_lane else takes.min(initial=np.inf)
         sums, kept = np.maximum(gradients[stages], 0), parameters[stages]
         sizes = sums.sum(), kept.sum(), sums.min(), kept.min()
-        rows.append((device, *sizes, update if len(mine) else 0.0))
+        rows.append((device, len(stages), *sizes, update if len(mine) else 0.0))
     columns = list(zip(*rows, strict=True))
     return DeviceSizes(*map(np.array, columns))
 
@@ -75,22 +83,22 @@ def exchange_times(
     once = float((stream + gathered[0]).max())
     if any(stage.updated_on_host for stage in request.timed_model.stages):
         return ExchangeTimes(none, none, once, 0.0)
-    update = sizes.update / (shard if zero else 1)
-    behind = (chain + gathered[1] if whole_stages else stream) + update
+    anew = update = sizes.update / (shard if zero else 1)
+    if whole_stages:  # of several stages, one may be gathered while others are updated
+        anew = np.where(sizes.stages == 1, update + gathered[1], np.maximum(update, gathered[1]))
+    behind = (chain if whole_stages else stream) + anew
     if when == "end":
         return ExchangeTimes(behind, none, once, 0.0)
     # The last task of a device gives the last gradients of a stage, whose sum all its updates wait for.
-    return ExchangeTimes(last + gathered[1] + update if whole_stages else none, behind, once, 0.0)
+    return ExchangeTimes(last + anew if whole_stages else none, behind, once, 0.0)
 
 
 def _when(request: Request, zero: int) -> str:
-    """Return when gradients are summed."""
-    asked = request.given.get("reduce") or ("last" if request.overlap_all_reduce else None)
-    if asked:
-        return str(asked)
-    if request.schedule.order.one_place:
-        return "each" if zero > 1 else "last"
-    return "last" if zero > 1 else "end"
+    """Return when gradients are summed; what is asked for is left out where a stage of ZeRO does not go with it."""
+    asked = request.given["reduce"] or ("last" if request.overlap_all_reduce else None)
+    if asked == "each" and zero == 1:  # whose sums are shares of whole gradients
+        asked = None
+    return str(asked or usual_reduce(request.schedule, zero))
 
 
 def _collectives(
@@ -103,7 +111,7 @@ def _collectives(
     """
     replicas, shard, zero = ranks
     found = []
-    for device, whole, parameters, least, least_parameters, _ in zip(*(each.tolist() for each in sizes), strict=True):
+    for device, _, whole, parameters, least, least_parameters, _ in zip(*map(np.ndarray.tolist, sizes), strict=True):
         way = request, device, places
         if not (shard > 1 and zero):
             together, last = (
