@@ -241,6 +241,42 @@ def test_what_no_candidate_beats_is_known_before_any_is_simulated() -> None:
     assert float(nothing.status.split("no better than ")[1].split()[0]) >= best.measured.micro_batch_rate * 0.999
 
 
+@pytest.mark.parametrize(
+    "exchange",
+    [
+        {},
+        {"update_in": "stream"},
+        {"update_in": "stream", "reduce": "last"},
+        {"reduce": "end"},
+        {"reduce": "last"},
+        {"reduce": "each"},
+        {"reshard": "yes"},
+        {"reshard": "no"},
+        {"buckets": "1 MB"},
+        {"clip": True},
+    ],
+    ids=str,
+)
+def test_no_candidate_is_better_than_its_bounds_however_data_ranks_exchange(exchange: dict[str, Any]) -> None:
+    """Devices have several stages, whose updates take unlike times, and links are slow."""
+    pace = zip((3, 50, 8, 21, 1, 34, 13, 5), (40, 2, 30, 6, 25, 1, 9, 17), strict=True)
+    sizes: dict[str, Any] = {"activation": 2**20, "boundary": 2**16, "optimizer": 2**20}
+    model = Model(
+        stages=tuple(
+            Stage(forward=f / 16, backward=3.5 * f / 16, update=u / 8, parameters=u << 20, gradients=f << 20, **sizes)
+            for f, u in pace
+        )
+    )
+    names = ["dp", "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1"]
+    cluster = Cluster(devices=(Devices(),), link=Link(latency=0.25, bandwidth=2.0**21))
+    found = plan(model, cluster, devices=8, batch=16, memory="1 TB", schedules=names, top=10**6, **exchange)
+    assert found.search.measured
+    for k, one in found.search.measured.items():
+        step, memory = found.search.least[k, :2]
+        assert step <= float(one.step) * (1 + 1e-12), found.search.space.candidates[k].options
+        assert memory <= one.memory, found.search.space.candidates[k].options
+
+
 def test_seconds_change_nothing_of_what_is_proved() -> None:
     options: dict[str, Any] = {"devices": 4, "batch": 8}
     assert plan_table(plan(**options, seconds=1000), "json") == plan_table(plan(**options), "json")

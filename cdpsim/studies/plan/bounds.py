@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.numeric.columns import Floats, Ints
+from cdpsim.numeric.columns import Flags, Floats, Ints
 from cdpsim.request import Request
 from cdpsim.studies.plan.exchange_times import ExchangeTimes
 from cdpsim.studies.plan.loads import DATA_AXES, HeldBytes, Loads, StepTimes, load_case
@@ -28,6 +28,7 @@ class Sizes(NamedTuple):
     replicas: Ints  # as the option says
     shard: Ints  # as the option says; 1: none
     zero: Ints
+    resharded: Flags | bool = False  # whether what is gathered may go before a stage's last use in a step
 
 
 class Bounds(NamedTuple):
@@ -47,13 +48,13 @@ def bound_candidates(loads: Sequence[Loads], sizes: Sizes, most: float = np.inf)
 
     The step of a candidate that needs more memory than `most` is not looked into: its bound is 0.
     """
-    case, m, replicas, shard, zero = (np.asarray(column, dtype=np.int64) for column in sizes)
+    case, m, replicas, shard, zero = (np.asarray(column, dtype=np.int64) for column in sizes[:5])
     own = np.array([each.own_zero for each in loads])[case]
     zero = np.where(own > 0, own, np.where((shard > 1) | (zero == 3), zero, 0))
     replicas, shard = np.where(own > 0, 1, replicas), np.where(own > 0, replicas * shard, shard)
     axis = np.where((replicas * shard == 1) & (zero < 3), 0, np.where(zero == 0, 1, 2))
     rows = CandidateColumns(case, m, replicas, shard, zero, axis)
-    memory, step = _memory(loads, rows), np.zeros(len(m))
+    memory, step = _memory(loads, rows, np.broadcast_to(sizes.resharded, len(m))), np.zeros(len(m))
     fits = np.flatnonzero(memory <= most)
     if len(fits):
         step[fits] = _least_steps(loads, CandidateColumns(*(column[fits] for column in rows)))
@@ -108,11 +109,11 @@ def _filled_up(table: Floats, width: int, rows: int) -> Floats:
     return full
 
 
-def _memory(loads: Sequence[Loads], rows: CandidateColumns) -> Ints:
+def _memory(loads: Sequence[Loads], rows: CandidateColumns, resharded: Flags) -> Ints:
     """Return the least peak: activations, and the shares of parameters, gradients and optimizer states.
 
-    Where parameters are split, stages are run layer by layer, and only what forwards keep is known of activations; the
-    parameters of the stage at work may be there as a whole.
+    Where parameters are split, stages are run layer by layer, and hold what is known of that; the parameters of the
+    stage at work may be there as a whole.
     """
     pairs, shape = rows.distinct(rows.m)
     shapes: list[HeldBytes] = [loads[k].held_of(m) for k, m in pairs]
@@ -124,7 +125,7 @@ def _memory(loads: Sequence[Loads], rows: CandidateColumns) -> Ints:
         row[: len(each.moments)] = each.moments
     activations, parameters, gradients, optimizer, stash, own, sums = np.moveaxis(held[shape], 2, 0)
     split, ranks = (zero == 3)[:, None], rows.shard[:, None]
-    whole = np.where(stays[:, None] & split, np.minimum(own, parameters), 0)
+    whole = np.where((stays & ~resharded)[:, None] & split, np.minimum(own, parameters), 0)
     peak = np.where(split, stash, activations)
     peak += whole + (parameters - whole) // np.where(split, ranks, 1)
     sums = np.where(once[:, None] & (zero[:, None] >= 2), sums, 0)

@@ -84,10 +84,8 @@ class Loads:
 
     @property
     def gathers_for_step(self) -> bool:
-        """Whether split parameters that a stage has gathered stay up to its last use in the step."""
-        return (
-            self.lists and not self.request.schedule.order.one_place and self.request.given["reshard"] in (None, "step")
-        )
+        """Whether split parameters that a stage has gathered stay up to its last use in the step, unless asked for."""
+        return self.lists and not self.request.schedule.order.one_place
 
     def base_for(self, m: int) -> Base:
         """Return the run from which the figures of m micro-batches come: of as many where these are few.

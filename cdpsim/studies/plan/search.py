@@ -15,7 +15,7 @@ from cdpsim.numeric.paths import expect_many_runs
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.plan.bounds import Sizes, bound_candidates, loads_of
 from cdpsim.studies.plan.front import OBJECTIVES, best_first, dominated_by, sorted_by
-from cdpsim.studies.plan.space import Space
+from cdpsim.studies.plan.space import Candidate, Space
 
 REFUSED, TWIN, TOO_LARGE, WORSE, SIMULATED, OPEN = FATES = (
     *("cannot be asked", "equal to another", "too large", "cannot be better", "simulated", "open"),
@@ -114,11 +114,18 @@ def _bounds_of(space: Space, rows: Ints, most: float) -> Floats:
 def _sizes(space: Space, rows: Ints) -> Sizes:
     """Return the sizes of candidates, in columns."""
     chosen = [space.candidates[number] for number in rows.tolist()]
-    columns = {name: [one.options.get(name, 1) for one in chosen] for name in ("replicas", "shard")}
-    cases = [one.case for one in chosen]
-    m = [one.options.get("m") or space.cases[one.case].shape.m for one in chosen]
-    zero = [one.options.get("zero", 0) for one in chosen]
-    return Sizes(*(np.array(column, np.int64) for column in (cases, m, *columns.values(), zero)))
+
+    def column(size: Callable[[Candidate], int]) -> Ints:
+        return np.array([size(one) for one in chosen], dtype=np.int64)
+
+    return Sizes(
+        case=column(lambda one: one.case),
+        m=column(lambda one: one.options.get("m") or space.cases[one.case].shape.m),
+        replicas=column(lambda one: one.options.get("replicas", 1)),
+        shard=column(lambda one: one.options.get("shard", 1)),
+        zero=column(lambda one: one.options.get("zero", 0)),
+        resharded=column(lambda one: one.options.get("reshard", "step") != "step") > 0,
+    )
 
 
 def _most_memory(space: Space) -> float:
