@@ -145,6 +145,16 @@ def test_cyclic_runs_on_the_slot_model_are_idle_at_their_ends_alone() -> None:
     assert rows(simulate("multi-cdp", n)) == sorted(first + last)
 
 
+def test_what_ends_a_run_of_rounds_may_be_brought_later() -> None:
+    """Two workers forward and backward through two stages in 6 s, twice; the last sums take 3 s more, and no lane."""
+    stages = (Stage(forward=1.0, backward=2.0, activation=1, parameters=2**20),) * 2
+    cluster = Cluster(devices=(Devices(),), link=Link(latency=2.0, bandwidth=2.0**20))
+    run = simulate("wp", 2, m=1, steps=1, replicas=2, model=Model(stages=stages), cluster=cluster)
+    assert run.makespan == 12
+    assert run.end.max() > 12
+    assert rows(run) == []
+
+
 @settings(max_examples=examples(100))
 @given(requests() | streamed_requests())
 def test_idle_parts_are_all_of_a_lane_in_which_no_task_runs(request: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from cdpsim.numeric.columns import Flags, Ints, Times, dense_ranks, group_starts, sort_by
 from cdpsim.program import EdgeKind, Program
+from cdpsim.trace.metrics.utilisation import makespan
 
 
 class IdleReason(IntEnum):
@@ -59,7 +60,7 @@ def _parts_of_gaps(
     lanes = np.arange(len(program.lane_start) - 1)
     ends = end[program.lane_tasks[program.lane_start[1:] - 1]]
     lane, begin = np.append(lane, lanes), np.append(begin, ends)
-    until = np.append(start[task], np.full(len(lanes), end.max(initial=0), dtype=end.dtype))
+    until = np.append(start[task], np.full(len(lanes), makespan(program, end), dtype=end.dtype))
     behind = len(task) + lanes  # the gaps behind lanes' last tasks
     spans = []
     for gap, low, high, reason in (
