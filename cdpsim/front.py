@@ -29,7 +29,7 @@ from cdpsim.model import Model
 from cdpsim.model.runtime import PAPER, Runtime
 from cdpsim.numeric.columns import Ints, Times
 from cdpsim.numeric.paths import find_cycle
-from cdpsim.program import Op, Program
+from cdpsim.program import Op, Program, once_a_program
 from cdpsim.program.assembly import derive
 from cdpsim.program.assembly.runtime import usual_habits
 from cdpsim.program.check import check_columns
@@ -123,6 +123,7 @@ def _run_of_all(request: Request) -> Run:
     return run(program, _price(program, _request_of(program)), request.engine)
 
 
+@once_a_program
 def are_replicas_alike(program: Program, cluster: Cluster) -> bool:
     """Return whether all replicas are alike on a cluster: their devices, and the links that their messages take."""
     cluster, messages = cluster.sized(program.all_devices), program.messages
@@ -356,11 +357,13 @@ def _ineffective_options(request: Request, program: Program) -> Iterator[tuple[s
         yield "expand-collectives", f"{name} has no collective; leave it out"
 
 
+@once_a_program
 def _sends(program: Program) -> bool:
     """Return whether any message leaves its device."""
     return bool((program.messages.op == Op.P2P).any() or is_unrolled(program).any())
 
 
+@once_a_program
 def _mixes_stages(program: Program) -> bool:
     """Return whether a device runs several stages."""
     device, stage = program.tasks.device[: program.compute], program.tasks.stage[: program.compute]

@@ -217,7 +217,7 @@ class Run(Trace):
         if self.program.thrown_away:
             return _rounds_at_rest(self)
         order = self.request.schedule.order
-        alone = order.lists is not None and not order.local and steady.sends_boundaries_alone(self.program)
+        alone = order.lists is not None and not order.local and steady.sends_within_steps(self.program)
         if alone and self.may_repeat and not self._is_irregular:
             least = self.least_steps_at_rest
             one = self if least <= self.program.steps <= FEW_STEPS else self.of_steps(least)
@@ -369,6 +369,11 @@ class SteadyState:
         """The word for the period in summary.json."""
         return "certified" if self.certified else "measured"
 
+    @property
+    def starts_again(self) -> bool:
+        """Whether it is the first step, which all others are like: at its end the run starts again."""
+        return self.certified and self.steps.start == 0
+
     @cached_property
     def bubble(self) -> float:
         """The share of the lanes' time in which they are idle."""
@@ -416,15 +421,16 @@ def few_steps(request: Request) -> int:
 def _repeated_steps(run: Run, *, certified: bool) -> SteadyState | None:
     """Return the steps of a run that repeat; None if it is too short to show a whole repetition."""
     program, start, end = run.program, run.start, run.end
-    step = steady.steps_of_nodes(program)
-    repetition = steady.certify(program, step, start, end)
-    if repetition is None or (span := steady.find_rest(program, step, repetition, start, end)) is None:
+    repetition = steady.certify(program, start, end)
+    if repetition is None or (span := steady.find_rest(program, repetition, start, end)) is None:
         return None
     last = min(repetition.last, steady.last_read_step(program))
     steps = range(last + 1 - repetition.every, last + 1)
     if steps.start < max(repetition.first, program.fill + 1, run.request.shape.warm_up):
         return None
-    return SteadyState(run, _period_of(program, steps, repetition.later), certified, steps, step, *span)
+    return SteadyState(
+        run, _period_of(program, steps, repetition.later), certified, steps, steady.steps_of_nodes(program), *span
+    )
 
 
 def _updates_of(program: Program, steps: range) -> int:
@@ -447,9 +453,9 @@ def _mean_steps(run: Run, *, irregular: bool) -> SteadyState:
     """Return the last half of a run's steps, before devices run dry at its end, with their mean as the period."""
     program, step = run.program, steady.steps_of_nodes(run.program)
     if irregular:
-        last = steady.last_followed_step(program, step)
+        last = steady.last_followed_step(program)
     else:
-        complete = steady.last_complete_step(program, step, run.start, steady.dependency_reach(program, step)[1])
+        complete = steady.last_complete_step(program, run.start)
         last = max((program.steps - 1) // 2, min(complete, steady.last_read_step(program)))
     ends, shape, local = steady.ends_of_steps(program, run.end), run.request.shape, run.request.schedule.order.local
     if local and local.late:  # no mean is taken of the last round

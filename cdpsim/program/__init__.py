@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from fractions import Fraction
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -279,6 +279,11 @@ class Program:
         return self.made_for()
 
     @cached_property
+    def known(self) -> dict[Callable[..., Any], tuple[Any, ...]]:
+        """The last arguments of functions that are called once a program, and what they returned."""
+        return {}
+
+    @cached_property
     def levels(self) -> Levels:
         """Its nodes, laid out for sweeping many runs at once."""
         return sort_into_levels(*self.waits(), self.nodes)
@@ -497,3 +502,26 @@ class Program:
         op, content = Op(int(messages.op[row])), Content(int(messages.content[row]))
         ends = f" {messages.src[row]}->{messages.dst[row]}" if op == Op.P2P else ""
         return f"{op.name.lower()} {content.name.lower()}({place}){ends}"
+
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def once_a_program(
+    function: Callable[Concatenate[Program, Arguments], Result],
+) -> Callable[Concatenate[Program, Arguments], Result]:
+    """Let a function be called once for each program, whatever its costs: what it returns is kept with the program.
+
+    Of other arguments, the last ones are kept.
+    """
+
+    @wraps(function)
+    def known(program: Program, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        kept = program.known.get(function)
+        if kept is None or kept[:2] != (args, kwargs):
+            kept = program.known[function] = args, kwargs, function(program, *args, **kwargs)
+        result: Result = kept[2]
+        return result
+
+    return known

@@ -15,6 +15,7 @@ from cdpsim.program import Program
 from cdpsim.request import Request
 from cdpsim.runs import Run, few_steps
 from cdpsim.schedules import Schedule
+from cdpsim.schedules.state import Home
 from cdpsim.studies.compare import Measured, measure, measured_of
 from cdpsim.studies.figures import Figures, figures_of
 from cdpsim.studies.folding import fold_micro_batches
@@ -97,8 +98,9 @@ def _may_share(request: Request) -> bool:
 
 def _few_steps(request: Request) -> tuple[Request, Program]:
     """Return the request of few steps that show all others, and its program."""
-    # Steps of pipelines that exchange nothing are separate, and one shows that.
-    single = request.schedule.order.lists and request.shape.replicas == 1 and request.runtime == PAPER
+    # Steps of pipelines that exchange sums of gradients alone are separate, and one shows that.
+    single = request.schedule.order.lists and request.runtime == PAPER
+    single = single and (request.shape.replicas == 1 or set(request.state.homes) == {Home.COPIED})
     few = request.with_steps(1 if single else few_steps(request), ignore_memory=True)
     return few, KNOWN_PROGRAMS.find(few)
 

@@ -81,4 +81,4 @@ def _waiting(rest: SteadyState) -> float:
     program: Program = run.program
     if not run.costs.duration[program.message_nodes].any() and not np.any(program.edges.kind == EdgeKind.STREAM):
         return 0.0
-    return waiting_time(program, run.start, run.end, rest.low, rest.high)
+    return waiting_time(program, run.start, run.end, rest.low, rest.high, starts_again=rest.starts_again)

@@ -13,7 +13,7 @@ from cdpsim.files.units import Work, counted
 from cdpsim.model import Model
 from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import Ints, Times
-from cdpsim.program import Kind, Op, Program, Stream
+from cdpsim.program import Kind, Op, Program, Stream, once_a_program
 from cdpsim.program.collectives import Algorithm, payload_factor
 from cdpsim.timing.collective_times import fastest_algorithm
 
@@ -137,17 +137,23 @@ def _collective_times(
     messages = program.messages
     rounds, times = np.ones(len(messages), dtype=np.int32), np.zeros(len(messages))
     runs_by = np.full(len(messages), -1, dtype=np.int32)
-    together = np.flatnonzero(messages.op != Op.P2P)
     numbers: dict[Algorithm, int] = {}
+    for op, members, size, rows in _alike_collectives(program):
+        how, times[rows] = fastest_algorithm(op, collective, cluster, members, payload_factor(op, len(members)) * size)
+        rounds[rows], runs_by[rows] = how.rounds(len(members)), numbers.setdefault(how, len(numbers))
+    return times, rounds, tuple(numbers), runs_by
+
+
+@once_a_program
+def _alike_collectives(program: Program) -> list[tuple[Op, Ints, int, list[int]]]:
+    """Return the operation, the members, its root first, the size and the rows of collectives that are alike."""
+    messages = program.messages
+    together = np.flatnonzero(messages.op != Op.P2P)
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
     columns = (column[together].tolist() for column in (messages.op, messages.dst, messages.src, messages.size))
     for row, *key in zip(together.tolist(), *columns, strict=True):
         alike[tuple(key)].append(row)
-    for (kind, _, _, size), rows in alike.items():
-        op, members = Op(kind), root_first(program, rows[0])
-        how, times[rows] = fastest_algorithm(op, collective, cluster, members, payload_factor(op, len(members)) * size)
-        rounds[rows], runs_by[rows] = how.rounds(len(members)), numbers.setdefault(how, len(numbers))
-    return times, rounds, tuple(numbers), runs_by
+    return [(Op(op), root_first(program, rows[0]), size, rows) for (op, _, _, size), rows in alike.items()]
 
 
 def root_first(program: Program, row: int) -> Ints:

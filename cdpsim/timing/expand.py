@@ -16,7 +16,7 @@ import numpy as np
 from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Flags, Ints, Times, concatenate_columns, slice_rows, sort_by, take_rows
-from cdpsim.program import Buffers, Category, EdgeKind, Edges, Messages, Op, Program
+from cdpsim.program import Buffers, Category, EdgeKind, Edges, Messages, Op, Program, once_a_program
 from cdpsim.program.collectives import Algorithm, payload_factor
 from cdpsim.timing.collective_times import Rounds, lay_out_rounds, message_durations
 from cdpsim.timing.costs import Costs, root_first
@@ -173,6 +173,7 @@ def unchanged_origins(program: Program) -> Origins:
     return Origins(np.arange(program.nodes), np.zeros(len(program.messages), dtype=np.int64))
 
 
+@once_a_program
 def is_unrolled(program: Program) -> Flags:
     """Return which messages are collectives of several devices: over one device one is free, and stays."""
     size = np.array([len(program.ranks_of(group)) for group in range(len(program.groups))], dtype=np.int64)

@@ -187,7 +187,7 @@ def test_one_step_is_enough_where_steps_do_not_touch(steps: int) -> None:
     [
         ("zb-h2", {"m": 8}),  # devices begin the next step while others end this one
         ("interleaved-1f1b", {"m": 4, "chunks": 2}),  # a stage is updated before another one is done
-        ("1f1b", {"m": 4, "replicas": 2}),  # updates wait for all-reduces
+        ("1f1b", {"m": 4, "shard": 2, "zero": 1, "model": uneven(4), "cluster": BOX}),  # parameters are gathered in between
         ("pipedream", {}),  # steps are not flushed
     ],
 )
@@ -210,19 +210,18 @@ def test_the_end_of_a_run_is_no_part_of_a_step_by_chance() -> None:
 def test_the_first_step_that_repeats_has_one_before_it() -> None:
     """Two stages take four slots for each step, from the start on: step 1 is the first that repeats another."""
     run = run_of("multi-dp", 2, steps=5)
-    step = steady.steps_of_nodes(run.program)
-    assert steady.certify(run.program, step, run.start, run.end) == steady.Certificate(1, 4, 1, 4)
+    assert steady.certify(run.program, run.start, run.end) == steady.Certificate(1, 4, 1, 4)
 
 
 def test_a_period_shows_in_as_many_steps_as_dependencies_reach_back() -> None:
     """Two of multi-cdp; in the last but one a forward ends a slot early here, which no other step does."""
     run = simulate("multi-cdp", 2, steps=12)
-    program, step = run.program, steady.steps_of_nodes(run.program)
-    assert steady.dependency_reach(program, step)[0] == 2
+    program = run.program
+    assert steady.dependency_reach(program)[0] == 2
     end = run.end.copy()
     end[np.flatnonzero(program.tasks.step == 10)[0]] -= 1
-    assert steady.certify(program, step, run.start, run.end) is not None
-    assert steady.certify(program, step, run.start, end) is None
+    assert steady.certify(program, run.start, run.end) is not None
+    assert steady.certify(program, run.start, end) is None
 
 
 @pytest.mark.parametrize("steps", [4, 5, 9])
@@ -231,8 +230,7 @@ def test_the_last_complete_step_is_the_last_that_ends_as_in_a_longer_run(steps: 
     model = Model(stages=tuple(Stage(forward=forward, backward=1.0, update=0.5) for forward in (5.0, 1.0)))
     run, longer = (run_of("pipedream", model=model, steps=count) for count in (steps, steps + 3))
     assert [one == other for one, other in zip(ends(run), ends(longer), strict=False)] == [True] * (steps - 1) + [False]
-    step = steady.steps_of_nodes(run.program)
-    assert steady.last_complete_step(run.program, step, run.start, forward=1) == steps - 2
+    assert steady.last_complete_step(run.program, run.start) == steps - 2
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -244,7 +242,7 @@ def test_nodes_have_one_name_if_they_are_the_same_of_two_steps(name: str) -> Non
     age = step[len(tasks) :][: len(messages)] - messages.step
     columns = messages.op, messages.content, messages.stage, messages.micro_batch, age
     what += zip(*columns, strict=True)
-    names = steady._identities(program, step)[: len(what)].tolist()
+    names = steady._identities(program)[: len(what)].tolist()
     assert len(set(zip(names, what, strict=True))) == len(set(names)) == len(set(what))
 
 

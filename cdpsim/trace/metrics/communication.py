@@ -14,7 +14,7 @@ import numpy as np
 from cdpsim.files.units import simplified
 from cdpsim.numeric.columns import Columns, Ints, Times, group_starts, sort_by
 from cdpsim.numeric.paths import longest_paths
-from cdpsim.program import Content, EdgeKind, Kind, Messages, Op, Program, Stream
+from cdpsim.program import Content, EdgeKind, Kind, Messages, Op, Program, Stream, once_a_program
 from cdpsim.program.collectives import ALL_REDUCE, Algorithm, algorithm, payload_factor
 from cdpsim.timing.costs import Costs
 from cdpsim.trace.table import MessageRow, Table
@@ -132,6 +132,7 @@ def _sizes_of_alike(messages: Messages, costs: Costs, rows: Ints) -> Iterator[tu
     yield from zip(alike, sizes, strict=True)
 
 
+@once_a_program
 def times_there(program: Program) -> Ints:
     """Return how often each message is sent, by all replicas that others stand for."""
     messages = program.messages

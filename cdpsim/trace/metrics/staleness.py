@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.numeric.columns import Ints, Times
-from cdpsim.program import Kind, Program
+from cdpsim.program import Kind, Program, once_a_program
 
 
 def stale_flags(program: Program, start: Times, end: Times) -> Ints:
@@ -49,6 +49,7 @@ def mismatched(program: Program) -> int:
     return int((version[program.tasks_of_kind(Kind.F)] != version[program.tasks_of_kind(Kind.B)]).sum())
 
 
+@once_a_program
 def mean_staleness(program: Program, steps: range) -> float:
     """Return the mean lag of what forwards of some steps read: how many updates before the base of their own."""
     tasks, age = program.tasks, version_ages(program)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from cdpsim.numeric.columns import Ints, Times, row_numbers, sort_by
-from cdpsim.program import Content, EdgeKind, Kind, Op, Program
+from cdpsim.program import Content, EdgeKind, Kind, Op, Program, once_a_program
+from cdpsim.schedules.state import Home
 
 PRECISION = 1e-12  # of the later of two times that count as equal; whole times are equal or are not
 
@@ -40,6 +41,7 @@ def ends_of_steps(program: Program, end: Times) -> Times:
     return ends
 
 
+@once_a_program
 def steps_of_nodes(program: Program) -> Ints:
     """Return the step of each node; a message has that of the first task or update which waits for it, if any does.
 
@@ -55,16 +57,17 @@ def steps_of_nodes(program: Program) -> Ints:
     return np.concatenate([step, np.maximum(step[program.first_messages], program.parts.step)])
 
 
-def dependency_reach(program: Program, step: Ints) -> tuple[int, int]:
+@once_a_program
+def dependency_reach(program: Program) -> tuple[int, int]:
     """Return how many steps dependencies reach back at most (at least 1), and how many forward."""
-    before, after = program.waits()
+    step, (before, after) = steps_of_nodes(program), program.waits()
     steps = step[after] - step[before]
     return int(steps.max(initial=1)), -int(steps.min(initial=0))
 
 
-def last_followed_step(program: Program, step: Ints) -> int:
+def last_followed_step(program: Program) -> int:
     """Return the last step behind which devices have something to do, as far as dependencies alone tell."""
-    return max(0, program.steps - 1 - dependency_reach(program, step)[1])
+    return max(0, program.steps - 1 - dependency_reach(program)[1])
 
 
 def busy_span(program: Program, start: Times, end: Times) -> tuple[Any, Any]:
@@ -75,30 +78,30 @@ def busy_span(program: Program, start: Times, end: Times) -> tuple[Any, Any]:
     return start[tasks[first[lanes]]].max().item(), end[tasks[after[lanes] - 1]].min().item()
 
 
-def last_complete_step(program: Program, step: Ints, start: Times, forward: int) -> int:
-    """Return the last step whose nodes end as in a run that goes on; dependencies reach `forward` steps forward.
+def last_complete_step(program: Program, start: Times) -> int:
+    """Return the last step whose nodes end as in a run that goes on.
 
     Where a node waits for one of a later step, such as a backward for a forward before it in its lane, the last steps
     lack what they would wait for. All that a node waits for starts no later than the node does.
     """
-    if not forward:
+    if not dependency_reach(program)[1]:
         return program.steps - 1
+    step = steps_of_nodes(program)
     order = np.argsort(start, kind="stable")
     highest = np.maximum.accumulate(step[order])
     seen = np.searchsorted(start[order], start, side="right") - 1
     return program.steps - 1 - int((highest[seen] - step).max())
 
 
-def certify(program: Program, step: Ints, start: Times, end: Times) -> Certificate | None:
+def certify(program: Program, start: Times, end: Times) -> Certificate | None:
     """Find the least number of steps after which the steps of a run repeat; return None where they do not yet.
 
     Where steps have unlike numbers of micro-batches, later ones need not repeat them.
     """
     if program.m is None:
         return None
-    back, forward = dependency_reach(program, step)
-    last = last_complete_step(program, step, start, forward)
-    ends, nodes = ends_of_steps(program, end), _nodes_by_step(program, step, end)
+    back, last = dependency_reach(program)[0], last_complete_step(program, start)
+    ends, nodes = ends_of_steps(program, end), _nodes_by_step(program, end)
     for every in range(1, min(last + 1 - back, last - program.fill) + 1):
         later = (ends[last] - ends[last - every]).item()
         window = slice(last + 1 - back, last + 1)
@@ -122,11 +125,18 @@ def _all_later(ends: Times, repeated: Times, later: Any) -> bool:
     return bool((np.abs(repeated - ends - later) <= room).all())
 
 
-def _nodes_by_step(program: Program, step: Ints, end: Times) -> list[tuple[Ints, Times]]:
+def _nodes_by_step(program: Program, end: Times) -> list[tuple[Ints, Times]]:
     """Return the nodes of each step: their identities and ends."""
+    nodes = _nodes_of_steps(program)
+    return [(identity, end[node]) for node, identity in nodes]
+
+
+@once_a_program
+def _nodes_of_steps(program: Program) -> list[tuple[Ints, Ints]]:
+    """Return the nodes of each step, and their identities."""
+    step, identity = steps_of_nodes(program), _identities(program)
     order, cuts = sort_by(step), np.cumsum(np.bincount(step, minlength=program.steps))[:-1]
-    columns = (np.split(column[order], cuts) for column in (_identities(program, step), end))
-    return list(zip(*columns, strict=True))
+    return [(node, identity[node]) for node in np.split(order, cuts)]
 
 
 def _repeats(before: tuple[Ints, Times], after: tuple[Ints, Times], later: Any, may_lack: bool) -> bool:
@@ -145,9 +155,10 @@ def _by_identity(identity: Ints, end: Times) -> tuple[Ints, Times]:
     return identity[order], end[order]
 
 
-def _identities(program: Program, step: Ints) -> Ints:
+def _identities(program: Program) -> Ints:
     """Number nodes alike that differ only in step and device; messages differ by the age of their content, too."""
     tasks, messages, count = program.tasks, program.messages, program.message_nodes.stop
+    step = steps_of_nodes(program)
     columns = (
         np.repeat([0, 1], [len(tasks), len(messages)]),
         np.concatenate([tasks.kind, messages.op]),
@@ -161,15 +172,14 @@ def _identities(program: Program, step: Ints) -> Ints:
     return np.concatenate([3 * identity, parts])
 
 
-def find_rest(
-    program: Program, step: Ints, certificate: Certificate, start: Times, end: Times
-) -> tuple[Any, Any] | None:
+def find_rest(program: Program, certificate: Certificate, start: Times, end: Times) -> tuple[Any, Any] | None:
     """Return a time in which a run is at rest, one repetition long: (low, high); None where the run is too short.
 
     It begins when the steps before the first that repeats have ended, and those that read versions of the start: until
     then fewer versions are in memory than later. Until it ends, no step begins that lacks anything, and no update is
     made after which a step beyond the run would begin.
     """
+    step = steps_of_nodes(program)
     low = end[step < max(certificate.first, program.fill + 1)].max(initial=0).item()
     high = low + certificate.later
     nodes = program.message_nodes.stop  # a device's part begins when there is room for it, and has no memory
@@ -184,46 +194,60 @@ def find_rest(
 def period_of_separate_steps(program: Program, start: Times, end: Times) -> Any | None:
     """Return the period of a run whose steps follow each other without touching, as its first step shows; else None.
 
-    Let every device do the same list in each step, and send nothing but activations and their gradients. Then a step
-    waits for the one before only on its own devices. Let L be the end of the first step. If a device that begins the
-    step, and waits for nothing, is in its lane until L, the next step begins no earlier than L. If moreover each device
-    ends the first step at most L after it begins it, the next step can be the first one, L later; so it is. Devices
-    update last, or else a run of one step holds less after an update than a run at rest.
+    Let every device do the same list in each step, and send nothing but activations, their gradients, and before its
+    update what this sums. Then a step waits for the one before only on its own devices: for their lanes, and for the
+    updates of their stages. Let L be the end of the first step. If a device that begins the step, and waits for nothing
+    in it, is in its lane until L, or updates its stage then, the next step begins no earlier than L, when all devices
+    are free; so it is the first one, L later. Devices update last, or else a run of one step holds less after an update
+    than a run at rest.
     """
-    messages, count, device = program.messages, len(program.tasks), program.tasks.device
-    if not sends_boundaries_alone(program):
+    count, device = len(program.tasks), program.tasks.device
+    if not sends_within_steps(program):
         return None
-    task, sent = np.flatnonzero(program.tasks.step == 0), np.flatnonzero(messages.step == 0)
-    parts = (device[task], task), (messages.src[sent], count + sent), (messages.dst[sent], count + sent)
+    task, sent = np.flatnonzero(program.tasks.step == 0), np.flatnonzero(program.messages.step == 0)
     period = max(end[task].max(initial=0), end[count + sent].max(initial=0))
-    begins, until, computed = np.full(program.devices, period), *np.zeros((2, program.devices), dtype=end.dtype)
-    for where, node in parts:
-        np.minimum.at(begins, where, start[node])
-        np.maximum.at(until, where, end[node])
     computes = task[task < program.compute]
+    computed = np.zeros(program.devices, dtype=end.dtype)
     np.maximum.at(computed, device[computes], end[computes])
     updates = task[len(computes) :]
-    separate = _begin_in_full_lanes(program, end, period) and (begins + period >= until).all()
-    return period.item() if separate and (start[updates] >= computed[device[updates]]).all() else None
+    separate = _begin_at(program, end, updates, period) and (start[updates] >= computed[device[updates]]).all()
+    return period.item() if separate else None
 
 
-def sends_boundaries_alone(program: Program) -> bool:
-    """Return whether alike steps end together, and devices send nothing but activations and their gradients."""
+@once_a_program
+def sends_within_steps(program: Program) -> bool:
+    """Return whether alike steps end together, and no message goes from one to the next.
+
+    Sums of gradients are there before the updates of their step, unless streams have them wait for messages of the
+    next. What updates leave on one device is sent on to others for the next step.
+    """
     messages = program.messages
-    boundaries = (messages.op == Op.P2P) & (messages.content <= Content.ACTIVATION_GRADIENT)
+    within = (messages.op == Op.P2P) & (messages.content <= Content.ACTIVATION_GRADIENT)
+    if set(program.state.homes) == {Home.COPIED} and not np.any(program.edges.kind == EdgeKind.STREAM):
+        within |= (messages.op != Op.P2P) & np.isin(messages.content, (Content.GRADIENT, Content.NORM))
     delayed = program.fill or len(program.parts) or len(program.releases)
-    return bool(program.m is not None and program.together and not delayed and boundaries.all())
+    return bool(program.m is not None and program.together and not delayed and within.all())
 
 
-def _begin_in_full_lanes(program: Program, end: Times, period: Times) -> bool:
-    """Return whether all nodes that wait for nothing are tasks of lanes that the first step fills up to its end."""
-    begin = np.flatnonzero(np.isin(program.lane_tasks, program.beginnings))
-    if len(begin) < len(program.beginnings):
+def _begin_at(program: Program, end: Times, updates: Ints, period: Any) -> bool:
+    """Return whether no node that waits for nothing in its step can begin the next one before that ends.
+
+    All are tasks whose lanes the first step fills until then, or whose stages are updated then.
+    """
+    tasks, begin = program.tasks, program.beginnings
+    if begin[-1] >= program.compute:
         return False
-    first = program.tasks.step[program.lane_tasks] == 0
-    over = np.zeros(len(program.lane_start) - 1, dtype=end.dtype)
-    np.maximum.at(over, program.lane_numbers[first], end[program.lane_tasks[first]])
-    return bool((over[program.lane_numbers[begin]] >= period).all())
+    until = np.zeros(len(program.lane_start) - 1, dtype=end.dtype)
+    first = tasks.step[program.lane_tasks] == 0
+    np.maximum.at(until, program.lane_numbers[first], end[program.lane_tasks[first]])
+    begins = np.zeros(program.nodes, dtype=np.bool_)
+    begins[begin] = True
+    lanes = np.flatnonzero(begins[program.lane_tasks[program.lane_start[:-1]]])
+    task = program.lane_tasks[program.lane_start[lanes]]
+    updated = np.zeros((program.devices, program.n), dtype=end.dtype)
+    updated[tasks.device[updates], tasks.stage[updates]] = end[updates]
+    free = np.maximum(until[lanes], updated[tasks.device[task], tasks.stage[task]])
+    return bool((free >= period).all())
 
 
 def last_read_step(program: Program) -> int:
@@ -231,6 +255,7 @@ def last_read_step(program: Program) -> int:
     return program.steps - 2 - program.fill
 
 
+@once_a_program
 def changes_devices(program: Program) -> bool:
     """Return whether a micro-batch meets other devices in one step than in another."""
     device = program.tasks.device[program.tasks_of_kind(Kind.F)]

@@ -1,13 +1,16 @@
 """Reasons for idle lanes: a message is on its way or held up, something else has to end, or there is nothing to do."""
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from math import fsum
+from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.numeric.columns import Flags, Ints, Times, dense_ranks, group_starts, sort_by
-from cdpsim.program import EdgeKind, Program
+from cdpsim.numeric.columns import Flags, Floats, Ints, Times, dense_ranks, group_starts, sort_by
+from cdpsim.program import EdgeKind, Program, once_a_program
 from cdpsim.trace.metrics.utilisation import makespan
 
 
@@ -32,47 +35,165 @@ def idle_spans(program: Program, start: Times, end: Times) -> dict[str, np.ndarr
     other members of a collective is for messages as far as messages have let these members go on later than this device
     before.
     """
-    lane, gap, low, high, reason = _parts_of_gaps(program, start, end)
+    lane, gap, low, high, reason = _IdleLanes(program, start, end).parts()
     order = sort_by(lane[gap], dense_ranks(low))
     gap, low, high, reason = (column[order] for column in (gap, low, high, reason))
     first = group_starts(gap, reason)  # several messages, one after another, count as one
     return {
         "lane": lane[gap[first]],
-        "device": program.tasks.device[program.lane_tasks[program.lane_start[lane[gap[first]]]]],
+        "device": _devices_of_lanes(program)[lane[gap[first]]],
         "begin": low[first],
         "end": high[np.append(first[1:], len(gap)) - 1] if len(gap) else high,
         "reason": reason[first],
     }
 
 
-def waiting_time(program: Program, start: Times, end: Times, low: float, high: float) -> float:
-    """Return how long all lanes together wait for messages and streams between two times, rounded once."""
-    _, _, begin, until, _ = _parts_of_gaps(program, start, end, (IdleReason.MESSAGE, IdleReason.STREAM))
+def waiting_time(
+    program: Program, start: Times, end: Times, low: float, high: float, *, starts_again: bool = False
+) -> float:
+    """Return how long all lanes together wait for messages and streams between two times, rounded once.
+
+    A run may start again at its end, with what waits there for updates alone.
+    """
+    idle = _IdleLanes(program, start, end, starts_again)
+    _, _, begin, until, _ = idle.parts((IdleReason.MESSAGE, IdleReason.STREAM))
     length = np.minimum(until, high) - np.maximum(begin, low)
     return fsum(length[length > 0].tolist() * program.fold)
 
 
-def _parts_of_gaps(
-    program: Program, start: Times, end: Times, reasons: Collection[IdleReason] = tuple(IdleReason)
-) -> tuple[Ints, Ints, Times, Times, Ints]:
-    """Return the lane of each gap; and the parts of gaps for some reasons, in any order: gap, begin, end, reason."""
-    task, lane, begin = _gaps_before_tasks(program, start, end)
-    lanes = np.arange(len(program.lane_start) - 1)
-    ends = end[program.lane_tasks[program.lane_start[1:] - 1]]
-    lane, begin = np.append(lane, lanes), np.append(begin, ends)
-    until = np.append(start[task], np.full(len(lanes), makespan(program, end), dtype=end.dtype))
-    behind = len(task) + lanes  # the gaps behind lanes' last tasks
-    spans = []
-    for gap, low, high, reason in (
-        *_trace_back(program, start, end, task),
-        (behind, ends, until[behind], IdleReason.NOTHING),
-    ):
-        if reason in reasons:
-            low, high = np.maximum(low, begin[gap]), np.minimum(high, until[gap])
-            rows = np.flatnonzero(low < high)
-            spans.append((gap[rows], low[rows], high[rows], np.full(len(rows), reason, dtype=np.int8)))
-    gap, low, high, reasons_of = (np.concatenate(column) for column in zip(*spans, strict=True))
-    return lane, gap, low, high, reasons_of
+class _Gaps(NamedTuple):
+    """Times in which lanes are idle before a task."""
+
+    task: Ints  # -1: the first one of its lane, as the run starts again
+    lane: Ints
+    before: Ints  # the task before; -1 if there is none
+    begin: Times
+    until: Times
+    node: Ints  # what the task waited for last, but for streams; -1 if it was due later
+
+
+@dataclass(frozen=True, eq=False)
+class _IdleLanes:
+    """The gaps between the tasks of a run's lanes, and those before what starts the run again, if it does so."""
+
+    program: Program
+    start: Times
+    end: Times
+    starts_again: bool = False
+
+    @cached_property
+    def gaps(self) -> "_Gaps":
+        """The gaps with a task behind them."""
+        program, end = self.program, self.end
+        task, lane, begin = _gaps_before_tasks(program, self.start, end)
+        node = self._critical[task]
+        found = _Gaps(task, lane, _tasks_before(program)[task], begin, self.start[task], node)
+        if not self.starts_again:
+            return found
+        lane, node = _updates_before_first_tasks(program)
+        before = program.lane_tasks[program.lane_start[lane + 1] - 1]
+        again = _Gaps(np.full_like(lane, -1), lane, before, end[before], end[node], node)
+        rows = np.flatnonzero(again.begin < again.until)
+        return _Gaps(*(np.append(one, more[rows]) for one, more in zip(found, again, strict=True)))
+
+    def parts(self, reasons: Collection[IdleReason] = tuple(IdleReason)) -> tuple[Ints, Ints, Times, Times, Ints]:
+        """Return the lane of each gap; and the parts of gaps for some reasons, in any order: gap, begin, end, reason.
+
+        The gaps behind lanes' last tasks are the last ones.
+        """
+        program, gaps = self.program, self.gaps
+        lanes = np.arange(len(program.lane_start) - 1)
+        ends = self.end[program.lane_tasks[program.lane_start[1:] - 1]]
+        lane, begin = np.append(gaps.lane, lanes), np.append(gaps.begin, ends)
+        until = np.append(gaps.until, np.full(len(lanes), makespan(program, self.end), dtype=ends.dtype))
+        behind = len(gaps.lane) + lanes
+        spans = []
+        for gap, low, high, reason in (*self._trace_back(), (behind, ends, until[behind], IdleReason.NOTHING)):
+            if reason in reasons:
+                low, high = np.maximum(low, begin[gap]), np.minimum(high, until[gap])
+                rows = np.flatnonzero(low < high)
+                spans.append((gap[rows], low[rows], high[rows], np.full(len(rows), reason, dtype=np.int8)))
+        gap, low, high, reasons_of = (np.concatenate(column) for column in zip(*spans, strict=True))
+        return lane, gap, low, high, reasons_of
+
+    @cached_property
+    def _critical(self) -> Ints:
+        """What each node waited for last, but for streams; -1 for nothing. The last one is of no node."""
+        return np.append(_critical(self.program, self.end, _edges_by_stream(self.program)[0]), -1)
+
+    def _ended(self, node: Ints) -> Times:
+        times: Times = np.where(node >= 0, self.end[node], 0).astype(self.end.dtype)
+        return times
+
+    def _trace_back(self) -> Iterator[tuple[Ints, Times, Times, IdleReason]]:
+        """Follow what the tasks behind gaps waited for; yield rows of gaps, since when, until when, and why."""
+        program, start, gaps, ended = self.program, self.start, self.gaps, self._ended
+        critical, streams = self._critical, _edges_by_stream(program)[1]
+        node, rows, device = gaps.node.copy(), np.arange(len(gaps.lane)), _devices_of_lanes(program)[gaps.lane]
+        message = np.full(len(rows), -1, dtype=node.dtype)  # the first of those that one after another led to the task
+        there = ended(node)
+        free = ended(np.append(_critical(program, self.end, streams), -1)[gaps.task]) if len(streams[0]) else there
+        yield rows, np.maximum(there, free), gaps.until, IdleReason.NOTHING
+        yield rows, there, free, IdleReason.STREAM
+        count = len(program.tasks)
+        while len(rows := rows[(node[rows] >= count) | _is_local_update(program, node[rows], device[rows])]):
+            through, before = node[rows], critical[node[rows]]
+            update = through < count
+            for chosen, running, due in (
+                (~update, IdleReason.MESSAGE, IdleReason.STREAM),
+                (update, IdleReason.DEPENDENCY, IdleReason.DEPENDENCY),
+            ):
+                yield rows[chosen], start[through[chosen]], self.end[through[chosen]], running
+                yield rows[chosen], ended(before[chosen]), start[through[chosen]], due
+            node[rows] = before
+            message[rows[~update]] = through[~update]
+        made = ended(node)
+        late = made - self._messages_delay(device, message, node)
+        yield np.arange(len(made)), np.zeros_like(made), late, IdleReason.DEPENDENCY
+        rows = np.flatnonzero(late < made)
+        yield rows, late[rows], made[rows], IdleReason.MESSAGE
+
+    def _messages_delay(self, device: Ints, message: Ints, node: Ints) -> Times:
+        """Return how much later messages have let the other members of a collective go on than the lane of each gap.
+
+        `message` begins the collective, which waits for a task of the lane's device, too; of all that it waits for,
+        `node` ends last.
+        """
+        program = self.program
+        delay = np.zeros(len(node), dtype=self.end.dtype)
+        rows = np.flatnonzero((message >= 0) & (node >= 0) & (node < program.compute))
+        rows = rows[node[rows] != self.gaps.before[rows]]  # the lane itself came last
+        rows = rows[_waits_for_device(program, message[rows], device[rows])]
+        if len(rows):
+            released = np.append(self._released_by_message(), -np.inf)  # of no task
+            here = released[self.gaps.before[rows]]
+            rows, here = rows[here > -np.inf], here[here > -np.inf]
+            delay[rows] = np.maximum(released[node[rows]] - here, 0)
+        return delay
+
+    def _released_by_message(self) -> Floats:
+        """Return when each task's lane last went on because a message came; -inf if it has waited otherwise since."""
+        program, gaps, tasks = self.program, self.gaps, self.program.lane_tasks
+        in_streams = len(_edges_by_stream(program)[1][0])
+        critical = np.append(_critical(program, self.end), -1) if in_streams else self._critical
+        node = np.where(gaps.task < 0, gaps.node, critical[gaps.task])
+        local = np.flatnonzero(_is_local_update(program, node, _devices_of_lanes(program)[gaps.lane]))
+        node[local] = critical[node[local]]
+        came = (node >= len(program.tasks)) & (self.end[node] > np.maximum(self.start[node], gaps.begin))
+        first = tasks[program.lane_start[:-1]]
+        behind = np.where(gaps.task < 0, first[gaps.lane], gaps.task)
+        time = np.full(len(program.tasks), -np.inf)
+        time[behind[came]] = np.where(gaps.task < 0, 0, gaps.until)[came]
+        breaks = np.zeros(len(program.tasks), dtype=bool)
+        breaks[behind] = True
+        fresh = np.flatnonzero(~breaks[first])
+        breaks[first] = True
+        last = np.maximum.accumulate(np.where(breaks[tasks], np.arange(len(tasks)), 0))
+        if self.starts_again:  # what came before the end came so long before the start
+            time[first[fresh]] = time[tasks[last[program.lane_start[1:] - 1]]][fresh] - self.end.max()
+        released = np.empty_like(time)
+        released[tasks] = time[tasks[last]]
+        return released
 
 
 def waits_for(program: Program, start: Times, end: Times) -> Ints:
@@ -84,7 +205,9 @@ def waits_for(program: Program, start: Times, end: Times) -> Ints:
     task, _, begin = _gaps_before_tasks(program, start, end)
     node = critical[task]
     rows = np.arange(len(node))
-    while len(rows := rows[_is_local_update(program, node[rows], task[rows]) & ~lasts[node[rows]]]):
+    while len(
+        rows := rows[_is_local_update(program, node[rows], program.tasks.device[task[rows]]) & ~lasts[node[rows]]]
+    ):
         node[rows] = critical[node[rows]]
     result = np.full(len(program.lane_tasks), -1, dtype=np.int64)
     # A message stands in place of a device's part in it.
@@ -113,16 +236,51 @@ def _gaps_before_tasks(program: Program, start: Times, end: Times) -> tuple[Ints
     begin = np.roll(end[task], 1)
     begin[first[:-1]] = 0
     place = np.flatnonzero(begin < start[task])
-    return task[place], np.searchsorted(first, place, side="right") - 1, begin[place]
+    return task[place], program.lane_numbers[place], begin[place]
 
 
-def _critical(program: Program, end: Times, among: Flags | None = None) -> Ints:
+def _critical(program: Program, end: Times, among: tuple[Ints, Ints] | None = None) -> Ints:
     """Return, for each node, the node that it depends on which ended last; of several a message rather than a task.
 
-    It is -1 where the node depends on nothing. `among` flags the dependencies that count, if not all.
+    It is -1 where the node depends on nothing. `among` are the dependencies that count, if not all.
     """
-    rows = slice(None) if among is None or among.all() else np.flatnonzero(among)
-    return _latest(program.edges.before[rows], program.edges.after[rows], program.nodes, end)
+    before, after = among or (program.edges.before, program.edges.after)
+    return _latest(before, after, program.nodes, end)
+
+
+@once_a_program
+def _tasks_before(program: Program) -> Ints:
+    """Return the task before each one in its lane, -1 if there is none."""
+    last = np.full(len(program.tasks), -1, dtype=np.int64)
+    before, after = program.lane_edges
+    last[after] = before
+    return last
+
+
+@once_a_program
+def _updates_before_first_tasks(program: Program) -> tuple[Ints, Ints]:
+    """Return the lanes whose first task waits for nothing, and the last update of its stage on its device."""
+    tasks, first = program.tasks, program.lane_tasks[program.lane_start[:-1]]
+    lane = np.flatnonzero(np.isin(first, program.beginnings))
+    update = np.arange(program.compute, len(tasks))
+    last = np.full((program.devices, program.n), -1)
+    np.maximum.at(last, (tasks.device[update], tasks.stage[update]), update)
+    made = last[tasks.device[first[lane]], tasks.stage[first[lane]]]
+    return lane[made >= 0], made[made >= 0]
+
+
+def _devices_of_lanes(program: Program) -> Ints:
+    """Return the device of each lane."""
+    devices: Ints = program.tasks.device[program.lane_tasks[program.lane_start[:-1]]]
+    return devices
+
+
+@once_a_program
+def _edges_by_stream(program: Program) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
+    """Return the edges but for those of streams, and those: (before, after) of each."""
+    edges, in_stream = program.edges, program.edges.kind == EdgeKind.STREAM
+    others, streams = ((edges.before[rows], edges.after[rows]) for rows in map(np.flatnonzero, (~in_stream, in_stream)))
+    return others, streams
 
 
 def _latest(before: Ints, after: Ints, nodes: int, end: Times) -> Ints:
@@ -136,101 +294,27 @@ def _latest(before: Ints, after: Ints, nodes: int, end: Times) -> Ints:
     return found
 
 
-def _trace_back(
-    program: Program, start: Times, end: Times, task: Ints
-) -> Iterator[tuple[Ints, Times, Times, IdleReason]]:
-    """Follow what tasks waited for, back from their starts; yield rows of `task`, since when, until when, and why."""
-
-    def ended(node: Ints) -> Times:
-        times: Times = np.where(node >= 0, end[node], 0).astype(end.dtype)
-        return times
-
-    in_stream = program.edges.kind == EdgeKind.STREAM
-    critical = _critical(program, end, ~in_stream)
-    node, rows = critical[task], np.arange(len(task))
-    message = np.full(len(task), -1, dtype=node.dtype)  # the first of those that one after another led to the task
-    there = ended(node)
-    free = ended(_critical(program, end, in_stream)[task]) if in_stream.any() else there
-    yield rows, np.maximum(there, free), start[task], IdleReason.NOTHING
-    yield rows, there, free, IdleReason.STREAM
-    count = len(program.tasks)
-    while len(rows := rows[(node[rows] >= count) | _is_local_update(program, node[rows], task[rows])]):
-        through, before = node[rows], critical[node[rows]]
-        update = through < count
-        for chosen, running, due in (
-            (~update, IdleReason.MESSAGE, IdleReason.STREAM),
-            (update, IdleReason.DEPENDENCY, IdleReason.DEPENDENCY),
-        ):
-            yield rows[chosen], start[through[chosen]], end[through[chosen]], running
-            yield rows[chosen], ended(before[chosen]), start[through[chosen]], due
-        node[rows] = before
-        message[rows[~update]] = through[~update]
-    made = ended(node)
-    late = made - _messages_delay(program, start, end, task, message, node)
-    yield np.arange(len(task)), np.zeros_like(made), late, IdleReason.DEPENDENCY
-    rows = np.flatnonzero(late < made)
-    yield rows, late[rows], made[rows], IdleReason.MESSAGE
-
-
-def _messages_delay(program: Program, start: Times, end: Times, task: Ints, message: Ints, node: Ints) -> Times:
-    """Return how much later messages have let the other members of a collective go on than the lane of each task.
-
-    `message` begins the collective, which waits for a task of the lane's device, too; of all that it waits for, `node`
-    ends last.
-    """
-    delay = np.zeros(len(task), dtype=end.dtype)
-    rows = np.flatnonzero((message >= 0) & (node >= 0) & (node < program.compute))
-    rows = rows[_waits_for_device(program, message[rows], program.tasks.device[task[rows]])]
-    if len(rows):
-        released = np.append(_released_by_message(program, start, end), 0)  # of no task
-        previous = np.full(len(program.tasks), -1)
-        before, after = program.lane_edges
-        previous[after] = before
-        here = released[previous[task[rows]]]
-        delay[rows] = np.where(here > 0, np.maximum(released[node[rows]] - here, 0), 0)
-    return delay
-
-
 def _waits_for_device(program: Program, message: Ints, device: Ints) -> Flags:
     """Return whether each message waits for a task of its device: a collective waits for one of each member."""
-    edges, chosen = program.edges, np.zeros(program.nodes, dtype=bool)
-    chosen[message] = True
-    rows = np.flatnonzero(chosen[edges.after] & (edges.before < program.compute))
+    members, wanted = _members(program), message.astype(np.int64) * program.devices + device
+    found: Flags = members[np.searchsorted(members, wanted)] == wanted
+    return found
+
+
+@once_a_program
+def _members(program: Program) -> Ints:
+    """Return the node and the device of each task that a message waits for, as one number, in their order; one more."""
+    edges, first = program.edges, len(program.tasks)
+    rows = np.flatnonzero((edges.after >= first) & (edges.before < program.compute))
     rows = rows[(edges.kind[rows] == EdgeKind.DATA) | (edges.kind[rows] == EdgeKind.BARRIER)]
-    after, members = edges.after[rows], program.tasks.device[edges.before[rows]]
-    one = np.full(program.nodes, -1, dtype=members.dtype)
-    one[after] = members
-    waits: Flags = one[message] == device
-    several = np.flatnonzero(np.bincount(after, minlength=program.nodes)[message] > 1)
-    if len(several):
-        known = after.astype(np.int64) * program.devices + members
-        waits[several] = np.isin(message[several].astype(np.int64) * program.devices + device[several], known)
-    return waits
+    numbers = edges.after[rows].astype(np.int64) * program.devices + program.tasks.device[edges.before[rows]]
+    return np.append(np.unique(numbers), program.nodes * program.devices)
 
 
-def _released_by_message(program: Program, start: Times, end: Times) -> Times:
-    """Return when the lane of each task last went on because a message came; 0 if it has waited otherwise since."""
-    critical = _critical(program, end)
-    tasks, first = program.lane_tasks, program.lane_start[:-1]
-    gap, _, begin = _gaps_before_tasks(program, start, end)
-    node = critical[gap]
-    local = np.flatnonzero(_is_local_update(program, node, gap))
-    node[local] = critical[node[local]]
-    time = np.zeros(len(program.tasks), dtype=end.dtype)
-    came = (node >= len(program.tasks)) & (end[node] > np.maximum(start[node], begin))
-    time[gap[came]] = start[gap[came]]
-    breaks = np.zeros(len(program.tasks), dtype=bool)
-    breaks[gap], breaks[tasks[first]] = True, True
-    last = np.maximum.accumulate(np.where(breaks[tasks], np.arange(len(tasks)), 0))
-    released = np.empty_like(time)
-    released[tasks] = time[tasks[last]]
-    return released
-
-
-def _is_local_update(program: Program, node: Ints, task: Ints) -> Flags:
-    """Return whether each node is an update on the device of its task, or of other shares of what that has a share."""
+def _is_local_update(program: Program, node: Ints, device: Ints) -> Flags:
+    """Return whether each node is an update on a device, or of other shares of what that has a share."""
     tasks, update = program.tasks, (node >= program.compute) & (node < len(program.tasks))
     if program.state.splits:
         return update
-    local: Flags = update & (tasks.device[np.where(update, node, 0)] == tasks.device[task])
+    local: Flags = update & (tasks.device[np.where(update, node, 0)] == device)
     return local
