@@ -138,14 +138,14 @@ def _collective_times(
     rounds, times = np.ones(len(messages), dtype=np.int32), np.zeros(len(messages))
     runs_by = np.full(len(messages), -1, dtype=np.int32)
     numbers: dict[Algorithm, int] = {}
-    for op, members, size, rows in _alike_collectives(program):
+    for op, members, size, rows in _collectives_alike(program):
         how, times[rows] = fastest_algorithm(op, collective, cluster, members, payload_factor(op, len(members)) * size)
         rounds[rows], runs_by[rows] = how.rounds(len(members)), numbers.setdefault(how, len(numbers))
     return times, rounds, tuple(numbers), runs_by
 
 
 @once_a_program
-def _alike_collectives(program: Program) -> list[tuple[Op, Ints, int, list[int]]]:
+def _collectives_alike(program: Program) -> list[tuple[Op, Ints, int, list[int]]]:
     """Return the operation, the members, its root first, the size and the rows of collectives that are alike."""
     messages = program.messages
     together = np.flatnonzero(messages.op != Op.P2P)

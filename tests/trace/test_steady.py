@@ -161,14 +161,56 @@ LISTED = [name for name, schedule in SCHEDULES.items() if schedule.order.lists i
 @given(requests(most=5).filter(lambda request: request["schedule"].name in LISTED))
 def test_a_first_step_that_shows_the_period_shows_that_of_longer_runs(request: dict[str, Any]) -> None:
     """And all else that is measured at rest, but for roundings: recounted from as many steps as take part elsewhere."""
-    trace = simulate(**request, ignore_memory=True)
-    found = measure(trace)
+    assert_as_longer_runs(request)
+
+
+def assert_as_longer_runs(request: dict[str, Any]) -> None:
+    """Compare all that is measured of a request's run with what longer runs show."""
+    found = measure(simulate(**request, ignore_memory=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(steady, "period_of_separate_steps", lambda *_: None)
         longer = measure(simulate(**request, ignore_memory=True))
     for name in found.__dataclass_fields__:
         one, other = getattr(found, name), getattr(longer, name)
         assert one == (pytest.approx(other, rel=1e-9, abs=1e-12) if isinstance(one, float) else other), name
+
+
+def test_a_step_waits_for_its_sums_before_the_next_begins() -> None:
+    """A forward of 1 s, a backward of 1 s, and 8 bytes there and back by 8 bytes a second: half of 4 s is exposed."""
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, activation=1, parameters=8),))
+    run = simulate("1f1b", 1, m=1, replicas=2, model=model, cluster=Cluster(link=Link(bandwidth=4.0)), steps=1)
+    assert (run.steady_state.period, run.steady_state.certified, run.steady_state.steps) == (4.0, True, range(1))
+    assert measure(run).exposed == 0.5
+
+
+IN_TURN = {
+    "model": Model(stages=(Stage(forward=1.0, backward=2.0, weight_backward=1.0, boundary=1, parameters=1),) * 4),
+    "cluster": Cluster(devices=(Devices(overlap="none"),), link=Link(latency=1.0)),
+}
+TWO_WAYS = {
+    "model": Model(
+        stages=(
+            Stage(forward=1.0, backward=1.0, weight_backward=0.25, activation=1),
+            Stage(forward=1.0, backward=1.0, weight_backward=0.25, activation=1, boundary=1, update=1.0),
+        )
+    ),
+    "cluster": Cluster(links=(PairLink(between=(1, 0), latency=1.0),)),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("dualpipe", {"n": 2, "m": 4, "replicas": 2, **TWO_WAYS}),  # what came in the step before delays this one
+        ("zbv", {"n": 4, "m": 3, "chunks": 2, "replicas": 2, "buckets": "300 MB", "rendezvous": "megatron", **IN_TURN}),
+        ("1f1b", {"n": 4, "m": 3, "replicas": 2, **IN_TURN}),  # sums wait for messages of the next step
+        ("1f1b", {"n": 4, "m": 6, "replicas": 3, "model": uneven(4), "cluster": BOX}),
+        ("gpipe", {"n": 4, "m": 6, "replicas": 2, "model": uneven(4), "cluster": BOX, "reduce": "each"}),
+    ],
+)
+def test_steps_with_sums_of_gradients_are_as_in_longer_runs(name: str, asked: dict[str, Any]) -> None:
+    """Also where replicas are unlike, and where messages take their devices' turns."""
+    assert_as_longer_runs({"schedule": name, "steps": 1, **asked})
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
@@ -187,7 +229,10 @@ def test_one_step_is_enough_where_steps_do_not_touch(steps: int) -> None:
     [
         ("zb-h2", {"m": 8}),  # devices begin the next step while others end this one
         ("interleaved-1f1b", {"m": 4, "chunks": 2}),  # a stage is updated before another one is done
-        ("1f1b", {"m": 4, "shard": 2, "zero": 1, "model": uneven(4), "cluster": BOX}),  # parameters are gathered in between
+        (
+            "1f1b",
+            {"m": 4, "shard": 2, "zero": 1, "model": uneven(4), "cluster": BOX},
+        ),  # parameters are gathered in between
         ("pipedream", {}),  # steps are not flushed
     ],
 )

@@ -218,15 +218,22 @@ def period_of_separate_steps(program: Program, start: Times, end: Times) -> Any 
 def sends_within_steps(program: Program) -> bool:
     """Return whether alike steps end together, and no message goes from one to the next.
 
-    Sums of gradients are there before the updates of their step, unless streams have them wait for messages of the
-    next. What updates leave on one device is sent on to others for the next step.
+    Sums of gradients are there before the updates of their step, unless devices' streams have them wait for messages of
+    the next. What updates leave on one device is sent on to others for the next step.
     """
     messages = program.messages
     within = (messages.op == Op.P2P) & (messages.content <= Content.ACTIVATION_GRADIENT)
-    if set(program.state.homes) == {Home.COPIED} and not np.any(program.edges.kind == EdgeKind.STREAM):
+    if set(program.state.homes) == {Home.COPIED} and not _mixes_streams(program):
         within |= (messages.op != Op.P2P) & np.isin(messages.content, (Content.GRADIENT, Content.NORM))
     delayed = program.fill or len(program.parts) or len(program.releases)
     return bool(program.m is not None and program.together and not delayed and within.all())
+
+
+def _mixes_streams(program: Program) -> bool:
+    """Return whether anything but collectives goes one after another in a stream."""
+    rows, together = np.flatnonzero(program.edges.kind == EdgeKind.STREAM), np.zeros(program.nodes, dtype=np.bool_)
+    together[program.message_nodes] = program.messages.op != Op.P2P
+    return not (together[program.edges.before[rows]] & together[program.edges.after[rows]]).all()
 
 
 def _begin_at(program: Program, end: Times, updates: Ints, period: Any) -> bool:

@@ -233,7 +233,7 @@ def last_waits(program: Program, end: Times) -> Ints:
 def _gaps_before_tasks(program: Program, start: Times, end: Times) -> tuple[Ints, Ints, Times]:
     """Return the tasks with a gap before them, their lanes, and since when those were idle."""
     task, first = program.lane_tasks, program.lane_start
-    begin = np.roll(end[task], 1)
+    begin = np.append(0, end[task[:-1]]).astype(end.dtype)
     begin[first[:-1]] = 0
     place = np.flatnonzero(begin < start[task])
     return task[place], program.lane_numbers[place], begin[place]
@@ -296,19 +296,33 @@ def _latest(before: Ints, after: Ints, nodes: int, end: Times) -> Ints:
 
 def _waits_for_device(program: Program, message: Ints, device: Ints) -> Flags:
     """Return whether each message waits for a task of its device: a collective waits for one of each member."""
-    members, wanted = _members(program), message.astype(np.int64) * program.devices + device
-    found: Flags = members[np.searchsorted(members, wanted)] == wanted
-    return found
+    one, members = _awaited_devices(program)
+    waits: Flags = one[message] == device
+    several = np.flatnonzero(one[message] == _OF_SEVERAL)
+    wanted = message[several].astype(np.int64) * program.devices + device[several]
+    waits[several] = members[np.searchsorted(members, wanted)] == wanted
+    return waits
+
+
+_OF_SEVERAL = -2
 
 
 @once_a_program
-def _members(program: Program) -> Ints:
-    """Return the node and the device of each task that a message waits for, as one number, in their order; one more."""
+def _awaited_devices(program: Program) -> tuple[Ints, Ints]:
+    """Return the device for whose tasks each message waits, -1 for none, and those of messages that wait for several.
+
+    These are nodes and devices, as one number, in their order, and one number more.
+    """
     edges, first = program.edges, len(program.tasks)
     rows = np.flatnonzero((edges.after >= first) & (edges.before < program.compute))
     rows = rows[(edges.kind[rows] == EdgeKind.DATA) | (edges.kind[rows] == EdgeKind.BARRIER)]
-    numbers = edges.after[rows].astype(np.int64) * program.devices + program.tasks.device[edges.before[rows]]
-    return np.append(np.unique(numbers), program.nodes * program.devices)
+    members = np.unique(edges.after[rows].astype(np.int64) * program.devices + program.tasks.device[edges.before[rows]])
+    node, device = np.divmod(members, program.devices)
+    one = np.full(program.nodes, -1, dtype=np.int64)
+    one[node] = device
+    several = np.bincount(node, minlength=program.nodes) > 1
+    one[several] = _OF_SEVERAL
+    return one, np.append(members[several[node]], program.nodes * program.devices)
 
 
 def _is_local_update(program: Program, node: Ints, device: Ints) -> Flags:
