@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cdpsim import evaluate, presets
+from cdpsim import Cluster, evaluate, presets
 from cdpsim.model import Model
 from cdpsim.numeric.paths import expect_many_runs
 from cdpsim.studies.folding import KNOWN_GROWTHS
@@ -24,30 +24,32 @@ def compiled() -> None:
     expect_many_runs()
 
 
-@pytest.mark.parametrize(("devices", "m"), [(8, 16), (64, 256)])
-@pytest.mark.parametrize("known", [True, False], ids=["another bandwidth", "another program"])
-def test_evaluations(benchmark: Any, devices: int, m: int, known: bool) -> None:
-    """Of `1f1b` with real costs: on clusters with other links its program is kept."""
+@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize(("devices", "m"), [(8, 16), (8, 64), (64, 256)])
+@pytest.mark.parametrize("known", [True, False], ids=["another of 16 networks", "another program"])
+def test_evaluations(benchmark: Any, devices: int, m: int, known: bool, replicas: int) -> None:
+    """Of `1f1b` with real costs, on one cluster after another: its program is kept, and routes are found anew."""
     content = presets.find_cluster(NODES).to_builtins()
     assert isinstance(content, dict)
     clusters = []
     for k in range(16):
         network = {"latency": "7 us", "bandwidth": 1.25e10 + k * 1e9}
-        clusters.append(content | {"topology": content["topology"] | {"network": network}})
+        made = content | {"topology": content["topology"] | {"network": network}}
+        clusters.append(Cluster.from_builtins(made, NODES))
     model = "llama3-8b" if devices <= 34 else Model.from_builtins(even_stages(devices), "even")
     asked = cycle(clusters)
 
     def one() -> None:
         if not known:
             KNOWN_PROGRAMS.forget()
-        evaluate("1f1b", devices, m=m, model=model, cluster=next(asked), steps=12)
+        evaluate("1f1b", devices, m=m, replicas=replicas, model=model, cluster=next(asked), steps=12)
 
     benchmark(one)
     benchmark.extra_info["evaluations"] = f"{1 / benchmark.stats.stats.min:,.0f}/s"
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["programs kept", "programs anew"])
-@pytest.mark.parametrize("m", [1024, 65536])
+@pytest.mark.parametrize("m", [128, 256, 1024, 65536])
 def test_micro_batches(benchmark: Any, m: int, known: bool) -> None:
     """Many micro-batches take the time of few, and so do many replicas."""
 

@@ -17,7 +17,7 @@ from cdpsim.runs import Run, few_steps
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.state import Home
 from cdpsim.studies.compare import Measured, measure, measured_of
-from cdpsim.studies.figures import Figures, figures_of
+from cdpsim.studies.figures import Figures, figures_of_steps
 from cdpsim.studies.folding import fold_micro_batches
 from cdpsim.studies.programs import KNOWN_PROGRAMS
 
@@ -59,7 +59,7 @@ def evaluate_all(requests: Iterable[Request | Mapping[str, Any]]) -> list[Measur
             continue
         costs = [price_request(program, request) for request, program in shared]
         for number, one in zip(numbers, run_all(shared[0][1], costs), strict=True):
-            rows[number] = _measured_by_part(made[number], one, figures_of(one, _makespan(one, made[number].steps)))
+            rows[number] = _measured_by_part(made[number], one, figures_of_steps(one, made[number].steps))
     return [rows[number] for number in range(len(made))]
 
 
@@ -75,7 +75,10 @@ def evaluate_request(request: Request) -> Measured:
     if not _may_fold(request):
         return measure(simulate(request.with_steps(request.steps, ignore_memory=True)))
     folded = None if request.disorder != Disorder() else fold_micro_batches(request, _run_at_rest)
-    return _measured_by_part(request, *(folded or _run_at_rest(request)))
+    if folded:
+        return _measured_by_part(request, *folded)
+    one = _run_at_rest(request)
+    return _measured_by_part(request, one, figures_of_steps(one, request.steps))
 
 
 def _measured_by_part(request: Request, one: Run, figures: Figures) -> Measured:
@@ -105,20 +108,9 @@ def _few_steps(request: Request) -> tuple[Request, Program]:
     return few, KNOWN_PROGRAMS.find(few)
 
 
-def _run_at_rest(request: Request) -> tuple[Run, Figures]:
-    """Return a run of few steps of a request, and the figures of its run."""
+def _run_at_rest(request: Request) -> Run:
+    """Return a run of few steps of a request, which shows all others."""
     few, program = _few_steps(request)
     costs = price_request(program, few)
     end_check_at("program")
-    one = run(program, costs, few.engine)
-    return one, figures_of(one, _makespan(one, request.steps))
-
-
-def _makespan(one: Run, steps: int) -> Any:
-    """Return when a run of so many steps ends; where steps repeat each other, by a run of fewer."""
-    rest = one.steady_state
-    known, every = rest.run.program.steps, len(rest.steps)
-    if not rest.certified or steps < known:
-        return one.of_steps(steps).makespan
-    run_on = known + (steps - known) % every
-    return one.of_steps(run_on).makespan + (steps - run_on) * rest.period
+    return run(program, costs, few.engine)

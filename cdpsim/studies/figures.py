@@ -75,6 +75,21 @@ def figures_of(run: Run, makespan: Any = None) -> Figures:
     )
 
 
+def figures_of_steps(run: Run, steps: int) -> Figures:
+    """Return the figures of so many steps of a run of few."""
+    return figures_of(run, _makespan(run, steps))
+
+
+def _makespan(run: Run, steps: int) -> Any:
+    """Return when a run of so many steps ends; where steps repeat each other, by a run of fewer."""
+    rest = run.steady_state
+    known, every = rest.run.program.steps, len(rest.steps)
+    if not rest.certified or steps < known:
+        return run.of_steps(steps).makespan
+    run_on = known + (steps - known) % every
+    return run.of_steps(run_on).makespan + (steps - run_on) * rest.period
+
+
 def _waiting(rest: SteadyState) -> float:
     """Return how long lanes wait for messages; messages that take no time delay nothing, unless their streams do."""
     run = rest.run

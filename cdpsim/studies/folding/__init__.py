@@ -19,16 +19,16 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.request import Request
 from cdpsim.runs import Run
-from cdpsim.studies.figures import Figures
+from cdpsim.studies.figures import Figures, figures_of_steps
 from cdpsim.studies.folding.levels import HeldLevels, growing_levels
 from cdpsim.studies.folding.moments import keeps_moments, least_gap
-from cdpsim.studies.folding.nodes import GrowingTimes, NodesByClass, growing_times, most_units
+from cdpsim.studies.folding.nodes import GrowingTimes, growing_times, may_grow, most_units
 from cdpsim.studies.programs import Kept, structure_of
 from cdpsim.trace.metrics.steady import PRECISION
 
 _FIXED_TASKS = 500  # a run takes the time of so many tasks beside that of its own
 
-RunAtRest = Callable[[Request], tuple[Run, Figures]]
+RunAtRest = Callable[[Request], Run]  # of few steps
 
 
 class Folded(NamedTuple):
@@ -46,7 +46,7 @@ def fold_micro_batches(request: Request, run_at_rest: RunAtRest) -> Folded | Non
     shape, schedule = request.shape, request.schedule
     if "m" not in schedule.options or schedule.shape is not None or not isinstance(request.rule.record(shape), str):
         return None
-    budget = _cost(shape.m * shape.n) // 2  # so that little is lost where few show nothing
+    budget = _cost(shape.m * shape.n)  # where few show nothing, at most as long again is lost
     for counts in _counts_to_try(shape.m, 1 if schedule.order.one_place else shape.parts // shape.chunks):
         needed = sum(_cost(m * shape.n) for m in counts)
         if needed > budget or _devices(request, counts[0]) != _devices(request, shape.m):
@@ -72,10 +72,14 @@ def _devices(request: Request, m: int) -> int:
 
 
 def _counts_to_try(m: int, devices: int) -> Iterator[tuple[int, int, int]]:
-    """Yield numbers of micro-batches, a unit apart, from which m is a number of units away."""
+    """Yield numbers of micro-batches, a unit apart, from which m is a number of units away.
+
+    A unit is one where a single stage holds all others up, and as many as there are devices where a cycle through all
+    of them does; some orders take even numbers only.
+    """
     least = 2 * devices
     while least < m:
-        for unit in dict.fromkeys((1, 2, devices)):
+        for unit in dict.fromkeys((1, devices) if devices % 2 == 0 else (1, 2, devices)):
             first = least + (m - least) % unit
             if first + 2 * unit < m:
                 yield first, first + unit, first + 2 * unit
@@ -127,27 +131,32 @@ def _find_growth(request: Request, counts: Sequence[int], run_at_rest: RunAtRest
     first = request.with_micro_batches(counts[0])
     key = (structure_of(first), *counts, *(getattr(request, name) for name in _OF_COSTS))
     if key not in KNOWN_GROWTHS:
-        runs = [run_at_rest(each) for each in (first, *map(request.with_micro_batches, counts[1:]))]
-        KNOWN_GROWTHS.keep(key, _growth_of(runs), runs[2][0].program.nodes)
+        runs = [run_at_rest(first), run_at_rest(request.with_micro_batches(counts[1]))]
+        if growth := _may_repeat(runs) and may_grow([run.steady_state.run for run in runs]):
+            runs.append(run_at_rest(request.with_micro_batches(counts[2])))
+        KNOWN_GROWTHS.keep(key, _growth_of(runs, request.steps) if growth else None, runs[-1].program.nodes)
     return KNOWN_GROWTHS[key]
 
 
-def _growth_of(runs: Sequence[tuple[Run, Figures]]) -> Growth | None:
-    """Compare three runs, a unit apart; return None where they do not show others."""
-    at_rest = [run.steady_state for run, _ in runs]
-    programs = [state.run.program for state in at_rest]
-    if not all(state.certified and len(state.steps) == 1 for state in at_rest) or len({p.steps for p in programs}) > 1:
+def _may_repeat(runs: Sequence[Run]) -> bool:
+    """Return whether each step of some runs repeats the one before, and as many steps show it."""
+    at_rest = [run.steady_state for run in runs]
+    certified = all(state.certified and len(state.steps) == 1 for state in at_rest)
+    return certified and len({state.run.program.steps for state in at_rest}) == 1
+
+
+def _growth_of(runs: Sequence[Run], steps: int) -> Growth | None:
+    """Compare three runs, a unit apart, for as many steps; return None where they do not show others."""
+    if not _may_repeat(runs):
         return None
-    sums = _growing_sums([figures for _, figures in runs])
-    if sums is None:
-        return None
-    of_rest = [state.run for state in at_rest]
-    nodes = [NodesByClass.of(run) for run in of_rest]
-    times = growing_times(nodes, of_rest)
-    levels = None if times is None else growing_levels(nodes, of_rest)
+    at_rest = [run.steady_state.run for run in runs]
+    times = growing_times(at_rest)
+    levels = None if times is None else growing_levels(at_rest)
     if times is None or levels is None:
         return None
-    return Growth(runs[2][0], of_rest[2], runs[2][1], sums, times, levels)
+    figures = [figures_of_steps(run, steps) for run in runs]
+    sums = _growing_sums(figures)
+    return Growth(runs[2], at_rest[2], figures[2], sums, times, levels) if sums else None
 
 
 # Figures that must not change, and those that grow by as much with each unit; staleness is a mean over micro-batches.

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cdpsim.numeric.columns import Ints, dense_ranks, group_starts, sort_by
-from cdpsim.program import Buffers, Category
+from cdpsim.program import Buffers, Category, Program, once_a_program
 from cdpsim.runs import Run
-from cdpsim.studies.folding.nodes import Matches, NodesByClass, classify
+from cdpsim.studies.folding.nodes import Matches, classes_of_nodes, classify
 from cdpsim.trace.metrics import memory
 from cdpsim.trace.metrics.steady import PRECISION
 
@@ -31,14 +31,14 @@ class HeldLevels:
         return peaks
 
 
-def growing_levels(nodes: Sequence[NodesByClass], runs: Sequence[Run]) -> list[HeldLevels] | None:
+def growing_levels(runs: Sequence[Run]) -> list[HeldLevels] | None:
     """Return what devices of the last of three runs hold, and how much more with each unit; None if not alike.
 
     A device holds most right after it has begun to hold something. What it holds then grows by as much with each unit,
     so that another moment may be the peak later than now.
     """
     late = 0.0 if runs[2].in_slots else PRECISION * float(runs[2].end.max(initial=0))
-    buffers = [_BuffersByClass.of(run, each, late) for run, each in zip(runs, nodes, strict=True)]
+    buffers = [_BuffersByClass.of(run, late) for run in runs]
     if any(not np.array_equal(buffers[0].classes, each.classes) for each in buffers[1:]):
         return None
     matches = Matches.of([each.first for each in buffers])
@@ -68,12 +68,10 @@ class _BuffersByClass:
     levels: list[Ints]  # by category, and in all
 
     @classmethod
-    def of(cls, run: Run, nodes: NodesByClass, late: float) -> "_BuffersByClass":
+    def of(cls, run: Run, late: float) -> "_BuffersByClass":
         """Return the buffers of a run, which begin so much earlier or later; those of a class begin with its nodes."""
         buffers = run.program.buffers
-        begins = np.where(buffers.begin < 0, -1, 2 * nodes.number[buffers.begin >> 1] + (buffers.begin & 1))
-        columns = (buffers.category, buffers.device, buffers.stage, buffers.version, buffers.size, begins)
-        classes, number = classify(np.array(columns, dtype=np.int64))
+        classes, number = _classes_of_buffers(run.program)
         begin, finish = memory.buffer_spans(buffers, run.start, run.end)
         ranks = dense_ranks(np.concatenate([begin, finish]))
         order, at = sort_by(number, ranks[: len(begin)]), ranks * run.program.devices + np.tile(buffers.device, 2)
@@ -84,6 +82,15 @@ class _BuffersByClass:
                 ranks = dense_ranks(np.concatenate([np.where(together, begin, begin + shift), finish]))
             levels.append(_levels_held(buffers, ranks))
         return cls(classes, order, np.append(group_starts(number[order]), len(order)), levels)
+
+
+@once_a_program
+def _classes_of_buffers(program: Program) -> tuple[Ints, Ints]:
+    """Return what distinguishes buffers, those that begin with nodes of one class alike, and the class of each."""
+    buffers, (_, number) = program.buffers, classes_of_nodes(program)
+    begins = np.where(buffers.begin < 0, -1, 2 * number[buffers.begin >> 1] + (buffers.begin & 1))
+    columns = (buffers.category, buffers.device, buffers.stage, buffers.version, buffers.size, begins)
+    return classify(np.array(columns, dtype=np.int64))
 
 
 def _levels_held(buffers: Buffers, ranks: Ints) -> Ints:
