@@ -259,7 +259,9 @@ def test_a_program_from_another_process_is_priced(collective: CollectiveName) ->
     request = Request(
         "multi-dp", 12, model="gpt2", cluster="a100-nodes", collective=collective, expand_collectives=True
     )
-    program = pickle.loads(pickle.dumps(assemble(request)))
+    made = assemble(request)
+    assert run(made, price(made, request.model, request.cluster)).summary()  # what is known of it then goes along
+    program = pickle.loads(pickle.dumps(made))
     found = run(program, price(program, request.model, request.cluster))
     assert np.array_equal(found.end, simulate(request).end)
     assert "of Request('multi-dp', n=12" in repr(found)

@@ -279,8 +279,8 @@ class Program:
         return self.made_for()
 
     @cached_property
-    def known(self) -> dict[Callable[..., Any], tuple[Any, ...]]:
-        """The last arguments of functions that are called once a program, and what they returned."""
+    def known(self) -> dict[str, tuple[Any, ...]]:
+        """The last arguments of functions that are called once a program, by their names, and what they returned."""
         return {}
 
     @cached_property
@@ -516,11 +516,13 @@ def once_a_program(
     Of other arguments, the last ones are kept.
     """
 
+    name = f"{function.__module__}.{function.__qualname__}"
+
     @wraps(function)
     def known(program: Program, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        kept = program.known.get(function)
+        kept = program.known.get(name)
         if kept is None or kept[:2] != (args, kwargs):
-            kept = program.known[function] = args, kwargs, function(program, *args, **kwargs)
+            kept = program.known[name] = args, kwargs, function(program, *args, **kwargs)
         result: Result = kept[2]
         return result
 
