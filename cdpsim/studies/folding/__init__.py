@@ -46,10 +46,12 @@ def fold_micro_batches(request: Request, run_at_rest: RunAtRest) -> Folded | Non
     shape, schedule = request.shape, request.schedule
     if "m" not in schedule.options or schedule.shape is not None or not isinstance(request.rule.record(shape), str):
         return None
-    budget = _cost(shape.m * shape.n)  # where few show nothing, at most as long again is lost
+    whole = _cost(shape.m * shape.n)
+    budget = 3 * whole // 2  # more than all of it, as what three runs show serves other numbers, too
     for counts in _counts_to_try(shape.m, 1 if schedule.order.one_place else shape.parts // shape.chunks):
         needed = sum(_cost(m * shape.n) for m in counts)
-        if needed > budget or _devices(request, counts[0]) != _devices(request, shape.m):
+        spare = budget if counts[1] - counts[0] == 1 else budget - whole // 2  # a unit of one mostly shows them
+        if needed > spare or _devices(request, counts[0]) != _devices(request, shape.m):
             continue
         try:
             growth = _find_growth(request, counts, run_at_rest)
@@ -131,7 +133,8 @@ def _find_growth(request: Request, counts: Sequence[int], run_at_rest: RunAtRest
     first = request.with_micro_batches(counts[0])
     key = (structure_of(first), *counts, *(getattr(request, name) for name in _OF_COSTS))
     if key not in KNOWN_GROWTHS:
-        runs = [run_at_rest(first), run_at_rest(request.with_micro_batches(counts[1]))]
+        second = run_at_rest(request.with_micro_batches(counts[1]))  # before the first: of two it is the one refused
+        runs = [run_at_rest(first), second]
         if growth := _may_repeat(runs) and may_grow([run.steady_state.run for run in runs]):
             runs.append(run_at_rest(request.with_micro_batches(counts[2])))
         KNOWN_GROWTHS.keep(key, _growth_of(runs, request.steps) if growth else None, runs[-1].program.nodes)
