@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster import Devices, Link, PairLink
@@ -161,6 +161,9 @@ LISTED = [name for name, schedule in SCHEDULES.items() if schedule.order.lists i
 @given(requests(most=5).filter(lambda request: request["schedule"].name in LISTED))
 def test_a_first_step_that_shows_the_period_shows_that_of_longer_runs(request: dict[str, Any]) -> None:
     """And all else that is measured at rest, but for roundings: recounted from as many steps as take part elsewhere."""
+    state = simulate(**request, ignore_memory=True).steady_state
+    takes = state.run.costs.duration
+    assume(takes[takes > 0].min(initial=1) > 1e-9 * float(state.period))  # less is lost in the times of later steps
     assert_as_longer_runs(request)
 
 
