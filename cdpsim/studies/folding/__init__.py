@@ -46,12 +46,10 @@ def fold_micro_batches(request: Request, run_at_rest: RunAtRest) -> Folded | Non
     shape, schedule = request.shape, request.schedule
     if "m" not in schedule.options or schedule.shape is not None or not isinstance(request.rule.record(shape), str):
         return None
-    whole = _cost(shape.m * shape.n)
-    budget = 3 * whole // 2  # more than all of it, as what three runs show serves other numbers, too
+    budget = _cost(shape.m * shape.n)  # where few show nothing, at most as long again is lost
     for counts in _counts_to_try(shape.m, 1 if schedule.order.one_place else shape.parts // shape.chunks):
         needed = sum(_cost(m * shape.n) for m in counts)
-        spare = budget if counts[1] - counts[0] == 1 else budget - whole // 2  # a unit of one mostly shows them
-        if needed > spare or _devices(request, counts[0]) != _devices(request, shape.m):
+        if needed > budget or _devices(request, counts[0]) != _devices(request, shape.m):
             continue
         try:
             growth = _find_growth(request, counts, run_at_rest)
