@@ -363,7 +363,6 @@ def _sends(program: Program) -> bool:
     return bool((program.messages.op == Op.P2P).any() or is_unrolled(program).any())
 
 
-@once_a_program
 def _mixes_stages(program: Program) -> bool:
     """Return whether a device runs several stages."""
     device, stage = program.tasks.device[: program.compute], program.tasks.stage[: program.compute]

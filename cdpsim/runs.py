@@ -420,7 +420,7 @@ def few_steps(request: Request) -> int:
 
 def _repeated_steps(run: Run, *, certified: bool) -> SteadyState | None:
     """Return the steps of a run that repeat; None if it is too short to show a whole repetition."""
-    program, start, end = run.program, run.start, run.end
+    program, start, end, step = run.program, run.start, run.end, steady.steps_of_nodes(run.program)
     repetition = steady.certify(program, start, end)
     if repetition is None or (span := steady.find_rest(program, repetition, start, end)) is None:
         return None
@@ -428,9 +428,7 @@ def _repeated_steps(run: Run, *, certified: bool) -> SteadyState | None:
     steps = range(last + 1 - repetition.every, last + 1)
     if steps.start < max(repetition.first, program.fill + 1, run.request.shape.warm_up):
         return None
-    return SteadyState(
-        run, _period_of(program, steps, repetition.later), certified, steps, steady.steps_of_nodes(program), *span
-    )
+    return SteadyState(run, _period_of(program, steps, repetition.later), certified, steps, step, *span)
 
 
 def _updates_of(program: Program, steps: range) -> int:

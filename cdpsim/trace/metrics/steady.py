@@ -210,7 +210,7 @@ def period_of_separate_steps(program: Program, start: Times, end: Times) -> Any 
     computed = np.zeros(program.devices, dtype=end.dtype)
     np.maximum.at(computed, device[computes], end[computes])
     updates = task[len(computes) :]
-    separate = _begin_at(program, end, updates, period) and (start[updates] >= computed[device[updates]]).all()
+    separate = _begin_at(program, end, period) and (start[updates] >= computed[device[updates]]).all()
     return period.item() if separate else None
 
 
@@ -236,25 +236,30 @@ def _mixes_streams(program: Program) -> bool:
     return not (together[program.edges.before[rows]] & together[program.edges.after[rows]]).all()
 
 
-def _begin_at(program: Program, end: Times, updates: Ints, period: Any) -> bool:
+def _begin_at(program: Program, end: Times, period: Any) -> bool:
     """Return whether no node that waits for nothing in its step can begin the next one before that ends.
 
     All are tasks whose lanes the first step fills until then, or whose stages are updated then.
     """
-    tasks, begin = program.tasks, program.beginnings
-    if begin[-1] >= program.compute:
+    if program.beginnings[-1] >= program.compute:
         return False
     until = np.zeros(len(program.lane_start) - 1, dtype=end.dtype)
-    first = tasks.step[program.lane_tasks] == 0
+    first = program.tasks.step[program.lane_tasks] == 0
     np.maximum.at(until, program.lane_numbers[first], end[program.lane_tasks[first]])
-    begins = np.zeros(program.nodes, dtype=np.bool_)
-    begins[begin] = True
-    lanes = np.flatnonzero(begins[program.lane_tasks[program.lane_start[:-1]]])
-    task = program.lane_tasks[program.lane_start[lanes]]
-    updated = np.zeros((program.devices, program.n), dtype=end.dtype)
-    updated[tasks.device[updates], tasks.stage[updates]] = end[updates]
-    free = np.maximum(until[lanes], updated[tasks.device[task], tasks.stage[task]])
+    lanes, update = lanes_that_begin(program, 0)
+    free = np.maximum(until[lanes], np.where(update >= 0, end[update], 0))
     return bool((free >= period).all())
+
+
+@once_a_program
+def lanes_that_begin(program: Program, step: int) -> tuple[Ints, Ints]:
+    """Return the lanes whose first task waits for nothing, and the update of its stage in a step; -1 for no update."""
+    tasks, first = program.tasks, program.lane_tasks[program.lane_start[:-1]]
+    lanes = np.flatnonzero(np.isin(first, program.beginnings))
+    updates = program.compute + np.flatnonzero(tasks.step[program.compute :] == step)
+    made = np.full((program.devices, program.n), -1)
+    made[tasks.device[updates], tasks.stage[updates]] = updates
+    return lanes, made[tasks.device[first[lanes]], tasks.stage[first[lanes]]]
 
 
 def last_read_step(program: Program) -> int:

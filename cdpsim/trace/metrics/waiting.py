@@ -11,6 +11,7 @@ import numpy as np
 
 from cdpsim.numeric.columns import Flags, Floats, Ints, Times, dense_ranks, group_starts, sort_by
 from cdpsim.program import EdgeKind, Program, once_a_program
+from cdpsim.trace.metrics.steady import lanes_that_begin
 from cdpsim.trace.metrics.utilisation import makespan
 
 
@@ -86,11 +87,12 @@ class _IdleLanes:
         """The gaps with a task behind them."""
         program, end = self.program, self.end
         task, lane, begin = _gaps_before_tasks(program, self.start, end)
-        node = self._critical[task]
+        node = self._last_waits[task]
         found = _Gaps(task, lane, _tasks_before(program)[task], begin, self.start[task], node)
         if not self.starts_again:
             return found
-        lane, node = _updates_before_first_tasks(program)
+        lanes, updates = lanes_that_begin(program, program.steps - 1)
+        lane, node = lanes[updates >= 0], updates[updates >= 0]
         before = program.lane_tasks[program.lane_start[lane + 1] - 1]
         again = _Gaps(np.full_like(lane, -1), lane, before, end[before], end[node], node)
         rows = np.flatnonzero(again.begin < again.until)
@@ -117,8 +119,8 @@ class _IdleLanes:
         return lane, gap, low, high, reasons_of
 
     @cached_property
-    def _critical(self) -> Ints:
-        """What each node waited for last, but for streams; -1 for nothing. The last one is of no node."""
+    def _last_waits(self) -> Ints:
+        """The node that each node waited for last, but for streams; -1 if it waited for none. One more row has -1."""
         return np.append(_critical(self.program, self.end, _edges_by_stream(self.program)[0]), -1)
 
     def _ended(self, node: Ints) -> Times:
@@ -128,7 +130,7 @@ class _IdleLanes:
     def _trace_back(self) -> Iterator[tuple[Ints, Times, Times, IdleReason]]:
         """Follow what the tasks behind gaps waited for; yield rows of gaps, since when, until when, and why."""
         program, start, gaps, ended = self.program, self.start, self.gaps, self._ended
-        critical, streams = self._critical, _edges_by_stream(program)[1]
+        critical, streams = self._last_waits, _edges_by_stream(program)[1]
         node, rows, device = gaps.node.copy(), np.arange(len(gaps.lane)), _devices_of_lanes(program)[gaps.lane]
         message = np.full(len(rows), -1, dtype=node.dtype)  # the first of those that one after another led to the task
         there = ended(node)
@@ -175,7 +177,7 @@ class _IdleLanes:
         """Return when each task's lane last went on because a message came; -inf if it has waited otherwise since."""
         program, gaps, tasks = self.program, self.gaps, self.program.lane_tasks
         in_streams = len(_edges_by_stream(program)[1][0])
-        critical = np.append(_critical(program, self.end), -1) if in_streams else self._critical
+        critical = np.append(_critical(program, self.end), -1) if in_streams else self._last_waits
         node = np.where(gaps.task < 0, gaps.node, critical[gaps.task])
         local = np.flatnonzero(_is_local_update(program, node, _devices_of_lanes(program)[gaps.lane]))
         node[local] = critical[node[local]]
@@ -255,18 +257,6 @@ def _tasks_before(program: Program) -> Ints:
     before, after = program.lane_edges
     last[after] = before
     return last
-
-
-@once_a_program
-def _updates_before_first_tasks(program: Program) -> tuple[Ints, Ints]:
-    """Return the lanes whose first task waits for nothing, and the last update of its stage on its device."""
-    tasks, first = program.tasks, program.lane_tasks[program.lane_start[:-1]]
-    lane = np.flatnonzero(np.isin(first, program.beginnings))
-    update = np.arange(program.compute, len(tasks))
-    last = np.full((program.devices, program.n), -1)
-    np.maximum.at(last, (tasks.device[update], tasks.stage[update]), update)
-    made = last[tasks.device[first[lane]], tasks.stage[first[lane]]]
-    return lane[made >= 0], made[made >= 0]
 
 
 def _devices_of_lanes(program: Program) -> Ints:
