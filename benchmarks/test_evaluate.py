@@ -3,6 +3,7 @@
 from itertools import cycle
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cdpsim import Cluster, evaluate, presets
@@ -49,7 +50,7 @@ def test_evaluations(benchmark: Any, devices: int, m: int, known: bool, replicas
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["programs kept", "programs anew"])
-@pytest.mark.parametrize("m", [128, 256, 1024, 65536])
+@pytest.mark.parametrize("m", [1024, 65536])
 def test_micro_batches(benchmark: Any, m: int, known: bool) -> None:
     """Many micro-batches take the time of few, and so do many replicas."""
 
@@ -69,3 +70,42 @@ def test_any_micro_batches(benchmark: Any, replicas: int) -> None:
     asked = cycle(range(900, 10**6, 1013))
     benchmark(lambda: evaluate("1f1b", 8, m=next(asked), replicas=replicas, model="llama3-8b", cluster=NODES))
     benchmark.extra_info["evaluations"] = f"{1 / benchmark.stats.stats.median:,.0f}/s"
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("m", [96, 128, 172])
+def test_too_few_to_fold(benchmark: Any, m: int, replicas: int) -> None:
+    """Micro-batches all of which are run, as three runs of fewer have more tasks."""
+    benchmark(lambda: evaluate("1f1b", 8, m=m, replicas=replicas, model="llama3-8b", cluster=NODES, steps=12))
+    benchmark.extra_info["evaluations"] = f"{1 / benchmark.stats.stats.min:,.0f}/s"
+
+
+@pytest.mark.parametrize("replicas", [[1], [1, 2, 4]], ids=["one replica", "1, 2 or 4"])
+@pytest.mark.parametrize(("least", "most"), [(16, 64), (64, 900), (450, 5000)])
+def test_drawn_requests(benchmark: Any, least: int, most: int, replicas: list[int]) -> None:
+    """150 drawn requests of one model on one cluster, of which nothing is known when they begin."""
+    random = np.random.default_rng(1)
+    drawn = [
+        {"m": int(random.integers(least, most)), "replicas": int(random.choice(replicas)), "steps": int(steps)}
+        for steps in random.choice([2, 12, 50], 150)
+    ]
+
+    def all_of_them() -> None:
+        KNOWN_PROGRAMS.forget()
+        KNOWN_GROWTHS.forget()
+        for asked in drawn:
+            evaluate("1f1b", 8, model="llama3-8b", cluster=NODES, **asked)
+
+    benchmark.pedantic(all_of_them, rounds=3)
+    benchmark.extra_info["evaluations"] = f"{150 / benchmark.stats.stats.min:,.0f}/s"
+
+
+def test_micro_batches_at_other_costs(benchmark: Any) -> None:
+    """As if costs were others each time: programs are kept, and three runs are made."""
+
+    def one() -> None:
+        KNOWN_GROWTHS.forget()
+        evaluate("1f1b", 8, m=1024, model="llama3-8b", cluster=NODES)
+
+    benchmark(one)
+    benchmark.extra_info["evaluations"] = f"{1 / benchmark.stats.stats.min:,.0f}/s"
