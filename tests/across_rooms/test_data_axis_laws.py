@@ -166,3 +166,23 @@ def test_no_update_comes_before_the_last_sum_of_its_device(overlap: str) -> None
         program = run.program
         sums = program.message_nodes.start + np.flatnonzero(program.messages.op == Op.REDUCE_SCATTER)
         assert run.start[program.compute : program.message_nodes.start].min() == run.end[sums].max()
+
+
+@pytest.mark.parametrize("zero", POLICIES[1:])
+@pytest.mark.parametrize("n", [1, 3, 5])
+def test_a_stage_whose_directions_share_a_device_is_summed_by_its_ranks_alone(n: int, zero: int) -> None:
+    """Of an odd number of devices the middle one has its stage in both directions, and no other device has it.
+
+    By hand: two ranks of every other stage scatter their sums, and add up each share with one device elsewhere.
+    """
+    run = simulate("gems", n, m=4, steps=1, model=model(n), cluster=Cluster(link=Link()), shard=2, zero=zero)
+    one = getattr(run, "one", run)
+    assert violations(one) == {}
+    summed = [message for message in run.messages if message.content == "gradient"]
+    across = [message.stage for message in summed if message.op == "all_reduce"]
+    assert sorted(across) == sorted(2 * [stage for stage in range(n) if stage != n // 2])
+    inside = {message.stage for message in summed if message.op == "reduce_scatter"}
+    assert inside == set(range(n))
+    own = max(message.end for message in summed if message.stage == n // 2)
+    updates = {task.start for task in run.tasks if task.kind == "U" and task.stage == n // 2}
+    assert updates == {own}  # whatever other stages still exchange

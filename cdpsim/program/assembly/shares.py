@@ -248,11 +248,10 @@ class SharedAxis(Axis):
         number = low[unit] + inside.place[inside.of[row]]
         across = np.full(len(row), -1)
         if self.state.splits:
-            shares = self.across.many[first]
-            far = np.cumsum(shares) - shares
-            across = np.where(
-                self.across.members[self.across.of[row]] > 1, far[unit] + self.across.place[self.across.of[row]], -1
-            )
+            group = self.across.of[row]
+            far = np.cumsum(self.across.many[first]) - self.across.many[first]
+            number_across = np.cumsum(self._across_groups(units)[2]) - 1
+            across = np.where(self.across.members[group] > 1, number_across[far[unit] + self.across.place[group]], -1)
         return Sums(row, number, across, units, np.repeat(np.arange(len(many)), many))
 
     def _sum(self, sums: Sums, t: Ints) -> None:
@@ -262,9 +261,9 @@ class SharedAxis(Axis):
         mine = final = inside[:, :, sums.inside]
         if (sums.across >= 0).any():
             across = self._send_across(sums, t)
-            pairs = np.unique(np.stack([sums.inside, sums.across]), axis=1)
+            pairs = np.unique(np.stack([sums.inside, sums.across])[:, sums.across >= 0], axis=1)
             build.link(inside[:, :, pairs[0]].ravel(), across[:, :, pairs[1]].ravel())
-            final = across[:, :, sums.across]
+            final = np.where(sums.across >= 0, across[:, :, sums.across], mine)
         gives = self.gives if self.state.reduce is When.EACH else holders.last_task.reshape(-1, 1, in_step)
         given = gives[t][:, :, sums.row]
         build.link(given.ravel(), mine.ravel())
@@ -293,11 +292,16 @@ class SharedAxis(Axis):
     def _send_across(self, sums: Sums, t: Ints) -> Ints:
         """Send the sums of shares across groups."""
         units = sums.units
+        unit, group, several = self._across_groups(units)
+        unit, number = unit[several], self.across.number[group[several]]
+        return self._send_sums(Op.ALL_REDUCE, t, unit, units, number, self.share(units.size)[unit], Stream.ACROSS)
+
+    def _across_groups(self, units: Units) -> tuple[Ints, Ints, Flags]:
+        """Return the unit of each share, the group across which it is summed, and whether that has several members."""
         many = self.across.many[units.first]
         unit = np.repeat(np.arange(len(many)), many)
-        place = np.arange(len(unit)) - (np.cumsum(many) - many)[unit]
-        group = self.across.number[self.across.first[units.first][unit] + place]
-        return self._send_sums(Op.ALL_REDUCE, t, unit, units, group, self.share(units.size)[unit], Stream.ACROSS)
+        group = self.across.first[units.first][unit] + np.arange(len(unit)) - (np.cumsum(many) - many)[unit]
+        return unit, group, self.across.members[group] > 1
 
     def _send_sums(
         self,
