@@ -179,7 +179,12 @@ class Run(Trace):
     @cached_property
     def peaks(self) -> Ints:
         """The peak memory of each device: a row per device, a column per category and one for the total."""
-        return memory.peak_memory(self.program, self.start, self.end)
+        return memory.peak_memory(self.program, self.start, self.end) if self.in_slots else self.held_levels[1]
+
+    @cached_property
+    def held_levels(self) -> tuple[Ints, Ints]:
+        """What its device holds, of its category and in all, when each buffer begins; and the peaks that follow."""
+        return memory.held_levels(self.program, self.start, self.end)
 
     @property
     def device_memory(self) -> Times:

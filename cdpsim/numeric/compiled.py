@@ -131,21 +131,89 @@ def step_function_of_slots(
 
 
 @compile_and_cache
-def fill_in_peaks(order: Ints, device: Ints, category: Ints, size: Ints, time: Times, peaks: Ints) -> None:
-    """Fill in the highest level of each device and category, and of the sum over categories, in the last column.
+def fill_in_levels(
+    order: Ints,
+    time: Times,
+    device: Ints,
+    category: Ints,
+    size: Ints,
+    held: Ints,
+    peaks: Ints,
+    of_category: Ints,
+    of_all: Ints,
+) -> None:
+    """Fill in what its device holds when each buffer begins, of its category and in all, and each device's peaks.
 
-    Buffers begin and end at the times of events, first all that begin. Events come in the order of their times; those
-    of one time count together. The peaks are zeros.
+    Events are the beginnings of buffers, and then their ends. They come in the order of their times, and those of one
+    time count together. `held` and `peaks` are zeros, for each device, category and the sum of these.
     """
-    every, last, levels = peaks.shape[1] - 1, np.full(peaks.shape, -1.0), np.zeros_like(peaks)
-    for event in order:
-        ends = event >= len(size)
-        buffer = event - len(size) if ends else event
-        change = -size[buffer] if ends else size[buffer]
-        d = device[buffer]
-        for both in range(2):
-            c = every if both else category[buffer]
-            if time[event] != last[d, c]:
-                peaks[d, c] = max(peaks[d, c], levels[d, c])
-                last[d, c] = time[event]
-            levels[d, c] += change
+    every, first = held.shape[1] - 1, 0
+    while first < len(order):
+        now, last = time[order[first]], first
+        while last < len(order) and time[order[last]] == now:
+            event = order[last]
+            ends = event >= len(size)
+            buffer = event - len(size) if ends else event
+            change = -size[buffer] if ends else size[buffer]
+            held[device[buffer], category[buffer]] += change
+            held[device[buffer], every] += change
+            last += 1
+        for k in range(first, last):
+            buffer = order[k]
+            if buffer < len(size):
+                d, c = device[buffer], category[buffer]
+                of_category[buffer], of_all[buffer] = held[d, c], held[d, every]
+                peaks[d, c], peaks[d, every] = max(peaks[d, c], held[d, c]), max(peaks[d, every], held[d, every])
+        first = last
+
+
+@compile_and_cache
+def find_last_waits(before: Ints, after: Ints, end: Times, found: Ints) -> None:
+    """Fill in, for each node, the one before it that ended last, the highest of several; `found` is -1 throughout."""
+    for edge in range(len(before)):
+        node, last = before[edge], found[after[edge]]
+        if last < 0 or end[node] > end[last] or (end[node] == end[last] and node > last):
+            found[after[edge]] = node
+
+
+@register_jitable  # type: ignore[untyped-decorator]
+def _length_within(begin: float, end: float, low: float, high: float) -> float:
+    return max(min(end, high) - max(begin, low), 0)
+
+
+@compile_and_cache
+def trace_waits(
+    waits_for: Ints,
+    passes_on: Ints,
+    device_of: Ints,
+    start: Times,
+    end: Times,
+    node: Ints,
+    free: Times,
+    device: Ints,
+    low: Times,
+    high: Times,
+    first: Ints,
+    waits: Times,
+) -> None:
+    """Follow back what each gap, from `low` to `high`, waited for, through all nodes that only pass it on.
+
+    Those are messages, of which `passes_on` is 1, and updates, 2, or 3 if on the device of the gap alone; of all others
+    it is 0. `node` is replaced by the node found, -1 if there is none; `first` becomes the first one of the messages.
+    `waits` is how much of the gap was for messages, or for streams, which the gap's own task left at `free`.
+    """
+    for gap in range(len(node)):
+        through, begin, until = node[gap], low[gap], high[gap]
+        there = end[through] if through >= 0 else 0
+        waited = _length_within(there, free[gap], begin, until)
+        while through >= 0 and passes_on[through]:
+            before, kind = waits_for[through], passes_on[through]
+            if kind == 3 and device_of[through] != device[gap]:
+                break
+            if kind == 1:
+                made = end[before] if before >= 0 else 0
+                waited += _length_within(start[through], end[through], begin, until)
+                waited += _length_within(made, start[through], begin, until)
+                first[gap] = through
+            through = before
+        node[gap], waits[gap] = through, waited

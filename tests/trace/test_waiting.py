@@ -1,6 +1,7 @@
 """Why lanes are idle: small runs by hand, and laws for all."""
 
 from dataclasses import replace
+from inspect import unwrap
 from typing import Any
 
 import numpy as np
@@ -333,3 +334,38 @@ def test_parts_grow_as_costs_do(request: dict[str, Any], factor: float) -> None:
         assert np.array_equal(grown[name], parts[name])
     assert np.array_equal(grown["begin"], parts["begin"] * factor)
     assert np.array_equal(grown["end"], parts["end"] * factor)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"schedule": "1f1b", "m": 6, "replicas": 2},
+        {"schedule": "zbv", "n": 8, "m": 8},
+        {"schedule": "multi-cdp"},
+        {"schedule": "dp", "shard": 2, "zero": 3, "replicas": 2},
+        {"schedule": "1f1b", "m": 4, "contention": "fair"},
+        {"schedule": "mp-cdp"},
+    ],
+    ids=lambda options: options["schedule"],
+)
+def test_compiled_loops_find_the_same_waits(
+    options: dict[str, Any], compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit: once as compiled code, once as the Python that it is compiled from."""
+    module = pytest.importorskip("cdpsim.numeric.compiled", reason="numba may be missing")
+    if not compiled:
+        for name in ("find_last_waits", "trace_waits"):
+            monkeypatch.setattr(module, name, unwrap(getattr(module, name)))
+    asked: dict[str, Any] = {"n": 4, "steps": 3, "model": "gpt2", "cluster": "a100-nodes", "ignore_memory": True}
+    run = simulate(**asked | options)
+    run = getattr(run, "one", run)
+    for starts_again in (False, True):
+        for low, high in ((0.0, 1.0), (0.2, 0.7)):
+            found = []
+            for loops in (None, module):
+                monkeypatch.setattr(waiting, "compiled_loops_for", lambda _, loops=loops: loops)
+                idle = waiting._IdleLanes(run.program, run.start, run.end, starts_again)
+                found.append(idle.waits(low * run.makespan, high * run.makespan).tolist())
+            assert found[0] == found[1]
+            assert sum(found[0]) > 0

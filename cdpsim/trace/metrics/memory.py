@@ -5,7 +5,7 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints, Times, dense_ranks, group_starts, sort_by
 from cdpsim.numeric.paths import compiled_loops_for
-from cdpsim.program import Buffers, Category, Kind, Program
+from cdpsim.program import Buffers, Category, Kind, Program, once_a_program
 
 
 def buffer_spans(buffers: Buffers, start: Times, end: Times) -> tuple[Times, Times]:
@@ -74,10 +74,9 @@ def device_memory(program: Program, start: Times, end: Times) -> tuple[Ints, Tim
 
 def peak_memory(program: Program, start: Times, end: Times) -> np.ndarray:
     """Return the peak memory of each device (rows), by category and in total (the last column)."""
-    result = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
     if end.dtype.kind != "i":
-        _find_peaks_in_seconds(program.buffers, start, end, result)
-        return result
+        return held_levels(program, start, end)[1]
+    result = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
     curve = memory_by_category(program, start, end)
     np.maximum.at(result, (curve["device"], curve["category"]), curve["size"])
     device, _, size = device_memory(program, start, end)
@@ -85,30 +84,65 @@ def peak_memory(program: Program, start: Times, end: Times) -> np.ndarray:
     return result
 
 
-def _find_peaks_in_seconds(buffers: Buffers, start: Times, end: Times, result: np.ndarray) -> None:
-    """Fill in the peaks of a run whose times are no integers, for so many devices at once as stay in a cache.
+def held_levels(program: Program, start: Times, end: Times) -> tuple[Ints, Ints]:
+    """Return what its device holds, of its category and in all, when each buffer begins; and the peaks that follow.
 
-    Sorting the times takes longest, and is done once for all categories. A device's times are nearly sorted.
+    Buffers are those of one device after another. A device holds most when something begins; what ends at that time is
+    not held any more.
     """
+    buffers, levels, low = program.buffers, np.empty((2, len(program.buffers)), dtype=np.int64), 0
     _total_size(buffers)
     begin, finish = buffer_spans(buffers, start, end)
-    loops = compiled_loops_for(len(buffers))
-    for rows in buffers.of_devices:
-        device, category, size = (column.take(rows) for column in (buffers.device, buffers.category, buffers.size))
-        time = np.concatenate([begin.take(rows), finish.take(rows)])
-        if loops:
-            loops.fill_in_peaks(time.argsort(kind="stable"), device, category, size, time, result)
-            continue
-        device, category, change = np.tile(device, 2), np.tile(category, 2), np.concatenate([size, -size])
-        order = sort_by(device, dense_ranks(time))
-        device, category, time, change = (column[order] for column in (device, category, time, change))
-        for column in range(result.shape[1]):
-            of_column = slice(None) if column == len(Category) else np.flatnonzero(category == column)
-            devices = device[of_column]
-            if len(devices):
-                first = group_starts(devices, time[of_column])
-                sizes = np.cumsum(np.add.reduceat(change[of_column], first))
-                np.maximum.at(result[:, column], devices[first], sizes)
+    peaks = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
+    for rows, device, category, size in _buffers_of_devices(program):
+        columns = device, category, begin.take(rows), finish.take(rows), size
+        _fill_in_levels(*columns, levels[:, low : low + len(rows)], peaks)
+        low += len(rows)
+    return levels, peaks
+
+
+def _fill_in_levels(
+    device: Ints, category: Ints, begin: Times, end: Times, size: Ints, levels: Ints, peaks: Ints
+) -> None:
+    """Fill in what is held when each span begins: of its device and category, and of its device."""
+    if loops := compiled_loops_for(len(size)):
+        time, held = np.concatenate([begin, end]), np.zeros_like(peaks)
+        order = time.argsort(kind="stable")  # a device's times are nearly sorted
+        loops.fill_in_levels(order, time, device, category, size, held, peaks, *levels)
+        return
+    for row, key in enumerate((device * (peaks.shape[1] - 1) + category, device)):
+        levels[row] = _sums_at_begins(key, begin, end, size)
+    np.maximum.at(peaks, (device, category), levels[0])
+    np.maximum.at(peaks[:, -1], device, levels[1])
+
+
+@once_a_program
+def _buffers_of_devices(program: Program) -> list[tuple[Ints, Ints, Ints, Ints]]:
+    """Return the rows of so many devices at once as stay in a cache, their devices, categories and sizes."""
+    held = program.buffers
+    device, category = _of_int64(held.device, held.category)
+    return [(rows, device.take(rows), category.take(rows), held.size.take(rows)) for rows in held.of_devices]
+
+
+def _of_int64(*columns: Ints) -> tuple[Ints, ...]:
+    """Return columns of one type, for which loops are compiled once."""
+    return tuple(column.astype(np.int64) for column in columns)
+
+
+def _sums_at_begins(key: Ints, begin: Times, end: Times, size: Ints) -> Ints:
+    """Return the sum of the sizes of all spans of its key that have begun, and not ended, when each span begins."""
+    ranks = dense_ranks(np.concatenate([begin, end]))
+    span, held = int(ranks.max(initial=0)) + 1, np.empty(len(key), dtype=np.int64)
+    begins, ends = (key.astype(np.int64) * span + each for each in np.split(ranks, 2))
+    by_begin, by_end = np.argsort(begins), np.argsort(ends)
+    wanted = begins[by_begin]
+    # Of all keys before, as much ends as begins.
+    begun, ended = (
+        np.append(0, np.cumsum(size[order]))[np.searchsorted(each, wanted, side="right")]
+        for order, each in ((by_begin, wanted), (by_end, ends[by_end]))
+    )
+    held[by_begin] = begun - ended
+    return held
 
 
 def peak_host_memory(program: Program, start: Times, end: Times, activations: Ints, optimizer: Ints) -> Ints:
@@ -138,6 +172,22 @@ def steady_window(program: Program, start: Times, end: Times) -> tuple[float, fl
     """Return the time from the last micro-batch's first task to the first micro-batch's last one: (begin, end)."""
     first = start[program.tasks_of_kind(Kind.F)[: program.first_pass[1], 0]].max()
     return first.item(), end[program.gradient_tasks[program.first_pass[-2] :, 0]].min().item()
+
+
+def versions_at_once(program: Program, start: Times, end: Times) -> int:
+    """Return how many versions of a stage are on a device at once at most."""
+    place, none, ones = _places_of_parameters(program)
+    peaks, room = np.zeros((int(place.max(initial=-1)) + 1, 2), dtype=np.int64), np.empty((2, len(place)), np.int64)
+    _fill_in_levels(place, none, *buffer_spans(program.buffers.of_parameters, start, end), ones, room, peaks)
+    return int(peaks.max(initial=0))
+
+
+@once_a_program
+def _places_of_parameters(program: Program) -> tuple[Ints, Ints, Ints]:
+    """Return the place of each buffer of parameters, a stage on a device, with a zero and a one for each."""
+    device, stage = _of_int64(program.buffers.of_parameters.device, program.buffers.of_parameters.stage)
+    place = np.unique(device * program.n + stage, return_inverse=True)[1]
+    return place, np.zeros_like(place), np.ones_like(place)
 
 
 def live_versions(program: Program, start: Times, end: Times) -> dict[str, np.ndarray]:

@@ -1,15 +1,16 @@
 """Reasons for idle lanes: a message is on its way or held up, something else has to end, or there is nothing to do."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from math import fsum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cdpsim.numeric.columns import Flags, Floats, Ints, Times, dense_ranks, group_starts, sort_by
+from cdpsim.numeric.paths import compiled_loops_for
 from cdpsim.program import EdgeKind, Program, once_a_program
 from cdpsim.trace.metrics.steady import lanes_that_begin
 from cdpsim.trace.metrics.utilisation import makespan
@@ -56,10 +57,8 @@ def waiting_time(
 
     A run may start again at its end, with what waits there for updates alone.
     """
-    idle = _IdleLanes(program, start, end, starts_again)
-    _, _, begin, until, _ = idle.parts((IdleReason.MESSAGE, IdleReason.STREAM))
-    length = np.minimum(until, high) - np.maximum(begin, low)
-    return fsum(length[length > 0].tolist() * program.fold)
+    waits = _IdleLanes(program, start, end, starts_again).waits(low, high)
+    return fsum(waits[waits > 0].tolist() * program.fold)
 
 
 class _Gaps(NamedTuple):
@@ -98,8 +97,8 @@ class _IdleLanes:
         rows = np.flatnonzero(again.begin < again.until)
         return _Gaps(*(np.append(one, more[rows]) for one, more in zip(found, again, strict=True)))
 
-    def parts(self, reasons: Collection[IdleReason] = tuple(IdleReason)) -> tuple[Ints, Ints, Times, Times, Ints]:
-        """Return the lane of each gap; and the parts of gaps for some reasons, in any order: gap, begin, end, reason.
+    def parts(self) -> tuple[Ints, Ints, Times, Times, Ints]:
+        """Return the lane of each gap; and the parts of gaps, in any order: gap, begin, end, reason.
 
         The gaps behind lanes' last tasks are the last ones.
         """
@@ -111,12 +110,46 @@ class _IdleLanes:
         behind = len(gaps.lane) + lanes
         spans = []
         for gap, low, high, reason in (*self._trace_back(), (behind, ends, until[behind], IdleReason.NOTHING)):
-            if reason in reasons:
-                low, high = np.maximum(low, begin[gap]), np.minimum(high, until[gap])
-                rows = np.flatnonzero(low < high)
-                spans.append((gap[rows], low[rows], high[rows], np.full(len(rows), reason, dtype=np.int8)))
+            low, high = np.maximum(low, begin[gap]), np.minimum(high, until[gap])
+            rows = np.flatnonzero(low < high)
+            spans.append((gap[rows], low[rows], high[rows], np.full(len(rows), reason, dtype=np.int8)))
         gap, low, high, reasons_of = (np.concatenate(column) for column in zip(*spans, strict=True))
         return lane, gap, low, high, reasons_of
+
+    def waits(self, low: float, high: float) -> Times:
+        """Return how long each gap is for messages and streams, between two times."""
+        begin, until = np.maximum(self.gaps.begin, low), np.minimum(self.gaps.until, high)
+        loops = compiled_loops_for(self.program.nodes)
+        if loops:
+            return self._waits_by(loops, begin, until)
+        waits = np.zeros_like(begin)
+        for gap, since, there, reason in self._trace_back():
+            if reason in (IdleReason.MESSAGE, IdleReason.STREAM):
+                waits[gap] += _lengths_within(since, there, begin[gap], until[gap])
+        return waits
+
+    def _waits_by(self, loops: Any, begin: Times, until: Times) -> Times:
+        """Do what `waits` does, by compiled loops, gap by gap."""
+        program, gaps, device, waits = self.program, self.gaps, self._devices, np.zeros_like(begin)
+        node, first = (column.astype(np.int32) for column in (gaps.node, np.full(len(begin), -1)))
+        nodes = self._last_waits, _kinds_of_waits(program), program.tasks.device
+        loops.trace_waits(*nodes, self.start, self.end, node, self._free, device, begin, until, first, waits)
+        made = self._ended(node)
+        waits += _lengths_within(made - self._messages_delay(device, first, node), made, begin, until)
+        return waits
+
+    @cached_property
+    def _devices(self) -> Ints:
+        """The device of each gap."""
+        return _devices_of_lanes(self.program)[self.gaps.lane]
+
+    @cached_property
+    def _free(self) -> Times:
+        """When the streams that the task behind each gap waited for have let it go; where there are none, its wait."""
+        streams = _edges_by_stream(self.program)[1]
+        if not len(streams[0]):
+            return self._ended(self.gaps.node)
+        return self._ended(np.append(_critical(self.program, self.end, streams), -1)[self.gaps.task])
 
     @cached_property
     def _last_waits(self) -> Ints:
@@ -130,11 +163,10 @@ class _IdleLanes:
     def _trace_back(self) -> Iterator[tuple[Ints, Times, Times, IdleReason]]:
         """Follow what the tasks behind gaps waited for; yield rows of gaps, since when, until when, and why."""
         program, start, gaps, ended = self.program, self.start, self.gaps, self._ended
-        critical, streams = self._last_waits, _edges_by_stream(program)[1]
-        node, rows, device = gaps.node.copy(), np.arange(len(gaps.lane)), _devices_of_lanes(program)[gaps.lane]
+        critical, device, free = self._last_waits, self._devices, self._free
+        node, rows = gaps.node.copy(), np.arange(len(gaps.lane))
         message = np.full(len(rows), -1, dtype=node.dtype)  # the first of those that one after another led to the task
         there = ended(node)
-        free = ended(np.append(_critical(program, self.end, streams), -1)[gaps.task]) if len(streams[0]) else there
         yield rows, np.maximum(there, free), gaps.until, IdleReason.NOTHING
         yield rows, there, free, IdleReason.STREAM
         count = len(program.tasks)
@@ -276,12 +308,30 @@ def _edges_by_stream(program: Program) -> tuple[tuple[Ints, Ints], tuple[Ints, I
 def _latest(before: Ints, after: Ints, nodes: int, end: Times) -> Ints:
     """Return, for each node, the one before it that ended last, the highest of several; -1 where there is none."""
     found = np.full(nodes, -1, dtype=before.dtype)
+    if loops := compiled_loops_for(len(before)):
+        loops.find_last_waits(before, after, end, found)
+        return found
     latest = np.zeros(nodes, dtype=end.dtype)
     ended = end[before]
     np.maximum.at(latest, after, ended)
     last = np.flatnonzero(ended == latest[after])
     np.maximum.at(found, after[last], before[last])
     return found
+
+
+def _lengths_within(begin: Times, end: Times, low: Times, high: Times) -> Times:
+    """Return how long spans are in others."""
+    length: Times = np.maximum(np.minimum(end, high) - np.maximum(begin, low), 0)
+    return length
+
+
+@once_a_program
+def _kinds_of_waits(program: Program) -> Ints:
+    """Return what passes on what it waits for: 1 for a message, 2 for an update, 3 for one on its device alone."""
+    kind = np.zeros(program.nodes, dtype=np.int8)
+    kind[program.compute : len(program.tasks)] = 2 if program.state.splits else 3
+    kind[len(program.tasks) :] = 1
+    return kind
 
 
 def _waits_for_device(program: Program, message: Ints, device: Ints) -> Flags:
