@@ -50,6 +50,7 @@ from cdpsim.timing.engine import ENGINES, find_engine
 from cdpsim.timing.expand import expand, expanded_origins, is_unrolled, piece_times, unchanged_origins
 from cdpsim.timing.rounds import RoundTimes, as_rows, counts_by_times, pace_of, play_program, play_rounds
 from cdpsim.timing.stalled_runs import refuse_stalled
+from cdpsim.timing.ticks import are_exact, in_ticks, play_exactly
 from cdpsim.trace import TABLES, Trace, load
 from cdpsim.trace.metrics import memory
 from cdpsim.trace.table import RoundRow, Table
@@ -469,18 +470,31 @@ def run(program: Program, costs: Costs, engine: EngineName = "auto") -> Run:
     _refuse_other_costs(program, costs)
     request = _request_of(program if costs.request is None else costs)
     play, begun = find_engine(engine, request.contention), perf_counter()
-    start, end = play(program, costs)
+    tick = costs.tick
+    costs, start, end = play_exactly(play, program, costs) if _adds_up(request) else (costs, *play(program, costs))
     size = f"{len(program.tasks):,} tasks and {len(program.messages):,} messages on {program.devices:,} devices"
     by = "fast" if play is ENGINES["fast"] else "SimPy"
     detail(f"ran {request.schedule.name}: {size}, by the {by} engine, in {perf_counter() - begun:.3f} s")
-    return _run_with_times(program, costs, start, end)
+    return _run_with_times(program, costs, start, end, tick)
 
 
-def _run_with_times(program: Program, costs: Costs, start: Times, end: Times) -> Run:
-    """Return the run of a program with these times of its nodes; refuse one that does not end."""
+def _adds_up(request: Request) -> bool:
+    """Return whether all times of a request's run are sums of costs: no chance and no rounds decide them."""
+    return not request.disorder.is_random and not request.schedule.order.rounds
+
+
+def _ticked(program: Program, costs: Costs) -> Costs:
+    """Return the costs by which `run` runs a program."""
+    request = _request_of(program if costs.request is None else costs)
+    return in_ticks(program, costs) if _adds_up(request) else costs
+
+
+def _run_with_times(program: Program, costs: Costs, start: Times, end: Times, tick: float = 0.0) -> Run:
+    """Return the run of a program with these times of its nodes, made in given ticks; refuse one that does not end."""
     request = _request_of(program if costs.request is None else costs)
     refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
-    rerun = None if request.counts else partial(_run_of_steps, program, request)  # counts are for the given steps
+    # Counts are for the given steps.
+    rerun = None if request.counts else partial(_run_of_steps, program, request, tick)
     if request.schedule.order.rounds:
         rerun = partial(_run_of_rounds, request, folded=program.fold > 1)
     return Run(request, program, costs, start, end, rerun)
@@ -499,21 +513,24 @@ def run_all(program: Program, costs: Sequence[Costs]) -> Iterator[Run]:
     before, after = program.waits()
     at_once = max(1, NODES_AT_ONCE // max(program.nodes, 1))
     for low in range(0, len(costs), at_once):
-        batch = costs[low : low + at_once]
-        for each, end in zip(batch, _sweep_batch(program, batch).T, strict=True):
+        batch = [_ticked(program, each) for each in costs[low : low + at_once]]
+        for given, each, end in zip(costs[low:], batch, _sweep_batch(program, batch).T, strict=False):
+            if not are_exact(each, end):
+                yield run(program, given)
+                continue
             start = np.zeros_like(end)
             start[[task for task, _ in program.releases]] = each.release
             np.maximum.at(start, after, end[before])
-            yield _run_with_times(program, each, start, np.ascontiguousarray(end))
+            yield _run_with_times(program, each, start, np.ascontiguousarray(end), given.tick)
 
 
-def _run_of_steps(program: Program, request: Request, steps: int) -> Run:
+def _run_of_steps(program: Program, request: Request, tick: float, steps: int) -> Run:
     """Return the run of a request with another number of steps, by the faster engine; its program serves all costs."""
     longer = program.lengthened.get(steps)
     if longer is None:
         request_of_steps = _request_of(program).with_steps(steps, ignore_memory=True)
         longer = program.lengthened[steps] = _assemble_replicas(request_of_steps, folded=program.fold > 1)
-    return run(longer, _price(longer, request.with_steps(steps, ignore_memory=True)))
+    return run(longer, replace(_price(longer, request.with_steps(steps, ignore_memory=True)), tick=tick))
 
 
 def _run_of_rounds(request: Request, steps: int, *, folded: bool) -> Run:
@@ -547,7 +564,12 @@ def sweep(program: Program, costs: Iterable[Costs]) -> Times:
         if any(each.calendar is not None for each in batch):
             ends[low : low + at_once] = [run(program, each).end[:tasks] for each in batch]
         else:
-            ends[low : low + at_once] = _sweep_batch(program, batch)[:tasks].T
+            ticked = [_ticked(program, each) for each in batch]
+            swept = _sweep_batch(program, ticked).T
+            ends[low : low + at_once] = swept[:, :tasks]
+            for row, each in enumerate(batch):
+                if not are_exact(ticked[row], swept[row]):
+                    ends[low + row] = run(program, each).end[:tasks]
     return ends
 
 

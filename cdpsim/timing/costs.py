@@ -56,6 +56,7 @@ class Costs:
     calendar: Calendar | None = None  # when devices do nothing
     wires: Wires | None = None  # with contention
     request: Mapping[str, Any] | None = None  # with the model and the cluster of these costs
+    tick: float = 0.0  # of which times are to be whole numbers; 0: of one that suits the run
     undisturbed: "Costs | None" = None  # the costs without disorder; None: there is none
 
     def __repr__(self) -> str:

@@ -1,0 +1,78 @@
+"""Seconds in whole ticks: their sums are exact, so that times which are equal come out as equal.
+
+Sums of floats depend on their order: of two messages that end together one would end first, and a device would hold
+more or less. A tick is a power of two, about what the floats at the end of a run cannot tell apart; all times of the
+run are whole numbers of ticks, which floats add up exactly.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import frexp, ldexp
+
+import numpy as np
+
+from cdpsim.numeric.columns import Times
+from cdpsim.program import Program
+from cdpsim.timing.costs import Costs
+
+_FLOAT_DIGITS = 53  # of a float
+_OF_LANE, _OF_RUN = 2, 1.01  # a run is expected to take at most so many times as long as its busiest lane; as it took
+_OF_LANE_TO_COMPARE, _OF_RUN_TO_COMPARE = 8, 4  # and runs that are compared, of unlike lengths
+
+
+def in_ticks(program: Program, costs: Costs) -> Costs:
+    """Return costs in whole ticks: of the size that they ask for, or for a run as long as its lanes let expect.
+
+    Slots are whole numbers already. What shares a link, or is stopped, ends at times of its own making.
+    """
+    if costs.duration.dtype.kind == "i":
+        return costs
+    tick = costs.tick or find_tick(_OF_LANE * _busiest(program, costs))
+    duration, parts = _round(costs.duration, tick), program.message_nodes.stop
+    duration[parts:] = program.parts.times(duration[program.message_nodes])
+    return replace(costs, duration=duration, release=_round(costs.release, tick), tick=tick)
+
+
+def play_exactly(
+    play: Callable[[Program, Costs], tuple[Times, Times]], program: Program, costs: Costs
+) -> tuple[Costs, Times, Times]:
+    """Return costs in whole ticks, and the times by them of all nodes; in larger ticks if the run is a long one."""
+    made = in_ticks(program, costs)
+    start, end = play(program, made)
+    if not are_exact(made, end):
+        margin = _OF_RUN_TO_COMPARE if costs.tick else _OF_RUN
+        made = in_ticks(program, replace(costs, tick=find_tick(margin * float(end.max()))))
+        start, end = play(program, made)
+    return made, start, end
+
+
+def find_tick(longest: float) -> float:
+    """Return the least tick of which sums up to so many seconds are exact.
+
+    >>> find_tick(1.0) == 2.0**-52
+    True
+    """
+    return ldexp(1.0, max(frexp(longest)[1] - _FLOAT_DIGITS, -1022))
+
+
+def tick_to_compare(program: Program, costs: Costs) -> float:
+    """Return a tick for a run and for others that take about as long, to be compared with it; 0 for slots."""
+    return 0.0 if costs.duration.dtype.kind == "i" else find_tick(_OF_LANE_TO_COMPARE * _busiest(program, costs))
+
+
+def are_exact(costs: Costs, end: Times) -> bool:
+    """Return whether all times of a run in ticks are sums without rounding; so are slots."""
+    return not costs.tick or float(end.max(initial=0)) <= ldexp(costs.tick, _FLOAT_DIGITS)
+
+
+def _busiest(program: Program, costs: Costs) -> float:
+    """Return the time of all tasks of the lane that has most to do."""
+    return float(np.bincount(program.lane_numbers, costs.duration[program.lane_tasks]).max(initial=0))
+
+
+def _round(seconds: Times, tick: float) -> Times:
+    """Return times in whole ticks: what takes time takes one at least."""
+    ticks = np.rint(seconds / tick)
+    np.maximum(ticks, seconds > 0, out=ticks)
+    ticks *= tick
+    return ticks
