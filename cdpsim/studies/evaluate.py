@@ -5,6 +5,7 @@ run as it takes to know the others: what comes out is what comes out of a run of
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from cdpsim.cluster.disorder import Disorder
@@ -20,6 +21,7 @@ from cdpsim.studies.compare import Measured, measure, measured_of
 from cdpsim.studies.figures import Figures, figures_of_steps
 from cdpsim.studies.folding import fold_micro_batches
 from cdpsim.studies.programs import KNOWN_PROGRAMS
+from cdpsim.timing.ticks import tick_to_compare
 
 _MOST_SHARED = 2**14  # passes of a step through stages; of programs that are run under many costs at once
 
@@ -108,9 +110,10 @@ def _few_steps(request: Request) -> tuple[Request, Program]:
     return few, KNOWN_PROGRAMS.find(few)
 
 
-def _run_at_rest(request: Request) -> Run:
-    """Return a run of few steps of a request, which shows all others."""
+def _run_at_rest(request: Request, tick: float | None = 0.0) -> Run:
+    """Return a run of few steps of a request, which shows all others; in a tick, or if None in one to compare it by."""
     few, program = _few_steps(request)
     costs = price_request(program, few)
+    costs = replace(costs, tick=tick_to_compare(program, costs) if tick is None else tick)
     end_check_at("program")
     return run(program, costs, few.engine)

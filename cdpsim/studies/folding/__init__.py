@@ -5,30 +5,27 @@ it of its kind, and that time is the same for all: then it stays so, because the
 it. So runs of m, m + u and m + 2u micro-batches are compared, node by node: the first half of the nodes of a kind by
 their numbers from the front, the second half by their numbers from the back. If from the second run to the third all
 nodes are as much later as from the first to the second, and those of one half equally much, the same happens with each
-further u. What devices hold whenever they begin to hold something more is compared likewise. What three runs have shown
-is kept, for other numbers of micro-batches.
+further u. What devices hold whenever they begin to hold something more is compared likewise. Times are compared as they
+are: they are slots, or whole ticks, of which all three runs have the same. What three runs have shown is kept, for
+other numbers of micro-batches.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.request import Request
 from cdpsim.runs import Run
-from cdpsim.studies.figures import Figures, figures_of_steps
+from cdpsim.studies.figures import Figures, RestTimes, figures_of_steps, times_of_steps
 from cdpsim.studies.folding.levels import HeldLevels, growing_levels
-from cdpsim.studies.folding.moments import keeps_moments, least_gap
-from cdpsim.studies.folding.nodes import GrowingTimes, growing_times, may_grow, most_units
+from cdpsim.studies.folding.nodes import growing_times, keeps_moments, may_grow, most_units
 from cdpsim.studies.programs import Kept, structure_of
 from cdpsim.trace.metrics.steady import PRECISION
 
 _FIXED_TASKS = 500  # a run takes the time of so many tasks beside that of its own
 
-RunAtRest = Callable[[Request], Run]  # of few steps
+RunAtRest = Callable[[Request, float | None], Run]  # of few steps, in a given tick, or in one to compare it by
 
 
 class Folded(NamedTuple):
@@ -91,34 +88,18 @@ class Growth:
     """The last of three runs, a unit apart, and all that grows in them by as much with each unit."""
 
     run: Run  # the last one
-    rest: Run  # the same at rest
     figures: Figures
     sums: dict[str, tuple[Any, Any]]  # figures, and how much they grow with each unit
-    times: GrowingTimes
-    levels: list[HeldLevels]
-
-    @cached_property
-    def most(self) -> float:
-        """The units up to which no node begins before one that it waits for has ended."""
-        return most_units(self.rest.program, self.times)
-
-    @cached_property
-    def gap(self) -> float:
-        """The least time between what begins and what ends on a device; 0 if their order may change with the units."""
-        return least_gap(self.rest, self.times)
+    levels: HeldLevels
+    most: float  # the units up to which no node begins before one that it waits for has ended
 
     def after(self, units: int) -> Figures | None:
         """Return the figures so many units later; None where the runs do not show them."""
         if units > self.most:
             return None
-        if self.gap <= 2 * (1 + units) * self.times.room and not keeps_moments(self.rest, self.times.after(units)):
-            return None
-        peaks = [level.peaks(self.rest, units) for level in self.levels]
-        if not all(np.array_equal(peaks[0], each) for each in peaks):
-            return None
         further = {name: third + units * slope for name, (third, slope) in self.sums.items()}
         further["staleness"] /= float(further["passes"])
-        return replace(self.figures, peaks=peaks[0], **further)
+        return replace(self.figures, peaks=self.levels.after(units), **further)
 
 
 # Growths that were found last: at the same costs, all numbers of micro-batches so many units away follow from one.
@@ -131,10 +112,11 @@ def _find_growth(request: Request, counts: Sequence[int], run_at_rest: RunAtRest
     first = request.with_micro_batches(counts[0])
     key = (structure_of(first), *counts, *(getattr(request, name) for name in _OF_COSTS))
     if key not in KNOWN_GROWTHS:
-        second = run_at_rest(request.with_micro_batches(counts[1]))  # before the first: of two it is the one refused
-        runs = [run_at_rest(first), second]
+        second = run_at_rest(request.with_micro_batches(counts[1]), None)  # of two it is the one that is refused
+        tick = second.costs.tick
+        runs = [run_at_rest(first, tick), second]
         if growth := _may_repeat(runs) and may_grow([run.steady_state.run for run in runs]):
-            runs.append(run_at_rest(request.with_micro_batches(counts[2])))
+            runs.append(run_at_rest(request.with_micro_batches(counts[2]), tick))
         KNOWN_GROWTHS.keep(key, _growth_of(runs, request.steps) if growth else None, runs[-1].program.nodes)
     return KNOWN_GROWTHS[key]
 
@@ -152,29 +134,30 @@ def _growth_of(runs: Sequence[Run], steps: int) -> Growth | None:
         return None
     at_rest = [run.steady_state.run for run in runs]
     times = growing_times(at_rest)
-    levels = None if times is None else growing_levels(at_rest)
-    if times is None or levels is None:
+    if times is None or not keeps_moments(at_rest, times) or (levels := growing_levels(at_rest)) is None:
         return None
-    figures = [figures_of_steps(run, steps) for run in runs]
-    sums = _growing_sums(figures)
-    return Growth(runs[2], at_rest[2], figures[2], sums, times, levels) if sums else None
+    first, figures = times_of_steps(runs[0], steps), [figures_of_steps(run, steps) for run in runs[1:]]
+    sums = _growing_sums(first, *figures)
+    return Growth(runs[2], figures[1], sums, levels, most_units(at_rest, times)) if sums else None
 
 
-# Figures that must not change, and those that grow by as much with each unit; staleness is a mean over micro-batches.
+# Figures that must not change. Others are sums over tasks and messages, which grow by as many with each unit; or times.
 _CONSTANT = ("period_is", "lanes", "versions", "rounds")
-_GROWING = ("period", "makespan", "span", "busy", "waiting", "passes", "messages", "sent")
+_COUNTED = ("passes", "messages", "sent")
 
 
-def _growing_sums(figures: Sequence[Figures]) -> dict[str, tuple[Any, Any]] | None:
-    """Return the figures that grow, and how much; None if they have not grown alike, or others have changed."""
-    assert {field.name for field in fields(Figures)} == {*_CONSTANT, *_GROWING, "staleness", "peaks"}
-    if any(len({getattr(each, name) for each in figures}) > 1 for name in _CONSTANT):
+def _growing_sums(first: RestTimes, second: Figures, third: Figures) -> dict[str, tuple[Any, Any]] | None:
+    """Return the figures that grow, and how much; None if times have not grown alike, or others have changed."""
+    if any(getattr(second, name) != getattr(third, name) for name in _CONSTANT):
         return None
     found: dict[str, tuple[Any, Any]] = {}
-    columns = {name: [getattr(each, name) for each in figures] for name in _GROWING}
-    columns["staleness"] = [each.staleness * float(each.passes) for each in figures]
-    for name, (first, second, third) in columns.items():
-        if abs((third - second) - (second - first)) > (PRECISION * abs(third) if isinstance(third, float) else 0):
+    for name in vars(first):
+        one, two, three = (getattr(each, name) for each in (first, second, third))
+        if abs((three - two) - (two - one)) > (PRECISION * abs(three) if isinstance(three, float) else 0):
             return None
-        found[name] = third, (third - first) / 2 if isinstance(third, float) else third - second
-    return found
+        found[name] = three, (three - one) / 2 if isinstance(three, float) else three - two
+    for name in _COUNTED:
+        two, three = (getattr(each, name) for each in (second, third))
+        found[name] = three, three - two
+    two, three = (each.staleness * float(each.passes) for each in (second, third))  # a mean over micro-batches
+    return found | {"staleness": (three, three - two)}

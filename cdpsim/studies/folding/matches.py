@@ -1,0 +1,173 @@
+"""Rows of programs that differ in micro-batches alone, matched: from the front in the first half, else from the back.
+
+What matches depends on programs alone, and is found once for each of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, row_numbers, sort_by
+from cdpsim.program import Program, once_a_program
+
+
+class ByClass(NamedTuple):
+    """Rows in classes that differ in micro-batch alone, each in the order of these."""
+
+    classes: Ints  # what distinguishes each class, a column for it
+    order: Ints
+    first: Ints  # where each class begins in the order, and the end
+    number: Ints  # the class of each row
+
+    @classmethod
+    def of(cls, columns: Ints, micro_batch: Ints) -> "ByClass":
+        """Sort rows with equal columns into classes."""
+        _, first, number = np.unique(row_numbers([*columns]), return_index=True, return_inverse=True)
+        order = sort_by(number, micro_batch + 1)
+        return cls(columns[:, first], order, np.append(group_starts(number[order]), len(order)), number)
+
+
+@once_a_program
+def _nodes_by_class(program: Program) -> ByClass:
+    """Sort the nodes of a program, those of one step, operation and content together."""
+    tasks, messages, parts = program.tasks, program.messages, program.parts
+    of_part = program.first_messages - len(tasks)
+    rows = (
+        (tasks.step, messages.step, parts.step),
+        (0 * tasks.kind, 1 + messages.op, 9 + parts.sends),
+        (tasks.kind, messages.content, messages.content[of_part]),
+        (tasks.stage, messages.stage, messages.stage[of_part]),
+        (tasks.device, messages.src, parts.device),
+        (tasks.lane, messages.dst, messages.dst[of_part]),
+        (0 * tasks.kind, messages.stream, messages.stream[of_part]),
+    )
+    micro_batch = np.concatenate([tasks.micro_batch, messages.micro_batch, messages.micro_batch[of_part]])
+    return ByClass.of(np.array([np.concatenate(row, dtype=np.int64) for row in rows]), micro_batch.astype(np.int64))
+
+
+@once_a_program
+def _buffers_by_class(program: Program) -> ByClass:
+    """Sort the buffers of a program, which are those of one device after another, and begin with nodes of one class."""
+    buffers, nodes = program.buffers, _nodes_by_class(program)
+    place = np.empty(len(nodes.order), dtype=np.int64)
+    place[nodes.order] = np.arange(len(place))
+    begins = np.where(buffers.begin < 0, -1, 2 * nodes.number[buffers.begin >> 1] + (buffers.begin & 1))
+    columns = (buffers.category, buffers.device, buffers.stage, buffers.version, buffers.size, begins)
+    of_devices, order = np.concatenate(buffers.of_devices), np.where(buffers.begin < 0, -1, place[buffers.begin >> 1])
+    return ByClass.of(np.array(columns, dtype=np.int64)[:, of_devices], order[of_devices])
+
+
+MIDDLE, ALL, FRONT, BACK = range(4)
+
+
+class Matches(NamedTuple):
+    """Rows of programs, a unit apart, that match."""
+
+    rows: list[Ints]  # of each program
+    group: Ints  # the class of each match
+    part: Ints  # ALL of a class that does not grow, else which half of it
+
+    @classmethod
+    def of(cls, found: Sequence[ByClass]) -> "Matches | None":
+        """Return what matches; None if classes are others, or do not grow by as many each time."""
+        if any(not np.array_equal(found[0].classes, each.classes) for each in found[1:]):
+            return None
+        counts = [np.diff(each.first) for each in found]
+        least, more = counts[0], np.diff(counts, axis=0)
+        if (more != more[0]).any() or (more[0] < 0).any():
+            return None
+        group = np.repeat(np.arange(len(least)), least)
+        place = np.arange(least.sum()) - np.repeat(np.cumsum(least) - least, least)
+        grows = (counts[1] > least)[group]
+        late = grows & (2 * place >= least[group])
+        rows = [
+            each.order[each.first[:-1][group] + place + late * (count - least)[group]]
+            for each, count in zip(found, counts, strict=True)
+        ]
+        return cls(rows, group, np.where(grows, np.where(late, BACK, FRONT), ALL))
+
+
+@dataclass(frozen=True, eq=False)
+class NodeMatches:
+    """Nodes of programs, a unit apart, that match."""
+
+    rows: list[Ints]  # of each program
+    part: Ints  # of each node of the last one: MIDDLE if it has no match
+    alike: tuple[Ints, Ints]  # matches that are to be as much later as others: of one kind and half, as its first one
+    waits: tuple[Ints, Ints]  # edges of the last program between nodes that match, but for those from half to half
+
+
+@once_a_program
+def match_nodes(program: Program, *before: Program) -> NodeMatches | None:
+    """Match the nodes of a program with those of programs with fewer micro-batches."""
+    programs = [*before, program]
+    found = [_nodes_by_class(each) for each in programs]
+    matches = Matches.of(found)
+    if matches is None:
+        return None
+    kind = row_numbers([*found[0].classes[:3, matches.group], matches.part])  # step, operation, content; and half
+    growing = np.flatnonzero(matches.part != ALL)
+    order = growing[sort_by(kind[growing])]
+    first = group_starts(kind[order])
+    leader = order[first][group_numbers(first, len(order))]
+    part = np.full(program.nodes, MIDDLE)
+    part[matches.rows[-1]] = matches.part
+    earlier, later = program.waits()
+    since, until = part[earlier], part[later]
+    known = (since != MIDDLE) & (until != MIDDLE)
+    rows = np.flatnonzero(known & ((since == until) | (since == ALL) | (until == ALL)))
+    return NodeMatches(matches.rows, part, (order, leader), (earlier[rows], later[rows]))
+
+
+@once_a_program
+def match_buffers(program: Program, *before: Program) -> Matches | None:
+    """Match the buffers of a program, those of one device after another, with programs with fewer micro-batches."""
+    return Matches.of([_buffers_by_class(each) for each in (*before, program)])
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Beginnings of buffers, and then their ends, whose nodes match; in groups that are to grow alike."""
+
+    row: Ints
+    first: Ints  # where groups begin
+    number: Ints  # the group of each row
+    opposite: tuple[Ints, Ints]  # pairs of a group that begins and one that ends something on a device, of one half
+
+
+@once_a_program
+def moments_of(program: Program, *before: Program) -> Moments:
+    """Group the moments of a program's buffers, by the halves of those nodes which match."""
+    nodes, buffers, number = match_nodes(program, *before), program.buffers, _nodes_by_class(program).number
+    assert nodes is not None
+    part = np.append(nodes.part, ALL)  # of the start of the run, which is moment -1
+    begins, ends, kept = part[buffers.begin >> 1], part[buffers.end >> 1], part[buffers.kept_until >> 1]
+    known = np.append(begins != MIDDLE, ends != MIDDLE) & np.tile(buffers.size > 0, 2)
+    known[len(buffers) + buffers.kept[kept == MIDDLE]] = False
+    np.maximum.at(ends, buffers.kept, kept)
+    row = np.flatnonzero(known)
+    parts, at = np.append(begins, ends)[row], np.append(buffers.begin, buffers.end)[row]
+    columns: list[Ints] = [
+        np.tile(buffers.device, 2)[row],
+        parts,
+        (row >= len(buffers)).astype(np.int64),
+        np.append(number, -1)[at >> 1] + 1,
+        np.tile(buffers.category, 2)[row],
+        np.where(parts == ALL, 1 + np.arange(len(row)), 0),  # what does not grow in number is a group of its own
+    ]
+    order = sort_by(*columns)
+    first = group_starts(*(column[order] for column in columns))
+    device, half, kind = (column[order[first]] for column in columns[:3])
+    return Moments(row[order], first, group_numbers(first, len(order)), _pairs_of_opposites(device, half, kind > 0))
+
+
+def _pairs_of_opposites(device: Ints, part: Ints, ends: Flags) -> tuple[Ints, Ints]:
+    """Return all pairs of a group that begins and one that ends something on a device; but for front and back."""
+    begins, others = np.flatnonzero(~ends), np.flatnonzero(ends)
+    low, high = (np.searchsorted(device[others], device[begins], side=side) for side in ("left", "right"))
+    which, other = expand_ranges(low, high)
+    one, other = begins[which], others[other]
+    halves = (part[one] == part[other]) | (part[one] == ALL) | (part[other] == ALL)
+    return one[halves], other[halves]
