@@ -5,7 +5,6 @@ more or less. A tick is a power of two, about what the floats at the end of a ru
 run are whole numbers of ticks, which floats add up exactly.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import frexp, ldexp
 
@@ -14,6 +13,8 @@ import numpy as np
 from cdpsim.numeric.columns import Times
 from cdpsim.program import Program
 from cdpsim.timing.costs import Costs
+from cdpsim.timing.engine import EngineFunction
+from cdpsim.timing.engine.fast import run_by_longest_paths
 
 _FLOAT_DIGITS = 53  # of a float
 _OF_LANE, _OF_RUN = 2, 1.01  # a run is expected to take at most so many times as long as its busiest lane; as it took
@@ -33,17 +34,21 @@ def in_ticks(program: Program, costs: Costs) -> Costs:
     return replace(costs, duration=duration, release=_round(costs.release, tick), tick=tick)
 
 
-def play_exactly(
-    play: Callable[[Program, Costs], tuple[Times, Times]], program: Program, costs: Costs
-) -> tuple[Costs, Times, Times]:
-    """Return costs in whole ticks, and the times by them of all nodes; in larger ticks if the run is a long one."""
+def play_exactly(play: EngineFunction, program: Program, costs: Costs) -> tuple[Costs, Times, Times]:
+    """Return costs in whole ticks, and the times by them of all nodes; in larger ticks if the run is a long one.
+
+    With contention ticks are those of the same run without. Where a device stops, times are not sums of costs alone.
+    """
     made = in_ticks(program, costs)
-    start, end = play(program, made)
+    if costs.calendar is not None:
+        return made, *play(program, made)
+    first = play if costs.wires is None else run_by_longest_paths
+    start, end = first(program, made)
     if not are_exact(made, end):
         margin = _OF_RUN_TO_COMPARE if costs.tick else _OF_RUN
         made = in_ticks(program, replace(costs, tick=find_tick(margin * float(end.max()))))
-        start, end = play(program, made)
-    return made, start, end
+        start, end = first(program, made)
+    return made, *((start, end) if first is play else play(program, made))
 
 
 def find_tick(longest: float) -> float:

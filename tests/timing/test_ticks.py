@@ -131,3 +131,19 @@ def test_what_takes_time_takes_a_tick_at_least() -> None:
 def test_slots_and_rounds_stay_as_they_are() -> None:
     assert simulate("1f1b", 4, m=8).costs.tick == 0
     assert simulate("acco", 2, steps=3, model=even(2), cluster=ALONE).costs.tick == 0
+
+
+def test_who_meets_nobody_has_the_times_of_a_run_without_contention() -> None:
+    """To the last bit, in a run so long that its ticks are larger than its lanes let expect."""
+    options: dict[str, Any] = {"m": 1, "steps": 1, "model": even(32), "cluster": Cluster(link=Link(latency=3.0))}
+    alone, fair = (simulate("gpipe", 32, **options, contention=word) for word in ("none", "fair"))
+    assert alone.costs.tick == fair.costs.tick > in_ticks(alone.program, replace(alone.costs, tick=0.0)).tick
+    assert alone.end.tolist() == fair.end.tolist()
+
+
+def test_stops_leave_the_size_of_ticks() -> None:
+    """An outage of a year does not make ticks of microseconds."""
+    options: dict[str, Any] = {"m": 4, "steps": 1, "model": even(4), "cluster": ALONE}
+    stopped = simulate("gpipe", 4, **options, stop=["1:0.5 s:3e7 s"])
+    assert stopped.costs.tick == simulate("gpipe", 4, **options).costs.tick
+    assert stopped.makespan > 3e7
