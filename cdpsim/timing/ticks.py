@@ -17,8 +17,8 @@ from cdpsim.timing.engine import EngineFunction
 from cdpsim.timing.engine.fast import run_by_longest_paths
 
 _FLOAT_DIGITS = 53  # of a float
-_OF_LANE, _OF_RUN = 2, 1.01  # a run is expected to take at most so many times as long as its busiest lane; as it took
-_OF_LANE_TO_COMPARE, _OF_RUN_TO_COMPARE = 8, 4  # and runs that are compared, of unlike lengths
+_OF_LANE, _OF_RUN = 1.1, 1.01  # a run may take so many times as long as its busiest lane, beside filling; or as it took
+_OF_LANE_TO_COMPARE, _OF_RUN_TO_COMPARE = 3, 2  # and runs that are compared, of unlike lengths
 
 
 def in_ticks(program: Program, costs: Costs) -> Costs:
@@ -28,7 +28,7 @@ def in_ticks(program: Program, costs: Costs) -> Costs:
     """
     if costs.duration.dtype.kind == "i":
         return costs
-    tick = costs.tick or find_tick(_OF_LANE * _busiest(program, costs))
+    tick = costs.tick or find_tick(_OF_LANE * _filling(program) * _busiest(program, costs))
     duration, parts = _round(costs.duration, tick), program.message_nodes.stop
     duration[parts:] = program.parts.times(duration[program.message_nodes])
     return replace(costs, duration=duration, release=_round(costs.release, tick), tick=tick)
@@ -73,6 +73,11 @@ def are_exact(costs: Costs, end: Times) -> bool:
 def _busiest(program: Program, costs: Costs) -> float:
     """Return the time of all tasks of the lane that has most to do."""
     return float(np.bincount(program.lane_numbers, costs.duration[program.lane_tasks]).max(initial=0))
+
+
+def _filling(program: Program) -> float:
+    """Return how much longer a run takes than its busiest lane if lanes begin one after another, at most twice."""
+    return min(2.0, 1 + (len(program.lane_start) - 2) / int(program.counts.max()))
 
 
 def _round(seconds: Times, tick: float) -> Times:

@@ -136,6 +136,34 @@ def test_even_stages_in_seconds_fold(name: str, folds_always: list[folding.Folde
     assert all(folds_always)
 
 
+def test_memory_that_grows_in_the_middle_of_a_step_alone(folds_always: list[folding.Folded | None]) -> None:
+    """What torch keeps of each micro-batch makes a middle that is above both ends from seven micro-batches on."""
+    first = {"forward": 53 / 61, "backward": 76 / 61, "weight_backward": 52 / 61, "activation": 46 * 2**20}
+    first |= {"parameters": 29 * 2**20, "forward_transient": 2**20, "backward_transient": 9 * 2**20}
+    last = {"forward": 19 / 61, "backward": 60 / 61, "weight_backward": 18 / 61, "activation": 19 * 2**20}
+    last |= {"parameters": 9 * 2**20, "boundary": 2**16, "forward_transient": 7 * 2**20, "backward_transient": 2**21}
+    options: dict[str, Any] = {"schedule": "zbv", "n": 2, "m": 71, "steps": 3, "runtime": "torch"}
+    options["model"] = Model.from_builtins({"stages": [first | {"update": 40 / 61}, last]}, "odd")
+    options["cluster"] = Cluster(devices=(Devices(overlap="stream"),), link=Link(latency=0.013, bandwidth=1.7e7))
+    for m in (15, 71, 139):
+        assert differences(evaluate(**options | {"m": m}), whole_run(options | {"m": m})) == []
+    assert all(folds_always)
+
+
+@pytest.mark.parametrize("m", [40, 85, 200])
+def test_messages_in_flight_are_as_many_as_they_become(m: int, folds_always: list[folding.Folded | None]) -> None:
+    """The first one arrives after 25 forwards: in shorter runs each further micro-batch is one more in flight."""
+    stages = [
+        {"forward": 13 / 64, "backward": 48 / 64, "activation": 47 * 2**20, "boundary": 5 * 2**18, "parameters": 2**20},
+        {"forward": 10 / 64, "backward": 80 / 64, "activation": 3 * 2**20, "boundary": 2**16, "parameters": 2**20},
+    ]
+    options: dict[str, Any] = {"schedule": "gpipe", "n": 2, "m": m, "steps": 2}
+    options["model"] = Model.from_builtins({"stages": stages}, "far apart")
+    options["cluster"] = Cluster(devices=(Devices(),), link=Link(bandwidth=2.0**18))
+    assert differences(evaluate(**options), whole_run(options)) == []
+    assert all(folds_always) == (m > 40)
+
+
 def test_moments_that_change_their_order_with_the_units_are_not_folded() -> None:
     """An activation that is let go later with each unit would be there when another one, now after it, begins."""
     options = case("1f1b", "mixed", "free", 20)

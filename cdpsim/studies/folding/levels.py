@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Ints, group_starts
 from cdpsim.runs import Run
-from cdpsim.studies.folding.matches import match_buffers
+from cdpsim.studies.folding.matches import BACK, FRONT, Matches, match_buffers
+from cdpsim.trace.metrics import memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,14 +37,46 @@ def growing_levels(runs: Sequence[Run]) -> HeldLevels | None:
     """
     *before, program = (run.program for run in runs)
     matches = match_buffers(program, *before)
-    if matches is None:
+    if matches is None or matches.middle is None:
         return None
-    first, second, third = (run.held_levels[0].take(rows, axis=1) for run, rows in zip(runs, matches.rows, strict=True))
+    levels, middle = [run.held_levels[0] for run in runs], matches.middle
+    first, second, third = (level.take(rows, axis=1) for level, rows in zip(levels, matches.rows, strict=True))
     grown = third - second
-    if (grown != second - first).any() or (grown < 0).any():
+    if (grown != second - first).any() or (grown < 0).any() or not middle.grows_alike(levels[1], levels[2], grown):
         return None
-    rows = np.flatnonzero(grown.any(axis=0))  # levels of others are among the peaks
-    held = np.concatenate(program.buffers.of_devices)[matches.rows[-1][rows]]
-    return HeldLevels(
-        runs[2].peaks, program.buffers.device[held], program.buffers.category[held], third[:, rows], grown[:, rows]
+    if not _lives_repeat(runs[1:], matches):
+        return None
+    rows = np.concatenate([matches.rows[2], *middle.again])
+    grown = np.concatenate([grown, *(grown[:, match] for match in middle.match)], axis=1)
+    rising = np.flatnonzero(grown.any(axis=0))  # levels of others are among the peaks
+    rows, grown = rows[rising], grown[:, rising]
+    held = np.concatenate(program.buffers.of_devices)[rows]
+    at = program.buffers.device[held], program.buffers.category[held]
+    return HeldLevels(runs[2].peaks, *at, levels[2][:, rows], grown)
+
+
+def _lives_repeat(runs: Sequence[Run], matches: Matches) -> bool:
+    """Return whether, of each class that grows in number, as many are held at once with each further unit, or one more.
+
+    As many are if each half begins and ends as much later, and the first one has ended before the back half begins:
+    until then more may come together in a longer run. One more is if none ends before the last has begun, nor will.
+    """
+    spans = []
+    for run, rows in zip(runs, matches.rows[1:], strict=True):
+        buffers = run.program.buffers
+        of_devices = np.concatenate(buffers.of_devices)[rows]
+        spans.append([span[of_devices] for span in memory.buffer_spans(buffers, run.start, run.end)])
+    (begin, end), (begin_grows, end_grows) = (
+        spans[1],
+        (now - before for now, before in zip(spans[1], spans[0], strict=True)),
     )
+    front, back = (np.flatnonzero(matches.part == half) for half in (FRONT, BACK))
+    if not len(front):
+        return True
+    at, also = group_starts(matches.group[front]), group_starts(matches.group[back])
+    moves = np.logical_and.reduceat(begin_grows[front] == end_grows[front], at)
+    moves &= np.logical_and.reduceat(begin_grows[back] == end_grows[back], also)
+    settled = end[front[at]] <= np.minimum.reduceat(begin[back], also)
+    stays = np.minimum.reduceat(end[front], at) >= np.maximum.reduceat(begin[back], also)
+    stays &= np.minimum.reduceat(end_grows[front], at) >= np.maximum.reduceat(begin_grows[back], also)
+    return bool(((moves & settled) | stays).all())

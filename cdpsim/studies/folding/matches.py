@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, row_numbers, sort_by
+from cdpsim.numeric.columns import Flags, Ints, Times, expand_ranges, group_numbers, group_starts, row_numbers, sort_by
 from cdpsim.program import Program, once_a_program
 
 
@@ -62,31 +62,65 @@ def _buffers_by_class(program: Program) -> ByClass:
 MIDDLE, ALL, FRONT, BACK = range(4)
 
 
+class Middle(NamedTuple):
+    """Rows between the halves: those of one unit in the second program, which a third one has twice.
+
+    The first time they are a part of the front, and the second time of the back; there are as much later, or have as
+    much more, as the next match is there, which is given by its number.
+    """
+
+    rows: Ints
+    again: tuple[Ints, Ints]  # in the third program
+    match: tuple[Ints, Ints]
+
+    def grows_alike(self, second: Times, third: Times, later: Times) -> bool:
+        """Return whether what rows have in two programs grows as it does from the first to the second match."""
+        pairs = zip(self.again, self.match, strict=True)
+        now = second[..., self.rows]
+        return all(bool((third[..., again] - now == later[..., match]).all()) for again, match in pairs)
+
+
 class Matches(NamedTuple):
     """Rows of programs, a unit apart, that match."""
 
     rows: list[Ints]  # of each program
     group: Ints  # the class of each match
     part: Ints  # ALL of a class that does not grow, else which half of it
+    middle: Middle | None  # of three programs
 
     @classmethod
     def of(cls, found: Sequence[ByClass]) -> "Matches | None":
-        """Return what matches; None if classes are others, or do not grow by as many each time."""
+        """Return what matches; None if classes are others, too small, or do not grow by as many each time."""
         if any(not np.array_equal(found[0].classes, each.classes) for each in found[1:]):
             return None
         counts = [np.diff(each.first) for each in found]
         least, more = counts[0], np.diff(counts, axis=0)
-        if (more != more[0]).any() or (more[0] < 0).any():
+        growing = more[0] > 0
+        if (more != more[0]).any() or (more[0] < 0).any() or (least[growing] < 2).any():
             return None
-        group = np.repeat(np.arange(len(least)), least)
-        place = np.arange(least.sum()) - np.repeat(np.cumsum(least) - least, least)
-        grows = (counts[1] > least)[group]
-        late = grows & (2 * place >= least[group])
+        group, first = np.repeat(np.arange(len(least)), least), np.cumsum(least) - least
+        place = np.arange(len(group)) - first[group]
+        late = growing[group] & (2 * place >= least[group])
         rows = [
             each.order[each.first[:-1][group] + place + late * (count - least)[group]]
             for each, count in zip(found, counts, strict=True)
         ]
-        return cls(rows, group, np.where(grows, np.where(late, BACK, FRONT), ALL))
+        part = np.where(growing[group], np.where(late, BACK, FRONT), ALL)
+        return cls(rows, group, part, _middle(found, first + (least + 1) // 2, more[0]) if len(found) > 2 else None)
+
+
+def _middle(found: Sequence[ByClass], back: Ints, more: Ints) -> Middle:
+    """Return the middle of classes that grow by so many rows, whose matches of the back begin at those numbers."""
+    _, second, third = found
+    group = np.repeat(np.arange(len(more)), more)
+    half = back - np.concatenate([[0], np.cumsum(np.diff(found[0].first))[:-1]])  # rows of the front
+    place = half[group] + np.arange(len(group)) - np.repeat(np.cumsum(more) - more, more)
+    again = third.first[:-1][group] + place
+    return Middle(
+        second.order[second.first[:-1][group] + place],
+        (third.order[again], third.order[again + more[group]]),
+        (back[group] - 1, back[group]),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +128,7 @@ class NodeMatches:
     """Nodes of programs, a unit apart, that match."""
 
     rows: list[Ints]  # of each program
+    middle: Middle | None
     part: Ints  # of each node of the last one: MIDDLE if it has no match
     alike: tuple[Ints, Ints]  # matches that are to be as much later as others: of one kind and half, as its first one
     waits: tuple[Ints, Ints]  # edges of the last program between nodes that match, but for those from half to half
@@ -118,7 +153,7 @@ def match_nodes(program: Program, *before: Program) -> NodeMatches | None:
     since, until = part[earlier], part[later]
     known = (since != MIDDLE) & (until != MIDDLE)
     rows = np.flatnonzero(known & ((since == until) | (since == ALL) | (until == ALL)))
-    return NodeMatches(matches.rows, part, (order, leader), (earlier[rows], later[rows]))
+    return NodeMatches(matches.rows, matches.middle, part, (order, leader), (earlier[rows], later[rows]))
 
 
 @once_a_program

@@ -35,12 +35,15 @@ def growing_times(runs: Sequence[Run]) -> GrowingTimes | None:
     Return None where the runs do not differ in their middle alone, by units that repeat each other.
     """
     matches = _match(runs)
-    if matches is None:
+    if matches is None or matches.middle is None:
         return None
     found: list[Times] = []
-    for first, second, third in _times(runs, matches):
+    whole = ((runs[1].start, runs[2].start), (runs[1].end, runs[2].end))
+    for (first, second, third), (before, now) in zip(_times(runs, matches), whole, strict=True):
         later = third - second
         if (later != second - first).any() or not _grow_alike(matches, later):
+            return None
+        if not matches.middle.grows_alike(before, now, later):
             return None
         for column in (third, later):
             found.append(np.full(runs[-1].program.nodes, np.nan))
