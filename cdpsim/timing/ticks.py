@@ -30,7 +30,8 @@ def in_ticks(program: Program, costs: Costs) -> Costs:
         return costs
     tick = costs.tick or find_tick(_OF_LANE * _filling(program) * _busiest(program, costs))
     duration, parts = _round(costs.duration, tick), program.message_nodes.stop
-    duration[parts:] = program.parts.times(duration[program.message_nodes])
+    if parts < program.nodes:
+        duration[parts:] = program.parts.times(duration[program.message_nodes])
     return replace(costs, duration=duration, release=_round(costs.release, tick), tick=tick)
 
 
@@ -82,7 +83,8 @@ def _filling(program: Program) -> float:
 
 def _round(seconds: Times, tick: float) -> Times:
     """Return times in whole ticks: what takes time takes one at least."""
-    ticks = np.rint(seconds / tick)
+    ticks = seconds / tick
+    np.rint(ticks, out=ticks)
     np.maximum(ticks, seconds > 0, out=ticks)
     ticks *= tick
     return ticks

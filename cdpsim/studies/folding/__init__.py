@@ -2,12 +2,13 @@
 
 In the middle of a step micro-batches repeat each other. Each task or message there is a time later than the one before
 it of its kind, and that time is the same for all: then it stays so, because the end of a node is the longest path to
-it. So runs of m, m + u and m + 2u micro-batches are compared, node by node: the first half of the nodes of a kind by
-their numbers from the front, the second half by their numbers from the back. If from the second run to the third all
-nodes are as much later as from the first to the second, and those of one half equally much, the same happens with each
-further u. What devices hold whenever they begin to hold something more is compared likewise. Times are compared as they
-are: they are slots, or whole ticks, of which all three runs have the same. What three runs have shown is kept, for
-other numbers of micro-batches.
+it. So runs of m, m + u and m + 2u micro-batches are compared, node by node: the first half of the nodes of a
+kind by their numbers from the front, the second half by their numbers from the back. If from the second run to the
+third all nodes are as much later as from the first to the second, and those of one half equally much, and if the unit
+between the halves is in the third run twice, as a part of the front and of the back, the same happens with each further
+u. What devices hold whenever they begin to hold something more is compared likewise. Times are compared as they are:
+they are slots, or whole ticks, of which all three runs have the same. What three runs have shown is kept, for other
+numbers of micro-batches.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -63,18 +63,17 @@ MIDDLE, ALL, FRONT, BACK = range(4)
 
 
 class Middle(NamedTuple):
-    """Rows between the halves: those of one unit in the second program, which a third one has twice.
+    """Rows between the halves: those of one unit in the second program, which the third one has twice.
 
-    The first time they are a part of the front, and the second time of the back; there are as much later, or have as
-    much more, as the next match is there, which is given by its number.
+    Once they are a part of the front, and once of the back; there they are to grow as the match beside them does.
     """
 
     rows: Ints
-    again: tuple[Ints, Ints]  # in the third program
-    match: tuple[Ints, Ints]
+    again: tuple[Ints, Ints]  # the same in the third program
+    match: tuple[Ints, Ints]  # numbers of the last match of the front, and of the first of the back
 
     def grows_alike(self, second: Times, third: Times, later: Times) -> bool:
-        """Return whether what rows have in two programs grows as it does from the first to the second match."""
+        """Return whether columns of the two programs grow in the middle as much as matches do."""
         pairs = zip(self.again, self.match, strict=True)
         now = second[..., self.rows]
         return all(bool((third[..., again] - now == later[..., match]).all()) for again, match in pairs)
