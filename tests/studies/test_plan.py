@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import product
+from math import floor, log10
 from typing import Any
 
 import pytest
@@ -56,8 +57,9 @@ def box(bandwidth: float = 1e4, memory: int | None = None) -> Cluster:
 
 
 def figures(one: Measured) -> tuple[float, ...]:
-    """The figures that plans compare, the less the better."""
-    return tuple(float(getattr(one, name)) for name in FIGURES)
+    """The figures that plans compare, the less the better; steps to eleven digits."""
+    step, *others = (float(getattr(one, name)) for name in FIGURES)
+    return round(step, 10 - floor(log10(step))), *others
 
 
 def simulated_all(found: Plan) -> dict[int, Measured]:

@@ -65,8 +65,11 @@ class Search:
 
 
 def objectives_of(measured: Measured) -> tuple[float, ...]:
-    """Return the figures of a run in the columns of `OBJECTIVES`; all candidates have the same batch."""
-    return float(measured.step), float(measured.memory), float(measured.devices), measured.staleness
+    """Return the figures of a run in the columns of `OBJECTIVES`; all candidates have the same batch.
+
+    Steps are equal if eleven digits are: those behind depend on the order of sums and the size of ticks.
+    """
+    return float(f"{float(measured.step):.11g}"), float(measured.memory), float(measured.devices), measured.staleness
 
 
 def begin_search(
