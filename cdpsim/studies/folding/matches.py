@@ -25,6 +25,7 @@ class ByClass(NamedTuple):
     def of(cls, columns: Ints, micro_batch: Ints) -> "ByClass":
         """Sort rows with equal columns into classes."""
         _, first, number = np.unique(row_numbers([*columns]), return_index=True, return_inverse=True)
+        number = number.astype(np.int32)
         order = sort_by(number, micro_batch + 1)
         return cls(columns[:, first], order, np.append(group_starts(number[order]), len(order)), number)
 
@@ -104,7 +105,7 @@ class Matches(NamedTuple):
             each.order[each.first[:-1][group] + place + late * (count - least)[group]]
             for each, count in zip(found, counts, strict=True)
         ]
-        part = np.where(growing[group], np.where(late, BACK, FRONT), ALL)
+        part = np.where(growing[group], np.where(late, BACK, FRONT), ALL).astype(np.int8)
         return cls(rows, group, part, _middle(found, first + (least + 1) // 2, more[0]) if len(found) > 2 else None)
 
 
@@ -142,11 +143,11 @@ def match_nodes(program: Program, *before: Program) -> NodeMatches | None:
     if matches is None:
         return None
     kind = row_numbers([*found[0].classes[:3, matches.group], matches.part])  # step, operation, content; and half
-    growing = np.flatnonzero(matches.part != ALL)
+    growing = np.flatnonzero(matches.part != ALL).astype(np.int32)
     order = growing[sort_by(kind[growing])]
     first = group_starts(kind[order])
     leader = order[first][group_numbers(first, len(order))]
-    part = np.full(program.nodes, MIDDLE)
+    part = np.full(program.nodes, MIDDLE, dtype=np.int8)
     part[matches.rows[-1]] = matches.part
     earlier, later = program.waits()
     since, until = part[earlier], part[later]
@@ -176,7 +177,7 @@ def moments_of(program: Program, *before: Program) -> Moments:
     """Group the moments of a program's buffers, by the halves of those nodes which match."""
     nodes, buffers, number = match_nodes(program, *before), program.buffers, _nodes_by_class(program).number
     assert nodes is not None
-    part = np.append(nodes.part, ALL)  # of the start of the run, which is moment -1
+    part = np.append(nodes.part, np.int8(ALL))  # of the start of the run, which is moment -1
     begins, ends, kept = part[buffers.begin >> 1], part[buffers.end >> 1], part[buffers.kept_until >> 1]
     known = np.append(begins != MIDDLE, ends != MIDDLE) & np.tile(buffers.size > 0, 2)
     known[len(buffers) + buffers.kept[kept == MIDDLE]] = False
@@ -204,4 +205,4 @@ def _pairs_of_opposites(device: Ints, part: Ints, ends: Flags) -> tuple[Ints, In
     which, other = expand_ranges(low, high)
     one, other = begins[which], others[other]
     halves = (part[one] == part[other]) | (part[one] == ALL) | (part[other] == ALL)
-    return one[halves], other[halves]
+    return one[halves].astype(np.int32), other[halves].astype(np.int32)
