@@ -15,28 +15,20 @@ from cdpsim.trace.metrics.waiting import waiting_time
 
 
 @dataclass(frozen=True)
-class RestTimes:
-    """Times of a run at rest, in slots or in seconds.
-
-    `span` is a time at rest, in which the run's lanes are `busy`, and `waiting` for messages, for so long in all.
-    """
-
-    period: Number
-    makespan: Any
-    span: Any
-    busy: Any
-    waiting: float
-
-
-@dataclass(frozen=True)
-class Figures(RestTimes):
+class Figures:
     """Times, memory and messages of a run at rest: in slots and stage-activations, else in seconds and bytes.
 
+    `span` is a time at rest, in which the run's lanes are `busy`, and `waiting` for messages, for so long in all.
     `messages` and `sent` are of a training step, and so are its `passes`: the micro-batches of all replicas. `peaks`
     has a row for each device, a column for each category of memory, and one for their sum.
     """
 
+    period: Number
     period_is: str
+    makespan: Any
+    span: Any
+    busy: Any
+    waiting: float
     lanes: int
     passes: Fraction
     peaks: Ints
@@ -62,10 +54,15 @@ class Figures(RestTimes):
 def figures_of(run: Run, makespan: Any = None) -> Figures:
     """Return the figures of a run at rest; the makespan may be that of a run of more steps."""
     rest = run.steady_state
-    one, program, start, end = rest.run, rest.run.program, rest.run.start, rest.run.end
+    one, low, high = rest.run, rest.low, rest.high
+    program, start, end = one.program, one.start, one.end
     return Figures(
-        **vars(_times_of(rest, run.makespan if makespan is None else makespan)),
+        period=rest.period,
         period_is=rest.period_is,
+        makespan=run.makespan if makespan is None else makespan,
+        span=high - low,
+        busy=utilisation.busy_time(program, start, end, one.costs.calendar, low, high),
+        waiting=_waiting(rest),
         lanes=(len(program.lane_start) - 1) * program.fold,
         passes=Fraction(int(program.counts[rest.steps].sum()) * program.fold, rest.updates),
         peaks=one.peaks,
@@ -80,17 +77,6 @@ def figures_of(run: Run, makespan: Any = None) -> Figures:
 def figures_of_steps(run: Run, steps: int) -> Figures:
     """Return the figures of so many steps of a run of few."""
     return figures_of(run, _makespan(run, steps))
-
-
-def times_of_steps(run: Run, steps: int) -> RestTimes:
-    """Return the times alone of so many steps of a run of few."""
-    return _times_of(run.steady_state, _makespan(run, steps))
-
-
-def _times_of(rest: SteadyState, makespan: Any) -> RestTimes:
-    one, low, high = rest.run, rest.low, rest.high
-    busy = utilisation.busy_time(one.program, one.start, one.end, one.costs.calendar, low, high)
-    return RestTimes(rest.period, makespan, high - low, busy, _waiting(rest))
 
 
 def _makespan(run: Run, steps: int) -> Any:

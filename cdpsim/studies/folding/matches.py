@@ -3,7 +3,6 @@
 What matches depends on programs alone, and is found once for each of them.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -64,102 +63,99 @@ MIDDLE, ALL, FRONT, BACK = range(4)
 
 
 class Middle(NamedTuple):
-    """Rows between the halves: those of one unit in the second program, which the third one has twice.
+    """Rows between the halves: those of one unit in the first program, which the second one has twice.
 
     Once they are a part of the front, and once of the back; there they are to grow as the match beside them does.
     """
 
     rows: Ints
-    again: tuple[Ints, Ints]  # the same in the third program
+    again: tuple[Ints, Ints]  # the same in the second program
     match: tuple[Ints, Ints]  # numbers of the last match of the front, and of the first of the back
 
-    def grows_alike(self, second: Times, third: Times, later: Times) -> bool:
+    def grows_alike(self, before: Times, now: Times, later: Times) -> bool:
         """Return whether columns of the two programs grow in the middle as much as matches do."""
-        pairs = zip(self.again, self.match, strict=True)
-        now = second[..., self.rows]
-        return all(bool((third[..., again] - now == later[..., match]).all()) for again, match in pairs)
+        pairs, here = zip(self.again, self.match, strict=True), before[..., self.rows]
+        return all(bool((now[..., again] - here == later[..., match]).all()) for again, match in pairs)
 
 
 class Matches(NamedTuple):
-    """Rows of programs, a unit apart, that match."""
+    """Rows of two programs, a unit apart, that match."""
 
-    rows: list[Ints]  # of each program
+    before: Ints  # of the one with fewer micro-batches
+    now: Ints
     group: Ints  # the class of each match
     part: Ints  # ALL of a class that does not grow, else which half of it
-    middle: Middle | None  # of three programs
+    middle: Middle
 
     @classmethod
-    def of(cls, found: Sequence[ByClass]) -> "Matches | None":
-        """Return what matches; None if classes are others, too small, or do not grow by as many each time."""
-        if any(not np.array_equal(found[0].classes, each.classes) for each in found[1:]):
+    def of(cls, before: ByClass, now: ByClass) -> "Matches | None":
+        """Return what matches; None if classes are others, or so small that no halves are left beside a unit."""
+        if not np.array_equal(before.classes, now.classes):
             return None
-        counts = [np.diff(each.first) for each in found]
-        least, more = counts[0], np.diff(counts, axis=0)
-        growing = more[0] > 0
-        if (more != more[0]).any() or (more[0] < 0).any() or (least[growing] < 2).any():
+        count, more = np.diff(before.first), np.diff(now.first) - np.diff(before.first)
+        least = count - more
+        if (more < 0).any() or (least[more > 0] < 2).any():
             return None
         group, first = np.repeat(np.arange(len(least)), least), np.cumsum(least) - least
-        place = np.arange(len(group)) - first[group]
-        late = growing[group] & (2 * place >= least[group])
-        rows = [
-            each.order[each.first[:-1][group] + place + late * (count - least)[group]]
-            for each, count in zip(found, counts, strict=True)
-        ]
-        part = np.where(growing[group], np.where(late, BACK, FRONT), ALL).astype(np.int8)
-        return cls(rows, group, part, _middle(found, first + (least + 1) // 2, more[0]) if len(found) > 2 else None)
+        place, half = np.arange(len(group)) - first[group], (least + 1) // 2  # rows of the front
+        late = (more[group] > 0) & (place >= half[group])
+        earlier = before.order[before.first[:-1][group] + place + late * more[group]]
+        later = now.order[now.first[:-1][group] + place + late * 2 * more[group]]
+        part = np.where(more[group] > 0, np.where(late, BACK, FRONT), ALL).astype(np.int8)
+        return cls(earlier, later, group, part, _middle(before, now, first, half))
 
 
-def _middle(found: Sequence[ByClass], back: Ints, more: Ints) -> Middle:
-    """Return the middle of classes that grow by so many rows, whose matches of the back begin at those numbers."""
-    _, second, third = found
+def _middle(before: ByClass, now: ByClass, first: Ints, half: Ints) -> Middle:
+    """Return the middle of classes, whose matches begin at these numbers, with so many of the front."""
+    more = np.diff(now.first) - np.diff(before.first)
     group = np.repeat(np.arange(len(more)), more)
-    half = back - np.concatenate([[0], np.cumsum(np.diff(found[0].first))[:-1]])  # rows of the front
     place = half[group] + np.arange(len(group)) - np.repeat(np.cumsum(more) - more, more)
-    again = third.first[:-1][group] + place
+    again = now.first[:-1][group] + place
     return Middle(
-        second.order[second.first[:-1][group] + place],
-        (third.order[again], third.order[again + more[group]]),
-        (back[group] - 1, back[group]),
+        before.order[before.first[:-1][group] + place],
+        (now.order[again], now.order[again + more[group]]),
+        ((first + half)[group] - 1, (first + half)[group]),
     )
 
 
 @dataclass(frozen=True, eq=False)
 class NodeMatches:
-    """Nodes of programs, a unit apart, that match."""
+    """Nodes of two programs, a unit apart, that match."""
 
-    rows: list[Ints]  # of each program
-    middle: Middle | None
-    part: Ints  # of each node of the last one: MIDDLE if it has no match
+    before: Ints
+    now: Ints
+    middle: Middle
+    part: Ints  # of each node of the second program: MIDDLE if it has no match
     alike: tuple[Ints, Ints]  # matches that are to be as much later as others: of one kind and half, as its first one
-    waits: tuple[Ints, Ints]  # edges of the last program between nodes that match, but for those from half to half
+    waits: tuple[Ints, Ints]  # edges of the second program between nodes that match, but for those from half to half
 
 
 @once_a_program
-def match_nodes(program: Program, *before: Program) -> NodeMatches | None:
-    """Match the nodes of a program with those of programs with fewer micro-batches."""
-    programs = [*before, program]
-    found = [_nodes_by_class(each) for each in programs]
-    matches = Matches.of(found)
+def match_nodes(program: Program, before: Program) -> NodeMatches | None:
+    """Match the nodes of a program with those of one with fewer micro-batches."""
+    nodes = _nodes_by_class(program)
+    matches = Matches.of(_nodes_by_class(before), nodes)
     if matches is None:
         return None
-    kind = row_numbers([*found[0].classes[:3, matches.group], matches.part])  # step, operation, content; and half
+    kind = row_numbers([*nodes.classes[:3, matches.group], matches.part])  # step, operation, content; and half
     growing = np.flatnonzero(matches.part != ALL).astype(np.int32)
     order = growing[sort_by(kind[growing])]
     first = group_starts(kind[order])
     leader = order[first][group_numbers(first, len(order))]
     part = np.full(program.nodes, MIDDLE, dtype=np.int8)
-    part[matches.rows[-1]] = matches.part
+    part[matches.now] = matches.part
     earlier, later = program.waits()
     since, until = part[earlier], part[later]
     known = (since != MIDDLE) & (until != MIDDLE)
     rows = np.flatnonzero(known & ((since == until) | (since == ALL) | (until == ALL)))
-    return NodeMatches(matches.rows, matches.middle, part, (order, leader), (earlier[rows], later[rows]))
+    waits = earlier[rows], later[rows]
+    return NodeMatches(matches.before, matches.now, matches.middle, part, (order, leader), waits)
 
 
 @once_a_program
-def match_buffers(program: Program, *before: Program) -> Matches | None:
-    """Match the buffers of a program, those of one device after another, with programs with fewer micro-batches."""
-    return Matches.of([_buffers_by_class(each) for each in (*before, program)])
+def match_buffers(program: Program, before: Program) -> Matches | None:
+    """Match the buffers of a program, those of one device after another, with one with fewer micro-batches."""
+    return Matches.of(_buffers_by_class(before), _buffers_by_class(program))
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,9 +169,9 @@ class Moments:
 
 
 @once_a_program
-def moments_of(program: Program, *before: Program) -> Moments:
+def moments_of(program: Program, before: Program) -> Moments:
     """Group the moments of a program's buffers, by the halves of those nodes which match."""
-    nodes, buffers, number = match_nodes(program, *before), program.buffers, _nodes_by_class(program).number
+    nodes, buffers, number = match_nodes(program, before), program.buffers, _nodes_by_class(program).number
     assert nodes is not None
     part = np.append(nodes.part, np.int8(ALL))  # of the start of the run, which is moment -1
     begins, ends, kept = part[buffers.begin >> 1], part[buffers.end >> 1], part[buffers.kept_until >> 1]
