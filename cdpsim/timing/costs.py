@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -99,23 +100,37 @@ def _task_times(program: Program, model: Model, cluster: Cluster) -> Times:
         bandwidths = cluster.memory_bandwidths(program.devices)
     paces = list(zip(speeds, bandwidths, strict=True))
     duration = np.empty(len(tasks), dtype=np.int64 if model.is_unit else np.float64)
-    kind = np.where(program.average_of(tasks.version) >= 0, tasks.kind + _OUTER * (tasks.kind == Kind.U), tasks.kind)
+    kind = _kinds_of_times(program)
     for pace in dict.fromkeys(paces):
         speed, bandwidth = pace
         rows: slice | Ints = slice(None)
         if len(set(paces)) > 1:
             rows = np.flatnonzero(np.array([p == pace for p in paces])[tasks.device])
-        weights = model.weight_backward_time(speed)
-        backward = model.backward_time(speed) - weights if splits else model.backward_time(speed)
-        update = model.update_time(speed, bandwidth)
-        if program.shard > 1:
-            update = update / program.shard
-        times = np.stack([update, model.forward_time(speed), backward, weights, model.outer_update_time(speed)])
+        times = _times_of_stages(model, speed, bandwidth, splits, program.shard)
         duration[rows] = times[kind[rows], tasks.stage[rows]]
     return duration
 
 
 _OUTER = len(Kind)  # the row of updates by means, behind those by `Kind`
+
+
+@once_a_program
+def _kinds_of_times(program: Program) -> Ints:
+    """Return the row of `_times_of_stages` that has the time of each task."""
+    kind, means = program.tasks.kind, program.average_of(program.tasks.version) >= 0
+    kinds: Ints = np.where(means & (kind == Kind.U), _OUTER, kind)
+    return kinds
+
+
+@lru_cache(maxsize=256)
+def _times_of_stages(model: Model, speed: float | None, bandwidth: float | None, splits: bool, shard: int) -> Times:
+    """Return the times of stages on a device of a pace, a row for each kind of task."""
+    weights = model.weight_backward_time(speed)
+    backward = model.backward_time(speed) - weights if splits else model.backward_time(speed)
+    update = model.update_time(speed, bandwidth)
+    if shard > 1:
+        update = update / shard
+    return np.stack([update, model.forward_time(speed), backward, weights, model.outer_update_time(speed)])
 
 
 def _point_to_point_times(program: Program, cluster: Cluster) -> Times:

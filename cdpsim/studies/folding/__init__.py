@@ -22,7 +22,8 @@ from cdpsim.studies.folding.levels import HeldLevels, growing_levels
 from cdpsim.studies.folding.nodes import growing_times, keeps_moments, most_units
 from cdpsim.studies.programs import Kept, structure_of
 
-_FIXED_TASKS = 500  # a run takes the time of so many tasks beside that of its own
+_FIXED_TASKS = 1_200  # a run takes the time of so many tasks beside that of its own
+_COMPARISON = 4 / 3  # two runs and their comparison take so many times as long as the runs
 
 RunAtRest = Callable[[Request, float | None], Run]  # of few steps, in a given tick, or in one to compare it by
 
@@ -42,9 +43,9 @@ def fold_micro_batches(request: Request, run_at_rest: RunAtRest) -> Folded | Non
     shape, schedule = request.shape, request.schedule
     if "m" not in schedule.options or schedule.shape is not None or not isinstance(request.rule.record(shape), str):
         return None
-    budget = _cost(shape.m * shape.n)  # where few show nothing, at most as long again is lost
+    budget: float = _cost(shape.m * shape.n)  # where few show nothing, at most as long again is lost
     for few, more in _counts_to_try(shape.m, 1 if schedule.order.one_place else shape.parts // shape.chunks):
-        needed = _cost(few * shape.n) + _cost(more * shape.n)
+        needed = _COMPARISON * (_cost(few * shape.n) + _cost(more * shape.n))
         if needed > budget or _devices(request, few) != _devices(request, shape.m):
             continue
         try:
@@ -57,7 +58,7 @@ def fold_micro_batches(request: Request, run_at_rest: RunAtRest) -> Folded | Non
     return None
 
 
-def _cost(tasks: int) -> int:
+def _cost(tasks: int) -> float:
     return tasks + _FIXED_TASKS
 
 
