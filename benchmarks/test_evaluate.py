@@ -20,6 +20,15 @@ def even_stages(n: int) -> dict[str, Any]:
     return {"name": "even", "stages": [stage | {"activation": 10**9, "boundary": 10**7, "parameters": 10**8}]}
 
 
+def uneven_stages(n: int) -> dict[str, Any]:
+    stages = even_stages(1)["stages"] * n
+    times = ({"forward": 0.01 + k % 13 * 0.001, "backward": 0.02 + k % 13 * 0.002} for k in range(0, 7 * n, 7))
+    return {
+        "name": "uneven",
+        "stages": [stage | {"repeat": 1} | each for stage, each in zip(stages, times, strict=True)],
+    }
+
+
 @pytest.fixture(autouse=True)
 def compiled() -> None:
     expect_many_runs()
@@ -100,12 +109,14 @@ def test_drawn_requests(benchmark: Any, least: int, most: int, replicas: list[in
     benchmark.extra_info["evaluations"] = f"{150 / benchmark.stats.stats.min:,.0f}/s"
 
 
-def test_micro_batches_at_other_costs(benchmark: Any) -> None:
+@pytest.mark.parametrize("devices", [8, 64])
+def test_micro_batches_at_other_costs(benchmark: Any, devices: int) -> None:
     """As if costs were others each time: programs are kept, and two runs are made."""
+    model = "llama3-8b" if devices == 8 else Model.from_builtins(uneven_stages(devices), "uneven")
 
     def one() -> None:
         KNOWN_GROWTHS.forget()
-        evaluate("1f1b", 8, m=1024, model="llama3-8b", cluster=NODES)
+        evaluate("1f1b", devices, m=1024, model=model, cluster=NODES)
 
     benchmark(one)
     benchmark.extra_info["evaluations"] = f"{1 / benchmark.stats.stats.min:,.0f}/s"
