@@ -77,8 +77,11 @@ def _busiest(program: Program, costs: Costs) -> float:
 
 
 def _filling(program: Program) -> float:
-    """Return how much longer a run takes than its busiest lane if lanes begin one after another, at most twice."""
-    return min(2.0, 1 + (len(program.lane_start) - 2) / int(program.counts.max()))
+    """Return how much longer a run takes than its busiest lane if stages begin one after another, at most twice.
+
+    It is the same for one replica as for all that it stands for.
+    """
+    return min(2.0, 1 + (program.n - 1) / (int(program.counts.max()) * program.fold))
 
 
 def _round(seconds: Times, tick: float) -> Times:

@@ -13,6 +13,7 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.front import run_all
 from cdpsim.invariants import violations
 from cdpsim.program import Category
+from cdpsim.runs import FoldedRun
 from cdpsim.timing.ticks import are_exact, find_tick, in_ticks
 from tests.conftest import examples
 from tests.helpers import strategies
@@ -147,3 +148,9 @@ def test_stops_leave_the_size_of_ticks() -> None:
     stopped = simulate("gpipe", 4, **options, stop=["1:0.5 s:3e7 s"])
     assert stopped.costs.tick == simulate("gpipe", 4, **options).costs.tick
     assert stopped.makespan > 3e7
+
+
+def test_replicas_run_in_the_ticks_of_the_one_that_stands_for_them() -> None:
+    run = simulate("1f1b", 4, m=8, replicas=3, model=even(4), cluster=Cluster(devices=(Devices(),), link=Link()))
+    assert isinstance(run, FoldedRun)
+    assert run.one.costs.tick == run.whole.costs.tick
