@@ -431,7 +431,7 @@ def _algorithms_by_collective(costs: Costs) -> tuple[Any, ...]:
 # The facts of a model and a cluster on which a program depends: the option that gives each, and how it can differ.
 _PROGRAM_FACTS = {
     "sizes": ("model", "other sizes"),
-    "ties": ("model", "other tied tensors on one device"),
+    "ties": ("model", "other tied tensors"),
     "runtime": ("model", "another runtime"),
     "updates": ("model", "updates elsewhere, or of other times,"),
     "widths": ("cluster", "devices that need another number of them for a stage"),
@@ -449,7 +449,7 @@ def _program_key(request: Request, devices: int, algorithms: tuple[Any, ...]) ->
         "shape": request.shape,
         "steps": request.steps,
         "sizes": model.all_sizes,
-        "ties": request.local_ties,
+        "ties": (request.local_ties, model.tied),
         "runtime": request.runtime,
         "updates": (model.updates_in_lanes, model.updates_take_time, model.outer_updates_take_time),
         "widths": request.widths,

@@ -283,3 +283,15 @@ def test_what_a_request_says_cannot_be_changed_behind_it() -> None:
     request = Request("1f1b", 2, m=3, counts=[[1], [2], [3]])
     request.to_builtins()["counts"][0][0] = 7
     assert request["counts"] == [[1], [2], [3]] and request.steps == 3
+
+
+def test_a_program_is_not_priced_by_a_model_with_other_tied_tensors() -> None:
+    """Their sums over both directions are messages of the program."""
+    stage = {"forward": 1.0, "backward": 2.0, "weight_backward": 1.0, "parameters": 1000}
+    plain, tied = (
+        Model.from_builtins({"stages": [stage] * 2} | more, "two")
+        for more in ({}, {"tied": [{"stages": [0, 1], "parameters": "1 kB"}]})
+    )
+    program = assemble(Request(schedule="dualpipe", n=2, m=4, model=plain, cluster="a100-nodes"))
+    with pytest.raises(RequestError, match="other tied tensors"):
+        price(program, tied, "a100-nodes")

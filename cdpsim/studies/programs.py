@@ -86,6 +86,7 @@ def structure_of(request: Request) -> Hashable:
         request.runtime,
         request.rendezvous,
         request.local_ties,
+        model.tied,
         request.widths,
         request.may_fold,
         model.is_unit,

@@ -379,6 +379,17 @@ def test_compiled_peaks_are_those_of_numpy(name: str, compiled: bool, monkeypatc
     assert simulate(**options, ignore_memory=True).peaks.tolist() == expected
 
 
+@pytest.mark.parametrize("name", ["dualpipe", "chimera", "1f1b", "dp"])
+def test_models_of_equal_sizes_and_other_ties_have_programs_of_their_own(name: str) -> None:
+    stage = {"forward": 1.0, "backward": 2.0, "weight_backward": 1.0, "activation": 10}
+    stages = [stage | {"parameters": size} for size in (1000, 5000)]
+    tied = {"tied": [{"stages": [0, 1], "parameters": "1 kB", "gradients": "1 kB"}]}
+    options: dict[str, Any] = {"schedule": name, "n": 2, "cluster": "a100-nodes"} | ({} if name == "dp" else {"m": 6})
+    for more in ({}, tied, {}):
+        asked = options | {"model": Model.from_builtins({"stages": stages} | more, "two")}
+        assert differences(evaluate(**asked), whole_run(asked)) == []
+
+
 def test_who_expects_many_runs_has_all_of_them_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "compiled_loops", lambda: "compiled")
     monkeypatch.setattr(paths, "_expects_many", False)
