@@ -82,7 +82,7 @@ def test_any_micro_batches(benchmark: Any, replicas: int) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 4])
-@pytest.mark.parametrize("m", [64, 96])
+@pytest.mark.parametrize("m", [96, 128, 176])
 def test_too_few_to_fold(benchmark: Any, m: int, replicas: int) -> None:
     """Micro-batches all of which are run, as two runs of fewer have more tasks."""
     benchmark(lambda: evaluate("1f1b", 8, m=m, replicas=replicas, model="llama3-8b", cluster=NODES, steps=12))

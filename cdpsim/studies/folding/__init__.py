@@ -22,8 +22,8 @@ from cdpsim.studies.folding.levels import HeldLevels, growing_levels
 from cdpsim.studies.folding.nodes import growing_times, keeps_moments, most_units
 from cdpsim.studies.programs import Kept, structure_of
 
-_FIXED_TASKS = 1_200  # a run takes the time of so many tasks beside that of its own
-_COMPARISON = 4 / 3  # two runs and their comparison take so many times as long as the runs
+_FIXED_TASKS = 500  # a run takes the time of so many tasks beside that of its own
+_COMPARISON = 1.5  # two runs and their comparison take so many times as long as the runs
 
 RunAtRest = Callable[[Request, float | None], Run]  # of few steps, in a given tick, or in one to compare it by
 
