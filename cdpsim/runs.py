@@ -183,7 +183,7 @@ class Run(Trace):
 
     @cached_property
     def held_levels(self) -> tuple[Ints, Ints]:
-        """What its device holds, of its category and in all, when each buffer begins; and the peaks that follow."""
+        """The levels of memory at the beginnings of buffers, by category and in all, and the peaks of devices."""
         return memory.held_levels(self.program, self.start, self.end)
 
     @property
