@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from cdpsim.model import Model
-from validation.profile.tracker import granularity
 from validation.replay.case import Case, profiled
 
 _found: dict[str, Model | None] = {}  # by what is trained: models by their own names alone, which always mean the same
@@ -13,7 +12,7 @@ def known(case: Case) -> Case:
     """The same case, with what its stages hold, unless it says so itself."""
     if case.stages is not None:
         return case
-    trains = repr((case.trains, granularity(case.device), case.split))
+    trains = repr((case.trains, case.split))
     if trains not in _found:
         _found[trains] = profiled(case).stages
     return replace(case, stages=_found[trains])

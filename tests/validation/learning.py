@@ -39,7 +39,7 @@ def linear() -> Training:
 def prepared_of(training: Training, schedule: str, optimizer: Optimizer, updates: int = R, **how: Any) -> Prepared:
     """A case of a training that has no name."""
     case = Case(schedule, training.n, updates, optimizer=optimizer, **how)
-    case = replace(case, stages=profile_stages(training, case.optimizer, 1, case.split))
+    case = replace(case, stages=profile_stages(training, case.optimizer, case.split))
     program = assemble(case.request)
     program = in_whole_numbers(program, training, case.optimizer) if program.shard > 1 else program
     return Prepared(case, case.request.rule, Plan(program, case.request.disorder), training)

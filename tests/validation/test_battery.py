@@ -511,7 +511,7 @@ def test_a_list_needs_no_file(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["trial", "shows", "seconds"]
     assert [line.split()[0] for line in lines[2:4]] == ["vit-b16/single-dp", "vit-b16/single-cdp"]
-    assert lines[-1] == f"{len(lines) - 3} trials, about {10 * (len(lines) - 3)} s"
+    assert lines[-1] == f"{len(lines) - 3} trials, about {30 * (len(lines) - 3)} s"
 
 
 REFUSED = {

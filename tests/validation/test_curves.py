@@ -24,13 +24,10 @@ from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.model import Model
 from cdpsim.studies.superpose import superpose, worker_curve
-from validation.profile.command import profile, profile_command, without_weights
-from validation.profile.curves import Recorder, with_curves
-from validation.profile.footprints import profile_stages
+from validation.profile.command import profile, profile_command
+from validation.profile.curves import Recorder
 from validation.program import serve_harness
 from validation.training.models import make_architecture
-from validation.training.optimizer import OPTIMIZERS
-from validation.training.stages import cut
 
 MODELS = ["resnet-mini", "vit-mini", "llama-mini"]
 
@@ -153,19 +150,6 @@ def test_cuts_do_not_change_what_workers_hold() -> None:
         longer = 4 + 2 * 8
         assert 0 <= wide.dp - fine.dp <= longer
         assert 0 <= wide.cdp - fine.cdp <= longer
-
-
-def test_on_a_gpu_each_storage_counts_what_its_allocator_gives() -> None:
-    """512 bytes at a time; the curve is still its stage's, which a model checks."""
-    training = cut(without_weights("mlp", 3, batch=5, dtype=torch.float32, width=7), (1, 2))
-    model = with_curves(profile_stages(training, OPTIMIZERS["sgd"], 512), training, 512)
-    for stage in model.stages:
-        assert stage.curve is not None
-        rounded = np.array(stage.curve.forward.held)
-        assert (rounded % 512 == 0).all()
-        assert max(stage.curve.backward.held) == stage.activation + stage.boundary * (stage is not model.stages[-1]) + (
-            stage.backward_transient
-        )
 
 
 @pytest.mark.parametrize("name", ["mlp", "transformer"])

@@ -52,7 +52,7 @@ def both(case: Case) -> tuple[MemoryBySlot, MemoryBySlot]:
 def compared(case: Case) -> Memory:
     """Return the memory section of its report."""
     prepared, readings = watched(case)
-    return memory.compare_memory(prepared.plan, readings, tolerance=TOLERANCE, method="storages")
+    return memory.compare_memory(prepared.plan, readings, tolerance=TOLERANCE)
 
 
 def check_equal(case: Case) -> None:

@@ -37,11 +37,11 @@ steps = st.lists(
 )
 
 
-@given(steps, st.sampled_from((1, 16, 512)))
+@given(steps)
 @settings(deadline=None)
-def test_it_counts_what_a_plain_book_counts(steps: list[tuple[object, int]], granularity: int) -> None:
+def test_it_counts_what_a_plain_book_counts(steps: list[tuple[object, int]]) -> None:
     """Each tensor with the number of its storage; of each storage its bytes and category, until no tensor has it."""
-    tracker = Tracker(granularity)
+    tracker = Tracker()
     tensors: list[tuple[torch.Tensor, int]] = []
     sizes: dict[int, int] = {}
     categories: dict[int, Category] = {}
@@ -74,7 +74,7 @@ def test_it_counts_what_a_plain_book_counts(steps: list[tuple[object, int]], gra
         alive = {storage for _, storage in tensors} - ignored
         levels = dict.fromkeys(Category, 0)
         for storage in alive:
-            levels[categories[storage]] += -(-sizes[storage] // granularity) * granularity
+            levels[categories[storage]] += sizes[storage]
         assert tracker.levels() == levels
         assert tracker.level == sum(levels.values())
 
@@ -139,14 +139,13 @@ def test_it_equals_the_counter_of_the_allocator(model: str) -> None:
 
 
 @every_model
-@pytest.mark.parametrize("granularity", [1, 512])
-def test_fake_tensors_count_as_real_ones(model: str, granularity: int) -> None:
+def test_fake_tensors_count_as_real_ones(model: str) -> None:
     found = []
     make, shape = MODELS[model]
     for fake in (False, True):
         with FakeTensorMode() if fake else torch.random.fork_rng(devices=[]):
             module, x = make(), torch.randn(shape)
-            tracker = Tracker(granularity)
+            tracker = Tracker()
             tracker.ignore([x, *module.parameters()])
             with tracker:
                 forward_and_backward(module, x)

@@ -1,4 +1,4 @@
-"""Readings of a device that plays by hand: slot by slot, by the allocator's account, and times of tasks."""
+"""Readings of a device that plays by hand: slot by slot, and times of tasks."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ import torch
 
 from cdpsim.program import Category
 from validation.replay import watch
-from validation.replay.watch import Allocator, Meter, NoWatch, Reading, Stopwatch, TaskInterval
+from validation.replay.watch import Meter, NoWatch, Reading, Stopwatch, TaskInterval
 
 CPU = torch.device("cpu")
 
@@ -104,35 +104,6 @@ def test_a_peak_of_each_category_is_its_own() -> None:
             del theta
             numbers(4)
     assert meter.readings == [Reading(0, 1, held(activations=4, parameters=6))]
-
-
-def test_an_allocator_says_what_activations_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is allocated since the beginning, less the other categories and what other devices hold."""
-    said = SimpleNamespace(level=1000, peak=0, resets=0)
-
-    def reset(device: torch.device) -> None:
-        said.resets += 1
-
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: said.level)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: said.peak)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
-    allocator = Allocator(CPU)
-    meter, other = Meter(CPU, allocator), Meter(CPU, allocator)
-    with other.playing():
-        theirs = numbers(30)
-    with meter.playing():
-        theta = numbers(5)
-        meter.holds(theta, Category.PARAMETERS)
-        with meter.task(0):
-            said.peak = 1512
-        said.level = 1256
-        meter.turn(3)
-    assert meter.readings == [
-        Reading(0, 1, held(activations=512 - 5 - 30, parameters=5)),
-        Reading(1, 3, held(activations=256 - 5 - 30, parameters=5)),
-    ]
-    assert said.resets == 1
-    del theirs
 
 
 def test_a_stopwatch_gives_each_task_its_span(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ from cdpsim.program import Op
 from ..profile.command import TYPES, read_sizes, without_weights
 from ..profile.cuts import find_cuts
 from ..profile.footprints import profile_stages
-from ..profile.tracker import granularity
 from ..program import harness_command
 from ..ranks.launcher import Ranks, Result
 from ..ranks.member import check_device
@@ -94,7 +93,7 @@ def _outputs(output: str | Path, stages_output: str | Path | None) -> list[Path]
 def profile_of(request: CalibrationRequest) -> Model:
     """Return the profile of the stages that are timed."""
     stages = request.stages
-    return profile_stages(stages.training(request.device), stages.optimizer, granularity(request.device))
+    return profile_stages(stages.training(request.device), stages.optimizer)
 
 
 def measure_machine(group: Ranks, request: CalibrationRequest, model: Model) -> Calibration:

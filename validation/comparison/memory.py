@@ -10,7 +10,7 @@ from cdpsim.trace.metrics import memory
 
 from ..replay.plan import Plan
 from ..replay.watch import Reading
-from ..report.schema import Amount, Curve, DeviceMemory, Divergence, Memory, Method, Total, relative_error
+from ..report.schema import Amount, Curve, DeviceMemory, Divergence, Memory, Total, relative_error
 
 MemoryBySlot = NDArray[np.int64]  # by device, slot and category: the peak in that slot
 
@@ -36,7 +36,7 @@ def measured_memory(plan: Plan, readings: Sequence[Sequence[Reading]]) -> Memory
     return held
 
 
-def compare_memory(plan: Plan, readings: Sequence[Sequence[Reading]], *, tolerance: float, method: Method) -> Memory:
+def compare_memory(plan: Plan, readings: Sequence[Sequence[Reading]], *, tolerance: float) -> Memory:
     """Compare all categories by device and slot, and of all devices together activations and the sum of categories."""
     ours, theirs = simulated_memory(plan), measured_memory(plan, readings)
     devices = [_device(plan, device, ours[device], theirs[device], tolerance) for device in range(len(ours))]
@@ -49,24 +49,19 @@ def compare_memory(plan: Plan, readings: Sequence[Sequence[Reading]], *, toleran
             slot=list(range(len(curves[0]))), simulated_bytes=curves[0].tolist(), measured_bytes=curves[1].tolist()
         ),
         tolerance=tolerance,
-        method=method,
+        method="storages",
         together=_total_of(*(held.sum(axis=(0, 2)) for held in (ours, theirs))),
     )
 
 
 def is_within(held: Memory) -> bool:
-    """Return whether memory is within tolerance in every slot: of storages all categories and their sum.
-
-    On a GPU the other categories are in blocks of its allocator, which are larger than small vectors; the sum includes
-    them, and activations are judged alone.
-    """
-    judged = ["activations"] if held.method == "allocator" else [category.name.lower() for category in Category]
-    amounts = [device.categories[name] for device in held.devices for name in judged]
+    """Return whether memory is within tolerance in every slot: all categories, and their sum."""
+    amounts = [amount for device in held.devices for amount in device.categories.values()]
     within = all(
         amount.largest_difference <= held.tolerance * max(amount.simulated_bytes, amount.measured_bytes)
         for amount in amounts
     )
-    totals = [held.total] if held.method == "allocator" or held.together is None else [held.total, held.together]
+    totals = [held.total] if held.together is None else [held.total, held.together]
     return within and all(abs(total.relative_error) <= held.tolerance for total in totals)
 
 

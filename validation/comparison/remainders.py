@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from cdpsim.program import Category, Content, Kind, Op
 
-from ..profile.tracker import granularity
 from ..replay.case import Prepared
 from ..replay.contents import BEGINNING, Message
 from ..replay.plan import kind_of
@@ -42,7 +41,6 @@ class EventSequence:
 
     def __init__(self, prepared: Prepared, events: list[Event]) -> None:
         self._prepared, self._plan, self._events = prepared, prepared.plan, events
-        self._granularity = granularity(prepared.case.device)
         self._shares = Shares(self._plan.program, self._plan.messages, prepared.training)
         # By the forms of a stage's parameters, and whether a mean makes them.
         self._update_bytes: dict[tuple[tuple[Form, ...], bool], int] = {}
@@ -73,14 +71,11 @@ class EventSequence:
         for number, (device, size, begin, end) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
             if device in self.devices:
                 until = max(self._point(device, moment) for moment in (end, *ends[number]))
-                yield Span("", self._rounded(size), self._point(device, begin), self._buffer_end(number, until))
+                yield Span("", size, self._point(device, begin), self._buffer_end(number, until))
 
     def _buffer_end(self, number: int, until: int) -> int:
         """Return the point at which a buffer goes that the program holds until a point."""
         return until
-
-    def _rounded(self, size: int) -> int:
-        return -(-size // self._granularity) * self._granularity
 
     def _point(self, device: int, moment: int) -> int:
         """Return the point of a moment on a device; a node of which it has no part is at that of another device."""
@@ -127,7 +122,7 @@ class EventSequence:
         training, case = self._prepared.training, self._prepared.case
         program, device = self._plan.program, self._events[k].device
         split = split_of(program, Category.OPTIMIZER)
-        parts, size = tuple(self._shares.parts(stage, split)), self._rounded(self._shares.form(stage, split).nbytes)
+        parts, size = tuple(self._shares.parts(stage, split)), self._shares.form(stage, split).nbytes
         if split > split_of(program, Category.PARAMETERS) and self._is_short(device, stage, split):
             many = 1 + (split > split_of(program, Category.GRADIENTS))
             yield Span("padded shares", many * size, 2 * k, 2 * k + 1)
@@ -135,9 +130,9 @@ class EventSequence:
         if (parts, by_mean) not in self._update_bytes:
             outer = self._prepared.local.outer if self._prepared.local else None
             found = (
-                mean_update_bytes(outer, parts, training.device, self._granularity)
+                mean_update_bytes(outer, parts, training.device)
                 if by_mean
-                else update_bytes(case.optimizer, parts, training.device, self._granularity)
+                else update_bytes(case.optimizer, parts, training.device)
             )
             self._update_bytes[parts, by_mean] = found
         yield Span("new parameters beside the old", size, 2 * k, 2 * k + 1)

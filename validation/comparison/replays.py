@@ -32,8 +32,7 @@ from .needs import compare_needs
 from .parameters import are_within, compare_parameters
 
 TIMED_RUNS = 3  # after a run that warms up; the median counts
-# As a share of a peak, for the workspaces of a GPU's libraries and the blocks of its allocator; on a CPU storages are
-# measured, which have neither.
+# As a share of a peak: a GPU's kernels may give storages of other sizes than fake tensors have.
 GPU_MEMORY_TOLERANCE = 0.02
 
 
@@ -71,11 +70,9 @@ def compare_replay(
         else:
             forecast = forecasts.forecast_by_ranks(case, players, prepared.plan.program.devices, timeout=timeout)
     said = predict_durations(prepared.plan, forecast, turns=turns) if repeats and forecast else None
-    by_allocator = case.device != "cpu"
-    if by_allocator:  # whose libraries allocate workspaces for good at their first use
-        players.run(case, timeout=timeout)
-    outcomes = players.run(replace(case, watch="allocator" if by_allocator else "storages"), timeout=timeout)
+    outcomes = players.run(replace(case, watch="storages"), timeout=timeout)
     done(1)
+    # By now a GPU's libraries have the workspaces that they allocate for good at their first use.
     accounts = players.run(replace(case, watch="account"), timeout=timeout)
     done(1)
     timed = []
@@ -86,12 +83,8 @@ def compare_replay(
     if outcomes is None or accounts is None:
         return None
     plan = prepared.plan
-    held = memory.compare_memory(
-        plan,
-        [outcome.readings for outcome in outcomes],
-        tolerance=GPU_MEMORY_TOLERANCE if by_allocator else 0.0,
-        method="allocator" if by_allocator else "storages",
-    )
+    tolerance = 0.0 if case.device == "cpu" else GPU_MEMORY_TOLERANCE
+    held = memory.compare_memory(plan, [outcome.readings for outcome in outcomes], tolerance=tolerance)
     parameters = compare_parameters(prepared, outcomes, alone=turns)
     messages = _compare_messages(plan, outcomes, needs)
     lives, allocator = compare_lives(plan), compare_accounts(prepared, accounts)

@@ -81,15 +81,15 @@ class RoundsSequence(EventSequence):
         program, stage = self._plan.program, int(self._plan.program.tasks.stage[node])
         version, split = int(program.tasks.version[node]), split_of(self._plan.program, Category.OPTIMIZER)
         parts, form = tuple(self._shares.parts(stage, split)), self._shares.form(stage, split)
-        size, estimate = self._rounded(form.nbytes), bool(program.is_estimate(np.array(version)))
+        size, estimate = form.nbytes, bool(program.is_estimate(np.array(version)))
         if (parts, False) not in self._update_bytes:
-            self._update_bytes[parts, False] = update_bytes(optimizer, parts, training.device, self._granularity)
+            self._update_bytes[parts, False] = update_bytes(optimizer, parts, training.device)
         yield Span("means of gradients", size, 2 * k, 2 * k + 1)
         yield Span("temporaries of updates", self._update_bytes[parts, False], 2 * k, 2 * k + 1)
         if split > 1 and self._is_short(device, stage, split):
             yield Span("padded shares", size, 2 * k, 2 * k + 1)
         if estimate:
-            copies = sum(self._rounded(own.nbytes) for own in optimizer.forms(parts).values())
+            copies = sum(own.nbytes for own in optimizer.forms(parts).values())
             yield Span("states beside their copies", copies, 2 * k, 2 * k + 1)
         if split > 1 and (gather := self._gather_of(version, device)) is not None:
             apart = estimate or not optimizer.has_master or optimizer.mixed_precision
@@ -120,7 +120,7 @@ class RoundsSequence(EventSequence):
 
     def _share_bytes(self, message: Message) -> int:
         split = self._shares.splits(message)
-        return sum(self._rounded(self._shares.form(stage, split).nbytes) for stage in message.covers)
+        return sum(self._shares.form(stage, split).nbytes for stage in message.covers)
 
     def _of_sums(self, message: Message, device: int) -> Iterator[Span]:
         """Yield what a device gives to a sum, packed, and its share, which is there for all updates of the step."""

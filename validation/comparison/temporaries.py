@@ -12,21 +12,21 @@ from ..training.forms import Form, zeros
 from ..training.optimizer import Optimizer
 
 
-def update_bytes(optimizer: Optimizer, parts: Sequence[Form], device: torch.device, granularity: int = 1) -> int:
+def update_bytes(optimizer: Optimizer, parts: Sequence[Form], device: torch.device) -> int:
     """Return the most that an update of a vector of these parts makes at a time, the new parameters among it."""
     vector = Form((sum(part.numel for part in parts),), parts[0].dtype)
     theta, gradient = zeros(vector, device), zeros(vector, device)
-    state, tracker = optimizer.state(theta, parts), Tracker(granularity, device.type)
+    state, tracker = optimizer.state(theta, parts), Tracker(device.type)
     tracker.ignore([theta, gradient, *state.values()])
     with tracker:
         optimizer.update(theta, gradient, state, parts)
     return tracker.peak
 
 
-def mean_update_bytes(outer: Outer | None, parts: Sequence[Form], device: torch.device, granularity: int = 1) -> int:
+def mean_update_bytes(outer: Outer | None, parts: Sequence[Form], device: torch.device) -> int:
     """Return the most that an update by a mean makes at a time, the new parameters among it."""
     vector = Form((sum(part.numel for part in parts),), parts[0].dtype)
-    total, tracker = zeros(vector, device), Tracker(granularity, device.type)
+    total, tracker = zeros(vector, device), Tracker(device.type)
     state = None if outer is None else OuterState(outer, total)
     tracker.ignore([total, *(state.vectors if state else ())])
     with tracker:

@@ -83,16 +83,18 @@ def _on_gpu() -> Iterator[Trial]:
     yield from _mlp_by_ranks(small, 5)
     yield from _data_ranks(small)
     yield from _workers(small)
-    sizes = {"vit-b16": (), "resnet50": (), "transformer": (("width", 1024), ("length", 512), ("heads", 16))}
-    by_ranks = []
-    for model, own in sizes.items():
+    wide = (("width", 1024), ("length", 512), ("heads", 16))
+    for model, own, schedules in (
+        ("vit-b16", (), ("single-dp", "single-cdp")),
+        ("resnet50", (), ("single-dp", "single-cdp")),
+        ("transformer", wide, ("multi-dp", "multi-cdp", "1f1b", "zb-h1")),
+    ):
         large = replace(small, model=model, dtype="float32", batch=16, sizes=own, optimizer=OPTIMIZERS["sgd"])
-        group = Group(model, f"a large {model} in one process: memory and times", 10)
-        yield from (Trial(group, case, alone=True, repeats=3) for case in _each(large, _TIMED))
-        group = Group(f"{model}-ranks", f"a large {model} by ranks that share the GPU: memory, messages, times", 20)
-        for schedule in ("single-cdp", "multi-dp", "multi-cdp", "pp-cdp", "mp-cdp", "zero-cdp"):
-            by_ranks.append(Trial(group, replace(large, schedule=schedule), repeats=3))
-    yield from by_ranks
+        group = Group(model, f"a large {model} in one process: memory and times", 30)
+        yield from (Trial(group, case, alone=True, repeats=3) for case in _each(large, schedules))
+        if model == "transformer":
+            group = Group("transformer-ranks", "the same by ranks that share the GPU: memory, messages, times", 40)
+            yield from (Trial(group, case, repeats=3) for case in _each(large, ("multi-cdp", "pp-cdp")))
     yield from _timed_and_small(small, middle, 10)
 
 

@@ -18,7 +18,7 @@ from cdpsim.program import Kind
 from ..profile.allocations import Windows, allocation_windows, without_collections
 from ..profile.division import Inputs, zero_above, zero_inputs
 from ..profile.footprints import likeness_key
-from ..profile.tracker import Tracker, granularity
+from ..profile.tracker import Tracker
 from ..training.passes import Pass, backward_for_input, backward_for_weights, one_thread
 from ..training.recomputation import run_backward, run_forward
 from ..training.stages import Training
@@ -38,7 +38,7 @@ class StorageWindows:
     """A record of the highest level of storages from one mark to the next; given tensors do not count."""
 
     def __init__(self, device: torch.device, given: Iterable[Tensor]) -> None:
-        self._tracker = Tracker(granularity(device.type), device.type)
+        self._tracker = Tracker(device.type)
         self._tracker.ignore(given)
         self._peaks: list[int] = []
 

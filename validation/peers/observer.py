@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..profile.tracker import Reference, Tracker, granularity
+from ..profile.tracker import Reference, Tracker
 from .calls import Call
 
 # By the function of torch or of a session, the innermost of those that run: what it makes.
@@ -59,7 +59,7 @@ class Observer(Tracker):
     """A tracker that says what each storage is, and records each call of `torch.distributed`."""
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__(granularity(device.type), device.type)
+        super().__init__(device.type)
         self.at_peak: dict[str, int] = {}  # bytes by what they are, when the level was the highest
         self.calls: list[Call] = []
         self.labels: dict[int, str] = {}  # storage's address -> the task whose result will be sent
@@ -116,9 +116,8 @@ class Observer(Tracker):
         """Count storages that have been resized by no operation: FSDP2 frees and fills its buffers so."""
         for entry in self._entries.copy().values():
             storage = entry.reference()
-            if storage is not None and entry.counts and storage.nbytes() != entry.nbytes:
-                entry.nbytes = storage.nbytes()
-                self._weigh(entry, -(-entry.nbytes // self._granularity) * self._granularity)
+            if storage is not None and entry.counts and storage.nbytes() != entry.size:
+                self._weigh(entry, storage.nbytes())
 
     def _record(self, name: str, args: tuple[Any, ...]) -> None:
         tensors = list(_tensors(args[0]))

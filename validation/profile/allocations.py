@@ -104,14 +104,17 @@ class Allocations:
 
 
 class DeviceAllocations:
-    """A record of the bytes that CUDA's allocator gives this process, beyond what it gave before, by its own counts."""
+    """A record of the bytes that this process asks of CUDA's allocator, beyond those from before, by its own counts.
+
+    What it gives is more, by up to 1 MiB a block: it rounds up, and it does not divide a free block for a small rest.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.peaks: list[int] = []
         self._device, self._base, self._open = device, 0, False
 
     def __enter__(self) -> Self:
-        self._base = torch.cuda.memory_allocated(self._device)
+        self._base = self._asked("current")
         return self
 
     def __exit__(
@@ -127,8 +130,13 @@ class DeviceAllocations:
 
     def _close(self) -> None:
         if self._open:
-            self.peaks.append(torch.cuda.max_memory_allocated(self._device) - self._base)
+            self.peaks.append(self._asked("peak") - self._base)
         self._open = False
+
+    def _asked(self, count: str) -> int:
+        """Return the bytes that are asked for now, or the most since the last reset."""
+        stats: Any = torch.cuda.memory_stats_as_nested_dict(self._device)  # without types of its own
+        return int(stats["requested_bytes"]["all"][count])
 
 
 def allocation_windows(device: torch.device) -> Windows:

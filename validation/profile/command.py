@@ -35,7 +35,6 @@ from .cuts import find_cuts
 from .footprints import profile_stages
 from .peak import whole_peak
 from .ties import separate_layers, tie_stages
-from .tracker import granularity
 
 PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 TYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -79,7 +78,7 @@ def profile(
         check_mixed(dtype)
         recipe, own = Recipe(optimizer=optimizer, mixed_precision=True), OPTIMIZERS["sgd"]
     how = cast(Split, choose("split", split, SPLITS))
-    block = granularity(check_profile_device(device))
+    check_profile_device(device)
     if measured and not by_operator:
         raise RequestError("measured", "times are those of operations; add --by-operator, or leave it out")
     with refuse_unfit_layers(model):
@@ -93,12 +92,12 @@ def profile(
             cuts = find_cuts(architecture, n, partition or "flops", own, device)
         ready()
         training = cut(architecture, cuts, device=device)
-        found = tie_stages(profile_stages(training, own, block, how), training, architecture.tied, own)
+        found = tie_stages(profile_stages(training, own, how), training, architecture.tied, own)
         names = [architecture.name_of(*ends) for ends in pairwise((0, *cuts, count))]
         found = replace(found, stages=tuple(map(_with_name, found.stages, names)))
         if by_operator:
-            found = (with_timed_curves if measured else with_curves)(found, training, block)
-        peak = whole_peak(architecture, device, block)
+            found = (with_timed_curves if measured else with_curves)(found, training)
+        peak = whole_peak(architecture, device)
     state = bool(found.size("optimizer").any())
     added = [f"autocast {autocast}"] * bool(autocast) + [optimizer] * state  # as a recipe adds it to a name
     name = ", ".join([model[:100], *added])

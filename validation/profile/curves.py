@@ -59,8 +59,8 @@ class Operation(NamedTuple):
 class Recorder(Tracker):
     """A tracker that records each operation while it is entered; `clock` gives nanoseconds."""
 
-    def __init__(self, granularity: int = 1, clock: Callable[[], int] = lambda: 0) -> None:
-        super().__init__(granularity)
+    def __init__(self, clock: Callable[[], int] = lambda: 0) -> None:
+        super().__init__()
         self._clock = clock
         self._operations: list[Operation] = []
 
@@ -74,7 +74,7 @@ class Recorder(Tracker):
         self._look(result)
         given, made = _tensors_in((args, kwargs)), _tensors_in(result)
         read = frozenset(map(_storage_address, given))
-        changed = {_storage_address(tensor): self.rounded(tensor.nbytes) for tensor in made if func._schema.is_mutable}
+        changed = {_storage_address(tensor): tensor.nbytes for tensor in made if func._schema.is_mutable}
         moved = _bytes_moved(func, given, made)
         flops = count_flops(func, args, kwargs or {}, result)
         self._operations.append(Operation(flops, moved, self.level, read, changed, duration))
@@ -113,22 +113,22 @@ def _extent(tensors: Sequence[Tensor]) -> int:
     return sum(map(min, seen.values()))
 
 
-def with_curves(model: Model, training: Training, granularity: int = 1) -> Model:
-    """Return a profile whose stages have curves; each storage counts a multiple of `granularity` bytes."""
+def with_curves(model: Model, training: Training) -> Model:
+    """Return a profile whose stages have curves."""
     keys = [likeness_key(training, stage) for stage in range(training.n)]
     curves: dict[Hashable, MemoryCurve] = {}
     with Fakes():
         imitation = imitate(training)
         for j, key in progress(list(enumerate(keys)), "curves"):
             if key not in curves:
-                passes = record_passes(imitation, j, granularity)
+                passes = record_passes(imitation, j)
                 costs = int(model.stages[j].forward), int(model.stages[j].backward)
                 curves[key] = _curve_of(passes, [_work(*each) for each in zip(passes, costs, strict=True)])
     stages = (replace(stage, curve=curves[key]) for stage, key in zip(model.stages, keys, strict=True))
     return replace(model, stages=tuple(stages))
 
 
-def with_timed_curves(model: Model, training: Training, granularity: int = 1) -> Model:
+def with_timed_curves(model: Model, training: Training) -> Model:
     """Return a profile whose stages have curves and times, of operations that run here, on random values.
 
     An operation takes the shortest of several times. Splits of backwards and attention are not timed, and left out.
@@ -137,7 +137,7 @@ def with_timed_curves(model: Model, training: Training, granularity: int = 1) ->
     with one_thread():
         for j, stage in progress(list(enumerate(model.stages)), "curves"):
             clock = partial(device_clock, training.device)
-            runs = [record_passes(training, j, granularity, usual_values, clock) for _ in range(1 + TIMED_PASSES)][1:]
+            runs = [record_passes(training, j, usual_values, clock) for _ in range(1 + TIMED_PASSES)][1:]
             costs = [_shortest(pass_) for pass_ in zip(*runs, strict=True)]
             forward, backward = (sum(each) / 1e9 for each in costs)
             times = {"forward": forward, "backward": backward, "weight_backward": None, **NO_CORE}
@@ -189,12 +189,11 @@ def _zero_values(training: Training, stage: int) -> tuple[Inputs, Tensor | None]
 def record_passes(
     training: Training,
     stage: int,
-    granularity: int = 1,
     values: Callable[[Training, int], tuple[Inputs, Tensor | None]] = _zero_values,
     clock: Callable[[], int] = lambda: 0,
 ) -> list[RecordedPass]:
     """Run a stage's forward and backward once, on the inputs and the gradient of `values`; return the operations."""
-    recorder = Recorder(granularity, clock)
+    recorder = Recorder(clock)
     (theta, gradient, x, target), above = values(training, stage)
     recorder.ignore([theta, gradient, *training.buffers[stage].values()])
     recorder.see([x] if target is None else [x, target])

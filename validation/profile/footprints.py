@@ -80,16 +80,16 @@ class PartsFootprint(NamedTuple):
     input_flops: int
 
 
-def profile_stages(training: Training, optimizer: Optimizer, granularity: int = 1, split: Split = "once") -> Model:
-    """Return stages as a model of cdpsim; each storage in memory counts a multiple of `granularity` bytes.
+def profile_stages(training: Training, optimizer: Optimizer, split: Split = "once") -> Model:
+    """Return stages as a model of cdpsim.
 
     Stages that are computed again or kept on the host are made by cdpsim's recipe, of plain ones and their segments.
     `split` says how often the parts of a split backward go through a stage.
     """
-    whole = _profile_plain(training, replace(optimizer, on_host=False), granularity, split)
+    whole = _profile_plain(training, replace(optimizer, on_host=False), split)
     stages, segments = list(whole.stages), training.segments
     if segments is not None:
-        parts = _profile_plain(segments.training, optimizer, granularity, split).stages
+        parts = _profile_plain(segments.training, optimizer, split).stages
         for j, stage in enumerate(whole.stages):
             own, given = segments.of_stage(j), whole.stages[j - 1].boundary if j else 0
             stages[j] = recompute_stage(stage, parts[own.start : own.stop], given, j)
@@ -100,14 +100,14 @@ def profile_stages(training: Training, optimizer: Optimizer, granularity: int = 
     return msgspec.structs.replace(whole, stages=tuple(stages))
 
 
-def _profile_plain(training: Training, optimizer: Optimizer, granularity: int, split: Split) -> Model:
+def _profile_plain(training: Training, optimizer: Optimizer, split: Split) -> Model:
     keys = [likeness_key(training, stage) for stage in range(training.n)]
     found: dict[Hashable, Footprint] = {}
     with Fakes():
         imitation = imitate(training)
         for stage, key in progress(list(enumerate(keys)), "profile"):
             if key not in found:  # most stages equal others, and each takes a while
-                found[key] = measure_stage(imitation, stage, granularity, split)
+                found[key] = measure_stage(imitation, stage, split)
     return Model(stages=_model_stages(training, optimizer, [found[key] for key in keys]))
 
 
@@ -148,9 +148,9 @@ def with_unit_times(model: Model, *, split: bool = False, tensors: bool = False)
     )
 
 
-def measure_stage(training: Training, stage: int, granularity: int = 1, split: Split = "once") -> Footprint:
+def measure_stage(training: Training, stage: int, split: Split = "once") -> Footprint:
     """Run a stage's forward and backward, on tensors of a fake mode or real ones, and return their footprint."""
-    tracker, flops = Tracker(granularity), Flops()
+    tracker, flops = Tracker(), Flops()
     with flops, noting_cores(training.stages[stage], flops):
         ahead = _go_ahead(training, stage, tracker)
     forward_peak, forward_flops = tracker.peak, flops.count
@@ -158,8 +158,8 @@ def measure_stage(training: Training, stage: int, granularity: int = 1, split: S
     output, made = ahead.output.nbytes, storage_of(ahead.output)
     ahead = ahead._replace(output=None)
     activation = tracker.level
-    data = sum(_storage_size(storage, granularity) for storage in ahead.brought)
-    kept_by_cores = _kept_by_cores(flops, granularity)
+    data = sum(_storage_size(storage) for storage in ahead.brought)
+    kept_by_cores = _kept_by_cores(flops)
     kept_output = output if is_alive(made) else 0
     above = _above(training, stage, tracker)
     tracker.reset_peak()
@@ -173,27 +173,25 @@ def measure_stage(training: Training, stage: int, granularity: int = 1, split: S
         kept_output,
         forward_peak - activation,
         backward_transient,
-        _measure_parts(training, stage, granularity, split),
+        _measure_parts(training, stage, split),
         forward_flops,
         backward_flops,
         output,
-        _habitual_transient(training, stage, granularity, is_fresh=True) - backward_transient,
-        min(kept_output, _habitual_transient(training, stage, granularity, is_fresh=False) - backward_transient),
+        _habitual_transient(training, stage, is_fresh=True) - backward_transient,
+        min(kept_output, _habitual_transient(training, stage, is_fresh=False) - backward_transient),
         data,
-        0
-        if stage == 0 or _reads_input(training, stage)
-        else _granular(training.boundary(stage - 1).nbytes, granularity),
-        _inference(training, stage, granularity),
+        0 if stage == 0 or _reads_input(training, stage) else training.boundary(stage - 1).nbytes,
+        _inference(training, stage),
         kept_by_cores,
         flops.attention,
     )
 
 
-def _measure_parts(training: Training, stage: int, granularity: int, split: Split) -> PartsFootprint:
+def _measure_parts(training: Training, stage: int, split: Split) -> PartsFootprint:
     """Run both parts of a split backward, and those of torch's own pipelines, and return their footprint."""
-    retained = _measure_retained(training, stage, granularity) if split == "once" and stage else None
+    retained = _measure_retained(training, stage) if split == "once" and stage else None
     parts = find_parts(training, stage) if retained else None
-    tracker, flops = Tracker(granularity), Flops()
+    tracker, flops = Tracker(), Flops()
     kept, theta, gradient = _go_ahead(training, stage, tracker)[1:4]
     above = _above(training, stage, tracker)
     ends = [(storage_of(tensor), tensor.nbytes) for tensor in (kept.x, above) if tensor is not None]
@@ -222,9 +220,9 @@ class _Retained(NamedTuple):
     weight_transient: int  # what the second part needs beside all three
 
 
-def _measure_retained(training: Training, stage: int, granularity: int) -> _Retained:
+def _measure_retained(training: Training, stage: int) -> _Retained:
     """Run both parts of a backward as torch's own pipelines do, which have input, output and target until the end."""
-    tracker = Tracker(granularity)
+    tracker = Tracker()
     output, kept, theta, gradient, _ = _go_ahead(training, stage, tracker)
     above = _above(training, stage, tracker)
     tracker.reset_peak()
@@ -243,9 +241,9 @@ def _measure_retained(training: Training, stage: int, granularity: int) -> _Reta
     return _Retained(gradients, input_transient, max(0, tracker.peak - before - gradients))
 
 
-def _habitual_transient(training: Training, stage: int, granularity: int, *, is_fresh: bool) -> int:
+def _habitual_transient(training: Training, stage: int, *, is_fresh: bool) -> int:
     """Return the transient of a backward whose gradients autograd makes; or beside which the stage's output is held."""
-    tracker = Tracker(granularity)
+    tracker = Tracker()
     ahead = _go_ahead(training, stage, tracker)
     if is_fresh:
         ahead = ahead._replace(output=None)
@@ -291,26 +289,22 @@ def _above(training: Training, stage: int, tracker: Tracker) -> Tensor | None:
     return above
 
 
-def _storage_size(storage: Reference, granularity: int) -> int:
+def _storage_size(storage: Reference) -> int:
     """Return the bytes of a storage, as a tracker counts them; 0 of one that is freed."""
     alive = storage()
-    return 0 if alive is None else _granular(alive.nbytes(), granularity)
+    return 0 if alive is None else alive.nbytes()
 
 
-def _kept_by_cores(flops: Flops, granularity: int) -> int:
+def _kept_by_cores(flops: Flops) -> int:
     """Return the bytes that cores of attention keep, less those that are kept instead if they are computed again."""
-    kept = sum(_storage_size(storage, granularity) for storage in flops.kept_by_cores)
-    again = sum(_granular(nbytes, granularity) for storage, nbytes in flops.given_to_cores if not is_alive(storage))
+    kept = sum(_storage_size(storage) for storage in flops.kept_by_cores)
+    again = sum(nbytes for storage, nbytes in flops.given_to_cores if not is_alive(storage))
     return max(0, kept - again)
 
 
-def _granular(nbytes: int, granularity: int) -> int:
-    return -(-nbytes // granularity) * granularity
-
-
-def _inference(training: Training, stage: int, granularity: int) -> int:
+def _inference(training: Training, stage: int) -> int:
     """Run a stage's forward without a backward, and return its peak memory."""
-    tracker = Tracker(granularity)
+    tracker = Tracker()
     theta, _, x, target = zero_inputs(training, stage)
     tracker.ignore([theta, *training.buffers[stage].values()])
     tracker.see([x] if target is None else [x, target])

@@ -11,14 +11,14 @@ from ..training.stages import Architecture, Loss
 from .tracker import Tracker
 
 
-def whole_peak(architecture: Architecture, device: str = "cpu", granularity: int = 1) -> int:
+def whole_peak(architecture: Architecture, device: str = "cpu") -> int:
     """Return the peak activations of a model's forward and backward in one piece, on fake tensors."""
     net = nn.Sequential(*architecture.layers)
     with Fakes():
         imitate_module(net, device)
         x, target = (zeros(draw.form, torch.device(device)) for draw in (architecture.inputs, architecture.targets))
         with torch.autocast(device, architecture.autocast, enabled=architecture.autocast is not None):
-            return peak_activations(net, architecture.loss, x, target, granularity)
+            return peak_activations(net, architecture.loss, x, target)
 
 
 def imitate_module(net: nn.Module, device: str = "cpu") -> None:
@@ -31,14 +31,14 @@ def imitate_module(net: nn.Module, device: str = "cpu") -> None:
             setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
 
 
-def peak_activations(net: nn.Module, loss: Loss, x: Tensor, target: Tensor, granularity: int = 1) -> int:
+def peak_activations(net: nn.Module, loss: Loss, x: Tensor, target: Tensor) -> int:
     """Run forward and backward once and return the peak bytes of activations.
 
     These are the results of operations: activations, temporaries, gradients of activations. Parameters, buffers, input
     and target do not count, nor gradients of parameters once they are complete. It is the peak of torch's MemTracker
     for `Activation` and `Temp` together.
     """
-    tracker = Tracker(granularity)
+    tracker = Tracker()
     tracker.ignore([x, target, *net.parameters(), *net.buffers()])
     for parameter in net.parameters():
         parameter.register_hook(lambda gradient: tracker.label(gradient, Category.GRADIENTS))

@@ -29,36 +29,29 @@ def is_alive(storage: Reference) -> bool:
     return storage() is not None
 
 
-def granularity(device: str) -> int:
-    """Return the bytes to whose multiples a device's allocator rounds up: 512 of CUDA's caching allocator."""
-    return 512 if torch.device(device).type == "cuda" else 1
-
-
 class _Entry:
     """A storage that is tracked."""
 
-    __slots__ = ("category", "counts", "nbytes", "reference", "size")
+    __slots__ = ("category", "counts", "reference", "size")
 
     def __init__(self, reference: Reference) -> None:
         self.reference = reference  # whose end calls the tracker
         self.category = Category.ACTIVATIONS
         self.counts = True
-        self.nbytes = -1  # no storage's size: the first look counts it
         self.size = 0  # as counted
 
 
 class Tracker(TorchDispatchMode):
     """A tracker that finds the storages of operations' results while it is entered, and counts them until they end.
 
-    Each storage counts a multiple of `granularity` bytes; CUDA's allocator deals in 512. An older storage counts from
-    the first operation that returns a view of it, unless it is ignored. Where a `device` type is given,
-    only its storages count: not those on the host for a GPU. A storage may end in any thread: gloo's let go of what
-    they have sent.
+    An older storage counts from the first operation that returns a view of it, unless it is ignored. Where a `device`
+    type is given, only its storages count: not those on the host for a GPU. A storage may end in any thread: gloo's let
+    go of what they have sent.
     """
 
-    def __init__(self, granularity: int = 1, device: str | None = None) -> None:
+    def __init__(self, device: str | None = None) -> None:
         super().__init__()
-        self._granularity, self._device = granularity, device
+        self._device = device
         self._entries: dict[int, _Entry] = {}  # by address, which another storage can have once this one is freed
         self._lock = RLock()  # of the levels; a storage may end while its thread counts another
         self._level = self._peak = 0
@@ -108,10 +101,6 @@ class Tracker(TorchDispatchMode):
             self._peaks[category] = max(self._peaks[category], self._levels[category])
             entry.category = category
 
-    def rounded(self, nbytes: int) -> int:
-        """Return the bytes that storages of that size count."""
-        return -(-nbytes // self._granularity) * self._granularity
-
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> object:
@@ -136,9 +125,8 @@ class Tracker(TorchDispatchMode):
         if entry is None:
             entry = self._entries[address] = _Entry(ref(storage, partial(self._forget, address)))
         nbytes = storage.nbytes()
-        if count and entry.counts and nbytes != entry.nbytes:
-            entry.nbytes = nbytes
-            self._weigh(entry, self.rounded(nbytes))
+        if count and entry.counts and nbytes != entry.size:
+            self._weigh(entry, nbytes)
         return entry
 
     def _weigh(self, entry: _Entry, size: int) -> None:

@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from cdpsim.errors import RequestError, choose
 
-from ..replay.case import Case, DeviceRun, Outcome, parts_of, prepare, watching
+from ..replay.case import Case, DeviceRun, Outcome, keeping_account, parts_of, prepare
 from ..replay.contents import Kinds, ReplayError
 from ..replay.live import LiveOutcome, LiveWorker
 from ..replay.transport import Distributed, first_line, meet_ranks
@@ -120,8 +120,8 @@ def replay_part(member: Member, case: Case) -> Outcome | None:
     if member.rank >= program.devices:
         return None
     part = parts_of(prepared)[member.rank]
-    with watching(prepared) as allocator:
-        seat = DeviceRun(prepared, part, member.transport, allocator)
+    with keeping_account(prepared) as ledger:
+        seat = DeviceRun(prepared, part, member.transport, ledger)
         for node in part.nodes:
             seat.device.play(node)
         seat.device.finish()

@@ -26,7 +26,6 @@ from cdpsim.schedules.shape import Shape
 
 from ..profile.division import divide
 from ..profile.footprints import likeness_key, profile_stages, with_unit_times
-from ..profile.tracker import granularity
 from ..training.models import Stages
 from ..training.offload import HostUpdates
 from ..training.optimizer import Optimizer
@@ -46,7 +45,6 @@ from .shares import Shares, check_shares, in_whole_numbers
 from .transport import InProcess, Mailboxes, Transport
 from .watch import (
     Accountant,
-    Allocator,
     Event,
     Ledger,
     Meter,
@@ -57,8 +55,7 @@ from .watch import (
     Watch,
 )
 
-Watched = Literal["nothing", "storages", "allocator", "account", "time"]
-METERED: tuple[Watched, ...] = ("storages", "allocator")
+Watched = Literal["nothing", "storages", "account", "time"]
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
@@ -233,7 +230,7 @@ def profiled(case: Case) -> Case:
     """Return a case with its stages profiled, on fake tensors, unless it has a profile."""
     if case.stages is not None:
         return case
-    stages = profile_stages(build_training(case), case.optimizer, granularity(case.device), case.split)
+    stages = profile_stages(build_training(case), case.optimizer, case.split)
     return replace(case, stages=stages)
 
 
@@ -283,16 +280,15 @@ class DeviceRun:
         prepared: Prepared,
         part: Part,
         transport: Transport,
-        allocator: Allocator | Ledger | None = None,
+        ledger: Ledger | None = None,
         hosts: HostUpdates | None = None,
     ) -> None:
         case, device = prepared.case, torch.device(prepared.case.device)
         self._places = places_of(prepared, part.device)
         program = prepared.plan.program
         self._collector, self._transport, self._number = Collector(last_kept(program)), transport, part.device
-        self._ledger = allocator if isinstance(allocator, Ledger) else None
-        counts = allocator if isinstance(allocator, Allocator) else None
-        self._meter = Meter(device, counts, prepared.plan.slots[1]) if case.watch in METERED else None
+        self._ledger = ledger
+        self._meter = Meter(device, prepared.plan.slots[1]) if case.watch == "storages" else None
         self._stopwatch = Stopwatch(device) if case.watch == "time" else None
         accountant = Accountant(part.device, self._ledger) if self._ledger else None
         watch: Watch = self._meter or self._stopwatch or accountant or NoWatch()
@@ -330,27 +326,26 @@ def _length(place: slice) -> int:
 
 
 @contextmanager
-def watching(prepared: Prepared) -> Iterator[Allocator | Ledger | None]:
-    """Give the allocator of this process, or the ledger of its account, if a case watches it."""
-    device, watch = torch.device(prepared.case.device), prepared.case.watch
-    if watch == "account":
-        with Ledger(device) as ledger:
+def keeping_account(prepared: Prepared) -> Iterator[Ledger | None]:
+    """Give the ledger of this process's account, if a case has one."""
+    if prepared.case.watch == "account":
+        with Ledger(torch.device(prepared.case.device)) as ledger:
             yield ledger
     else:
-        yield Allocator(device) if watch == "allocator" else None
+        yield None
 
 
 def parts_of(prepared: Prepared) -> list[Part]:
     """Return every device's part, by slot where memory is watched."""
-    return prepared.plan.parts(by_slot=prepared.case.watch in (*METERED, "account"))
+    return prepared.plan.parts(by_slot=prepared.case.watch in ("storages", "account"))
 
 
 def play_in_process(prepared: Prepared) -> list[Outcome]:
     """Play all devices in one process, in the program's order, and return their outcomes."""
     plan, room, parts = prepared.plan, Mailboxes(), parts_of(prepared)
     order, hosts = plan.order, HostUpdates(prepared.case.optimizer)
-    with one_thread(), watching(prepared) as allocator:
-        seats = [DeviceRun(prepared, part, InProcess(part.device, room), allocator, hosts) for part in parts]
+    with one_thread(), keeping_account(prepared) as ledger:
+        seats = [DeviceRun(prepared, part, InProcess(part.device, room), ledger, hosts) for part in parts]
         for node in order:
             for number in plan.devices_of(node):
                 seats[number].device.play(node)

@@ -14,7 +14,7 @@ from cdpsim.numeric.columns import Ints
 from cdpsim.program import Category
 
 from ..profile.allocations import allocation_windows, without_collections
-from ..profile.tracker import Tracker, granularity
+from ..profile.tracker import Tracker
 from .contents import BEGINNING
 
 
@@ -74,43 +74,14 @@ class TaskInterval(NamedTuple):
     end: float
 
 
-class Allocator:
-    """The memory that CUDA's allocator gives this process, beyond what it gave before.
-
-    Workspaces of kernels count, and blocks count with their real size; the allocator knows no categories.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.trackers: list[Tracker] = []  # of all devices that are played in this process
-        self._device, self._base = device, torch.cuda.memory_allocated(device)
-
-    def reset_peak(self) -> None:
-        """Start a new peak at the present level."""
-        torch.cuda.reset_peak_memory_stats(self._device)
-
-    def level(self) -> int:
-        """The bytes that are allocated."""
-        return torch.cuda.memory_allocated(self._device) - self._base
-
-    def peak(self) -> int:
-        """The highest level since `reset_peak`."""
-        return torch.cuda.max_memory_allocated(self._device) - self._base
-
-
 class Meter(NoWatch):
-    """An observer of a device's storages, slot by slot; the device must play as if slots were real.
+    """An observer of a device's storages, slot by slot; the device must play as if slots were real."""
 
-    With an allocator, activations are its bytes less those of other categories and devices.
-    """
-
-    def __init__(self, device: torch.device, allocator: Allocator | None = None, ends: Ints | None = None) -> None:
+    def __init__(self, device: torch.device, ends: Ints | None = None) -> None:
         self.readings: list[Reading] = []
         self._ends = ends  # the slots in which tasks end; None: each takes one
-        self._tracker = Tracker(granularity(device.type), device.type)
+        self._tracker = Tracker(device.type)
         self._slot = 0
-        self._allocator = allocator
-        if allocator:
-            allocator.trackers.append(self._tracker)
 
     def playing(self) -> AbstractContextManager[object]:
         """Track the storages that are made inside."""
@@ -119,30 +90,21 @@ class Meter(NoWatch):
     def turn(self, slot: int) -> None:
         """Read the memory since the last task."""
         if slot > self._slot:
-            allocated = self._allocator.level() if self._allocator else None
-            self._read(slot, self._tracker.levels(), allocated)
+            self._read(slot, self._tracker.levels())
 
     @contextmanager
     def task(self, node: int) -> Iterator[None]:
         """Read the peak of the task."""
         self._tracker.reset_peak()
-        if self._allocator:
-            self._allocator.reset_peak()
         yield
-        until = self._slot + 1 if self._ends is None else int(self._ends[node])
-        self._read(until, self._tracker.peaks(), self._allocator.peak() if self._allocator else None)
+        self._read(self._slot + 1 if self._ends is None else int(self._ends[node]), self._tracker.peaks())
 
     def holds(self, tensor: Tensor, category: Category) -> None:
         """Count the tensor under the category."""
         self._tracker.label(tensor, category)
 
-    def _read(self, until: int, seen: dict[Category, int], allocated: int | None) -> None:
-        held = [seen[category] for category in Category]
-        if self._allocator and allocated is not None:
-            elsewhere = sum(tracker.level for tracker in self._allocator.trackers if tracker is not self._tracker)
-            others = sum(held) - held[Category.ACTIVATIONS]
-            held[Category.ACTIVATIONS] = allocated - elsewhere - others
-        self.readings.append(Reading(self._slot, until, held))
+    def _read(self, until: int, seen: dict[Category, int]) -> None:
+        self.readings.append(Reading(self._slot, until, [seen[category] for category in Category]))
         self._slot = until
 
 

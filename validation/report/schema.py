@@ -13,7 +13,7 @@ Scalar: TypeAlias = str | int | float | bool | None
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 TrialState: TypeAlias = Literal["ok", "not within tolerance", "failed", "left out"]
 FailureKind: TypeAlias = Literal["out of memory", "killed", "timeout", "refused", "import", "error"]
-Method: TypeAlias = Literal["storages", "allocator"]
+Method: TypeAlias = Literal["storages", "allocator"]  # the latter in older files of GPUs
 AccountMethod: TypeAlias = Literal["profiler", "memory_stats"]
 MessageFault: TypeAlias = Literal["superfluous", "missing", "doubled", "wrong version", "too large", "too small"]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
@@ -108,7 +108,7 @@ class Curve(_Form, frozen=True, kw_only=True):
 
 
 class Memory(_Form, frozen=True, kw_only=True):
-    """Memory, simulated and measured: by the storage tracker, or by the device's own allocator."""
+    """Memory, simulated and measured by storages."""
 
     devices: Annotated[list[DeviceMemory], msgspec.Meta(min_length=1)]
     max_relative_error: float
