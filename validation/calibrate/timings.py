@@ -213,7 +213,7 @@ class _Held(NamedTuple):
 
 
 def _micro_batch(training: Training, optimizer: Optimizer, held: list[_Held], number: int) -> list[list[Passed]]:
-    """Time a micro-batch through all stages and back, then each update; draws and sums are part of their tasks.
+    """Time a micro-batch through all stages and back, then each update; sums are part of their tasks, draws are not.
 
     Then time it once more, with backwards in two parts, of which none computes anything again.
     """
@@ -249,14 +249,11 @@ def _there_and_back(
     times: list[list[Passed]] = []
     kept: list[Stash] = []
     between: Tensor | None = None
-
-    def go_forward(stage: int, x: Tensor | None) -> tuple[Tensor | None, Stash]:
-        x = training.input(0, number) if x is None else x
-        target = training.target(0, number) if stage == n - 1 else None
-        return run_forward(training, stage, held[stage].theta, x, target, n)
-
     for stage in range(n):
-        (between, own), passed = time_call(training.device, partial(go_forward, stage, between))
+        x = training.input(0, number) if between is None else between
+        target = training.target(0, number) if stage == n - 1 else None
+        forward = partial(run_forward, training, stage, held[stage].theta, x, target, n)
+        (between, own), passed = time_call(training.device, forward)
         kept.append(own)
         times.append([passed])
     for stage in reversed(range(n)):

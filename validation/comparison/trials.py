@@ -61,8 +61,10 @@ def list_trials(device: str) -> list[Trial]:
 _SMALL = Case("", 4, steps=3, model="transformer", optimizer=OPTIMIZERS["momentum"])
 # Only tasks of milliseconds have telling times.
 _MIDDLE = replace(_SMALL, dtype="float32", batch=8, sizes=(("width", 256), ("length", 64), ("heads", 4)))
-_TIMED_BY_RANKS = ("multi-dp", "multi-cdp", "pp-cdp", "zero-dp", "zero-cdp", "1f1b", "zb-h1")
 _TIMED = (*TABLE_1, "1f1b", "zb-h1")
+_TIMED_BY_RANKS = ("multi-dp", "multi-cdp", "pp-cdp", "zero-dp", "zero-cdp", "1f1b", "zb-h1")
+_TIMED_ON_GPU = ("single-dp", "multi-dp", "multi-cdp", "pp-cdp", "zero-cdp", "1f1b", "zb-h1")
+_TIMED_BY_RANKS_ON_GPU = ("multi-dp", "multi-cdp", "pp-cdp", "1f1b")
 _BY_RANKS = (*TABLE_1, "1f1b", "interleaved-1f1b", "zb-h1", "zbv", "dualpipe", "pipedream")
 _IN_PAIRS = ("single-dp", "single-cdp", "multi-dp", "multi-cdp", "mp-dp", "mp-cdp")
 
@@ -71,11 +73,9 @@ def _on_cpu() -> Iterator[Trial]:
     yield from _mlp_by_ranks(_SMALL, 2)
     yield from _data_ranks(_SMALL)
     yield from _workers(_SMALL)
-    for model in ("vit-b16", "resnet50"):
-        group = Group(model, f"{model} at its real size, in one process: memory", 80)
-        large = replace(_SMALL, model=model, dtype="float32", steps=2, batch=2, optimizer=OPTIMIZERS["sgd"])
-        yield from (Trial(group, replace(large, schedule=name), alone=True) for name in ("single-dp", "single-cdp"))
-    yield from _timed_and_small(_SMALL, _MIDDLE, 10)
+    yield from _real_sizes(replace(_SMALL, steps=2, batch=2), 80)
+    yield from _timed_by_ranks(_MIDDLE, _TIMED_BY_RANKS)
+    yield from _timed_and_small(_SMALL, _MIDDLE, _TIMED)
 
 
 def _on_gpu() -> Iterator[Trial]:
@@ -83,19 +83,19 @@ def _on_gpu() -> Iterator[Trial]:
     yield from _mlp_by_ranks(small, 5)
     yield from _data_ranks(small)
     yield from _workers(small)
-    wide = (("width", 1024), ("length", 512), ("heads", 16))
-    for model, own, schedules in (
-        ("vit-b16", (), ("single-dp", "single-cdp")),
-        ("resnet50", (), ("single-dp", "single-cdp")),
-        ("transformer", wide, ("multi-dp", "multi-cdp", "1f1b", "zb-h1")),
-    ):
-        large = replace(small, model=model, dtype="float32", batch=16, sizes=own, optimizer=OPTIMIZERS["sgd"])
-        group = Group(model, f"a large {model} in one process: memory and times", 30)
-        yield from (Trial(group, case, alone=True, repeats=3) for case in _each(large, schedules))
-        if model == "transformer":
-            group = Group("transformer-ranks", "the same by ranks that share the GPU: memory, messages, times", 40)
-            yield from (Trial(group, case, repeats=3) for case in _each(large, ("multi-cdp", "pp-cdp")))
-    yield from _timed_and_small(small, middle, 10)
+    yield from _real_sizes(replace(small, batch=16), 30)
+    large = replace(middle, batch=16, sizes=(("width", 1024), ("length", 512), ("heads", 16)))
+    group = Group("large", "a transformer whose tasks fill a GPU, in one process, N = 4: memory and times", 30)
+    yield from (Trial(group, case, alone=True, repeats=3) for case in _each(large, ("multi-cdp", "1f1b")))
+    yield from _timed_by_ranks(middle, _TIMED_BY_RANKS_ON_GPU)
+    yield from _timed_and_small(small, middle, _TIMED_ON_GPU)
+
+
+def _real_sizes(case: Case, seconds: float) -> Iterator[Trial]:
+    for model in ("vit-b16", "resnet50"):
+        group = Group(model, f"{model} at its real size, in one process: memory", seconds)
+        large = replace(case, model=model, dtype="float32", optimizer=OPTIMIZERS["sgd"])
+        yield from (Trial(group, each, alone=True) for each in _each(large, ("single-dp", "single-cdp")))
 
 
 def _mlp_by_ranks(small: Case, seconds: float) -> Iterator[Trial]:
@@ -150,14 +150,16 @@ def _workers(small: Case) -> Iterator[Trial]:
         yield Trial(group, case)
 
 
-def _timed_and_small(small: Case, middle: Case, seconds: float) -> Iterator[Trial]:
+def _timed_by_ranks(middle: Case, schedules: Iterable[str]) -> Iterator[Trial]:
+    group = Group("timed-ranks", "a transformer by two ranks: times", 10)
+    yield from (Trial(group, case, repeats=3) for case in _each(replace(middle, n=2), schedules))
+
+
+def _timed_and_small(small: Case, middle: Case, timed: Iterable[str]) -> Iterator[Trial]:
     """Return the trials that all kinds of devices have."""
-    group = Group("timed-ranks", "a transformer by two ranks: times", seconds)
-    yield from (Trial(group, case, repeats=3) for case in _each(replace(middle, n=2), _TIMED_BY_RANKS))
-    group = Group(CALIBRATION, "this machine's messages, collectives and speed", 3 * seconds)
-    yield Trial(group, None)
-    group = Group("timed", "the same transformer in one process, N = 4: times", seconds)
-    yield from (Trial(group, case, alone=True, repeats=3) for case in _each(middle, _TIMED))
+    yield Trial(Group(CALIBRATION, "this machine's messages, collectives and speed", 30), None)
+    group = Group("timed", "the same transformer in one process, N = 4: times", 10)
+    yield from (Trial(group, case, alone=True, repeats=3) for case in _each(middle, timed))
     for n, lasts, schedules in ((4, 1, tuple(SCHEDULES)), (2, 1, TABLE_1), (8, 3, _IN_PAIRS)):
         group = Group(f"small-n{n}", f"a small transformer in one process, N = {n}: parameters, memory", lasts)
         yield from (Trial(group, case, alone=True) for case in _each(replace(small, n=n), schedules))

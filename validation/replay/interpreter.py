@@ -129,16 +129,10 @@ class Device:
     def _forward(self, node: int) -> None:
         t, i, j = self._place(node)
         x, theta = self._taken(Content.ACTIVATION, t, i, j - 1), self._theta(node)
+        x = self._training.input(t, i) if x is None else x
+        target = self._training.target(t, i) if j == self._training.n - 1 else None
         with self._watch.task(node):
-            target = self._training.target(t, i) if j == self._training.n - 1 else None
-            y, kept = run_forward(
-                self._training,
-                j,
-                theta,
-                self._training.input(t, i) if x is None else x,
-                target,
-                self._parts(t),
-            )
+            y, kept = run_forward(self._training, j, theta, x, target, self._parts(t))
         if y is not None:
             self._passing[Content.ACTIVATION, t, i, j] = y
         self._passes.put(Holding(Category.ACTIVATIONS, j, t, i), kept)
