@@ -150,6 +150,7 @@ HARNESS = (
     "comparison",
     "peers",
     "published",
+    "hugging_face",
     "__main__",
 )
 HARNESS_FILES = sorted((PROJECT / "validation").rglob("*.py"))

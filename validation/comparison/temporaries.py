@@ -15,6 +15,8 @@ from ..training.optimizer import Optimizer
 def update_bytes(optimizer: Optimizer, parts: Sequence[Form], device: torch.device) -> int:
     """Return the most that an update of a vector of these parts makes at a time, the new parameters among it."""
     vector = Form((sum(part.numel for part in parts),), parts[0].dtype)
+    if optimizer.on_host and device.type != "cpu":
+        return vector.nbytes  # all else is made on the host
     theta, gradient = zeros(vector, device), zeros(vector, device)
     state, tracker = optimizer.state(theta, parts), Tracker(device.type)
     tracker.ignore([theta, gradient, *state.values()])

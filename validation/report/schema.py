@@ -13,7 +13,7 @@ Scalar: TypeAlias = str | int | float | bool | None
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 TrialState: TypeAlias = Literal["ok", "not within tolerance", "failed", "left out"]
 FailureKind: TypeAlias = Literal["out of memory", "killed", "timeout", "refused", "import", "error"]
-Method: TypeAlias = Literal["storages", "allocator"]  # the latter in older files of GPUs
+Method: TypeAlias = Literal["storages", "allocator"]  # the latter in older files
 AccountMethod: TypeAlias = Literal["profiler", "memory_stats"]
 MessageFault: TypeAlias = Literal["superfluous", "missing", "doubled", "wrong version", "too large", "too small"]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]

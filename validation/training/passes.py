@@ -8,13 +8,15 @@ goes through products alone. Else the second part goes through the stage once mo
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple, get_args
+from functools import cache
+from typing import Any, Literal, NamedTuple, get_args
 from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
+from torch.utils._python_dispatch import _disable_current_modes
 
 from cdpsim.errors import RequestError
 
@@ -189,7 +191,7 @@ def backward_for_input(
         below, rest = _take_first_part(kept, above, parts)
         _return(kept)
         return below, rest
-    (found,) = torch.autograd.grad(kept.output, [kept.x], above, retain_graph=True, allow_unused=True)
+    (found,) = _gradients([kept.output], [kept.x], [above], keep=True)
     _return(kept)
     return _handed_back(kept, found), kept._replace(above=above)
 
@@ -204,7 +206,7 @@ def _take_first_part(kept: Pass, above: Tensor | None, parts: Parts) -> tuple[Te
     leaves_ = [kept.x, *(kept.parameters[k] for k in early)]
     wanted = [*map(get_gradient_edge, leaves_), *(edge for group in late for edge in group.edges)]
     kept.lent.needed = parts.needed
-    below, *found = torch.autograd.grad(kept.output, wanted, above, retain_graph=True, allow_unused=True)
+    below, *found = _gradients([kept.output], wanted, [above], keep=True)
     kept.lent.let_go()
     kept.x.data = kept.x.new_empty(0)  # the graph has it
     made, edges = dict(zip(early, found, strict=False)), found[len(early) :]
@@ -265,7 +267,7 @@ def take_groups_one_by_one(training: Training, rest: Rest, theta: Tensor, gradie
         parameters = [rest.parameters[k] for k in sorted(group.parameters)]
         with _given(group, gradients) as given:
             edges, own = list(given), list(given.values())
-            made = torch.autograd.grad(edges, parameters, own, retain_graph=rest.keep, allow_unused=True)
+            made = _gradients(edges, parameters, own, keep=rest.keep)
         for parameter, one in zip(parameters, made, strict=True):
             if one is not None and parameter.grad is not None:
                 parameter.grad += one
@@ -273,6 +275,26 @@ def take_groups_one_by_one(training: Training, rest: Rest, theta: Tensor, gradie
                 parameter.grad = one
         del gradients, given, own
     _return(rest)
+
+
+def _gradients(
+    outputs: Sequence[Any], inputs: Sequence[Any], above: Sequence[Tensor | None], *, keep: bool
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of inputs, which nothing else holds.
+
+    A GPU's thread of autograd holds what it has made until it begins its next task, which may be after this call.
+    """
+    made = torch.autograd.grad(outputs, inputs, above, retain_graph=keep, allow_unused=True)
+    for device in {own.device for own in made if own is not None and own.device.type == "cuda"}:
+        with _disable_current_modes():  # so that no watch counts it
+            torch.autograd.backward(_task_for(device), retain_graph=True)
+    return made
+
+
+@cache
+def _task_for(device: torch.device) -> Tensor:
+    """Return a number that has a graph on a GPU."""
+    return torch.zeros((), device=device, requires_grad=True).clone()
 
 
 @contextmanager

@@ -1,0 +1,59 @@
+"""Hugging Face's own training steps on a GPU: a profile, made without one, has their peak of memory."""
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import validation.hugging_face as hugging_face
+from cdpsim import RequestError
+from validation.hugging_face import HuggingFaceStep, compare_step, describe_steps, load_steps, measure_or_compare
+
+FOLDER = Path(__file__).parents[2] / "validation"
+FILE = FOLDER / "results" / "hugging-face-cuda-2026-11-26.json"
+STEPS = load_steps(str(FILE)).steps
+every_step = pytest.mark.parametrize("step", STEPS, ids=[f"{step.name}-{step.dtype}-{step.autocast}" for step in STEPS])
+LARGEST_ERROR = {"float32": 0.0, "bfloat16": 0.002, "autocast": 0.02}  # the loss in float32 counted
+
+
+@every_step
+def test_a_profile_has_the_peak(step: HuggingFaceStep) -> None:
+    """To the byte in float32. In two bytes but for what the loss of transformers casts to float32."""
+    found = compare_step(step)
+    error = abs(found.with_loss / found.measured - 1)
+    assert error <= LARGEST_ERROR["autocast" if step.autocast else step.dtype]
+    assert found.predicted <= found.measured
+
+
+@every_step
+def test_what_was_there_before_is_parameters_and_adam(step: HuggingFaceStep) -> None:
+    """And what libraries keep for good, under 80 MB: cuBLAS has a workspace for each of two threads."""
+    numbers = 3 * step.parameters * (2 if step.dtype == "bfloat16" else 4)
+    assert 0 <= step.before - numbers < 80e6
+
+
+def test_the_read_me_has_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its measured columns: predictions take half a minute, and have a test of their own."""
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    monkeypatch.setattr(hugging_face, "compare_step", lambda step: hugging_face.Compared(step, step.peak - step.before))
+    for line in describe_steps(load_steps(str(FILE))).splitlines()[2:]:
+        cells = [cell.strip() for cell in line.split("|")]
+        for measured in (*cells[1:6], *cells[9:]):
+            assert measured in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "FILE: give"),
+        (["measure", "new.json"], "measure: needs a GPU"),
+        ([str(FOLDER / "results" / "sailor-2025.json")], "is no file of measured steps"),
+    ],
+)
+def test_bad_requests_are_one_line(arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RequestError) as caught:
+        measure_or_compare(arguments)
+    assert says in str(caught.value)

@@ -1,0 +1,227 @@
+"""Models of Hugging Face, trained by their own code on a GPU, beside the memory that `profile` finds for them.
+
+    python -m validation.hugging_face measure FILE.json       # on a GPU: writes what its allocator was asked for
+    python -m validation.hugging_face validation/results/hugging-face-cuda-2026-11-26.json
+
+Forward, loss and backward are those of transformers, the update is torch's AdamW, and nothing of cdpsim runs. What is
+compared is the peak of a step beyond what is there before it: activations, temporaries and gradients. A profile is of
+fake tensors, needs no GPU, and knows nothing of the measurement.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from cdpsim import RequestError
+from cdpsim.cli.console import exit_code_of, write_stdout
+from cdpsim.files import writing as files
+from cdpsim.files.tables import as_markdown
+
+from .modules import require
+from .profile.command import profile
+from .report.environment import environment
+
+STEPS_TRAINED = 8  # of which the first two make the optimizer's state and warm up
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+MEDIUM = GPT2 | {"n_embd": 1024, "n_layer": 24, "n_head": 16}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 5504,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
+# A profile runs models without dropout, and none keeps keys and values for later.
+AS_PROFILED = {"use_cache": False} | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+# transformers' loss casts logits to float32: 4 bytes each, and 2 more for a softmax that else is of two bytes.
+LOSS_BYTES = {"float32": 0, "autocast": 4, "bfloat16": 6}
+
+
+class HuggingFaceStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The bytes that a GPU's allocator was asked for in a training step, and its time."""
+
+    name: str
+    config: dict[str, Any]
+    batch: int
+    length: int
+    dtype: str
+    autocast: bool
+    parameters: int  # numbers
+    before: int  # parameters, the optimizer's state and what libraries keep for good
+    after_forward: int
+    peak: int
+    allocated_peak: int  # in blocks of the allocator
+    reserved: int
+    seconds: float  # the median
+
+    @property
+    def logits(self) -> int:
+        """The numbers that the model puts out."""
+        return int(self.batch * self.length * self.config["vocab_size"])
+
+
+class HuggingFaceSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps of one machine."""
+
+    environment: dict[str, Any]
+    steps: list[HuggingFaceStep]
+
+
+class Compared(NamedTuple):
+    """A measured step, and the peak that is predicted for it."""
+
+    step: HuggingFaceStep
+    predicted: int
+
+    @property
+    def measured(self) -> int:
+        """The peak beyond what is there before the step."""
+        return self.step.peak - self.step.before
+
+    @property
+    def with_loss(self) -> int:
+        """The predicted peak, and what a loss in float32 takes beside logits of two bytes."""
+        return self.predicted + LOSS_BYTES["autocast" if self.step.autocast else self.step.dtype] * self.step.logits
+
+
+def measure_step(
+    name: str, config: dict[str, Any], *, batch: int, length: int, dtype: str = "float32", autocast: bool = False
+) -> HuggingFaceStep:
+    """Train a model for some steps on the first GPU, and return what the last one took."""
+    transformers: Any = require("transformers")
+    own = {key: value for key, value in config.items() if key != "model_type"}
+    form = transformers.AutoConfig.for_model(config["model_type"], **own, **AS_PROFILED)
+    device = torch.device("cuda", 0)
+    model = transformers.AutoModelForCausalLM.from_config(form).to(device, getattr(torch, dtype)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    before = after_forward = 0
+    seconds, peaks = [], {"requested_bytes": 0, "allocated_bytes": 0, "reserved_bytes": 0}
+    for _ in range(STEPS_TRAINED):
+        ids = torch.randint(0, config["vocab_size"], (batch, length), device=device)
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before, begun = _allocator_count(device, "requested_bytes", "current"), time.perf_counter()
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            loss = model(input_ids=ids, labels=ids).loss
+        after_forward = _allocator_count(device, "requested_bytes", "current")
+        loss.backward()
+        peaks = {kind: _allocator_count(device, kind, "peak") for kind in peaks}
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - begun)
+        del loss
+    return HuggingFaceStep(
+        name=name,
+        config=config,
+        batch=batch,
+        length=length,
+        dtype=dtype,
+        autocast=autocast,
+        parameters=sum(each.numel() for each in model.parameters()),
+        before=before,
+        after_forward=after_forward,
+        peak=peaks["requested_bytes"],
+        allocated_peak=peaks["allocated_bytes"],
+        reserved=peaks["reserved_bytes"],
+        seconds=statistics.median(seconds[2:]),
+    )
+
+
+def _allocator_count(device: torch.device, kind: str, when: str) -> int:
+    stats: Any = torch.cuda.memory_stats_as_nested_dict(device)
+    return int(stats[kind]["all"][when])
+
+
+def measure_steps() -> HuggingFaceSteps:
+    """Measure all steps on this machine."""
+    if not torch.cuda.is_available():
+        raise RequestError("measure", "needs a GPU that torch can use, and there is none")
+    return HuggingFaceSteps(
+        environment=environment("cuda"),
+        steps=[
+            measure_step("gpt2", GPT2, batch=8, length=1024),
+            measure_step("gpt2", GPT2, batch=8, length=1024, autocast=True),
+            measure_step("gpt2", GPT2, batch=8, length=1024, dtype="bfloat16"),
+            measure_step("gpt2-medium", MEDIUM, batch=8, length=1024, dtype="bfloat16"),
+            measure_step("llama, 0.9 B", LLAMA, batch=4, length=2048, dtype="bfloat16"),
+        ],
+    )
+
+
+def compare_step(step: HuggingFaceStep) -> Compared:
+    """Profile the model of a step, and return both."""
+    autocast = "bf16" if step.autocast else None
+    with _file_of(step.config) as model:
+        found = profile(model, 1, batch=step.batch, dtype=step.dtype, autocast=autocast, length=step.length)
+    return Compared(step, found.peak_activations)
+
+
+@contextmanager
+def _file_of(config: dict[str, Any]) -> Iterator[str]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "config.json")
+        path.write_text(json.dumps(config), encoding="utf-8")
+        yield str(path)
+
+
+def load_steps(path: str) -> HuggingFaceSteps:
+    """Read a file of measured steps."""
+    try:
+        return msgspec.json.decode(files.read_text(path), type=HuggingFaceSteps)
+    except msgspec.MsgspecError as error:
+        raise RequestError(path, f"is no file of measured steps ({error})") from error
+
+
+def describe_steps(found: HuggingFaceSteps) -> str:
+    """Return a table of all steps, in Markdown."""
+    header = ["model", "samples", "type", "parameters", "measured peak, B", "predicted, B", "error"]
+    header += ["with a loss in float32", "allocated", "reserved", "step, ms"]
+    return as_markdown(header, [_step_row(compare_step(step)) for step in found.steps])
+
+
+def _step_row(compared: Compared) -> list[str]:
+    step, measured = compared.step, compared.measured
+    sizes = [f"{step.batch} × {step.length}", f"{step.dtype}{', autocast' * step.autocast}", f"{step.parameters:,}"]
+    errors = (f"{100 * (said / measured - 1):+.2g} %" for said in (compared.predicted, compared.with_loss))
+    said, with_loss = errors
+    blocks = (f"{100 * (given / step.peak - 1):+.2f} %" for given in (step.allocated_peak, step.reserved))
+    return [
+        step.name,
+        *sizes,
+        f"{measured:,}",
+        f"{compared.predicted:,}",
+        said,
+        with_loss,
+        *blocks,
+        f"{1e3 * step.seconds:.1f}",
+    ]
+
+
+def measure_or_compare(arguments: list[str]) -> int:
+    """Measure into a file, or print the comparison of one, and return the exit code."""
+    if len(arguments) == 2 and arguments[0] == "measure":
+        files.check_writable(arguments[1])
+        files.write_file(arguments[1], [msgspec.json.format(msgspec.json.encode(measure_steps()), indent=1), "\n"])
+        return 0
+    if len(arguments) != 1:
+        raise RequestError("FILE", "give `measure FILE.json`, or one file of measured steps")
+    write_stdout(describe_steps(load_steps(arguments[0])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(measure_or_compare))
