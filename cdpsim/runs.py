@@ -184,7 +184,12 @@ class Run(Trace):
     @cached_property
     def held_levels(self) -> tuple[Ints, Ints]:
         """The levels of memory at the beginnings of buffers, by category and in all, and the peaks of devices."""
-        return memory.held_levels(self.program, self.start, self.end)
+        return memory.held_levels(self.program, *self.spans)
+
+    @cached_property
+    def spans(self) -> tuple[Times, Times]:
+        """The times at which each buffer is allocated and freed."""
+        return memory.buffer_spans(self.program.buffers, self.start, self.end)
 
     @property
     def device_memory(self) -> Times:

@@ -24,7 +24,7 @@ from cdpsim.files.units import counted, short_text
 from cdpsim.numeric.columns import Floats, Ints
 
 _PAIRS_AT_ONCE = 2**21
-_MOST_TABLED = 512  # devices of a node, between which all costs are kept
+_LARGEST_NODE = 512  # in devices, of nodes of which two stand for all; larger ones are drawn, and refused if too large
 Cards = tuple[tuple[tuple[int, ...], ...], ...]  # of each node, of each card there, the members of a group
 
 __all__ = ["Cable", "Cluster", "Devices", "Edge", "Link", "PairLink", "Speeds", "Topology"]
@@ -305,7 +305,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
     def _two_nodes(self) -> TwoNodes | None:
         """The routes between two nodes, if all nodes are alike, and so are the ways from each to each other one."""
         topology = self.topology
-        if topology is None or not topology.has_alike_nodes or self.edges or (topology.per_node or 0) > _MOST_TABLED:
+        if topology is None or not topology.has_alike_nodes or self.edges or (topology.per_node or 0) > _LARGEST_NODE:
             return None
         return _two_nodes(topology)
 
@@ -364,9 +364,9 @@ def _routes(topology: Topology | None, edges: tuple[Edge, ...], count: int) -> R
     return Routes(graph.draw_graph(topology, edges, count))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)  # asked for at every price
 def _two_nodes(topology: Topology) -> TwoNodes:
-    return TwoNodes(_routes(topology, (), 2 * (topology.per_node or 1)))
+    return TwoNodes(topology)
 
 
 @lru_cache(maxsize=8)  # asked for at every price

@@ -7,7 +7,8 @@ from math import inf
 
 import numpy as np
 
-from cdpsim.cluster.graph import Graph
+from cdpsim.cluster.graph import Graph, draw_graph
+from cdpsim.cluster.topology import Topology
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Floats, Ints, group_starts, slice_rows
 
@@ -93,39 +94,46 @@ class TwoNodes:
     Points are the devices of both nodes, then what else is in the first one and in the second one, then the switch.
     """
 
-    routes: Routes
+    topology: Topology
+
+    @property
+    def _size(self) -> int:
+        return self.topology.per_node or 1
+
+    @cached_property
+    def _routes(self) -> Routes:
+        return Routes(draw_graph(self.topology, (), 2 * self._size))
 
     def costs(self, src: Ints, dst: Ints) -> tuple[Floats, Floats]:
         """Return latency and bandwidth between devices of any nodes."""
-        latency, bandwidth = self._table
-        ends = self._ends(src, dst)
-        return latency[ends], bandwidth[ends]
+        latency, bandwidth = self._costs_of_ways
+        way = np.where(src // self._size == dst // self._size, 1 + np.sign(src - dst), 3)
+        return latency[way], bandwidth[way]
+
+    @cached_property
+    def _costs_of_ways(self) -> tuple[Floats, Floats]:
+        """Latency and bandwidth of each way, summed from its end as a route's are."""
+        ways = self.topology.cables_of_ways
+        latency = [sum(cable[0] for cable in reversed(cables)) for cables in ways]
+        return np.array(latency), np.array([min((cable[1] for cable in cables), default=inf) for cables in ways])
 
     def edges(self, src: Ints, dst: Ints) -> tuple[Ints, Floats]:
         """Return a number for each edge between devices of any nodes, -1 where rows are filled up, and bandwidths."""
-        graph = self.routes.graph
-        size, points = graph.devices // 2, (graph.points - 1) // 2  # of a node
+        graph, size = self._routes.graph, self._size
+        points = (graph.points - 1) // 2  # of a node
         devices, others = np.arange(size), np.arange(size, points)
         place = np.concatenate([devices, devices, others, others, [0]])  # of each point in its node, and its node:
         which = np.repeat([0, 1, 0, 1, 2], [size, size, points - size, points - size, 1])
         nodes = np.stack([src // size, dst // size, np.full(len(src), -1)])
-        edge = self.routes.edges(*self._ends(src, dst))
+        edge = self._routes.edges(*self._ends(src, dst))
         row = np.arange(len(src))[:, None]
         tail, head = (nodes[which[end[edge]], row] * points + place[end[edge]] for end in (graph.tail, graph.head))
         return np.where(edge < 0, -1, (tail + points << 32) + head + points), graph.bandwidth[edge]
 
     def _ends(self, src: Ints, dst: Ints) -> tuple[Ints, Ints]:
         """Return equivalent pairs of devices: the source in the first node, the destination in either one."""
-        size = self.routes.graph.devices // 2
+        size = self._size
         return src % size, dst % size + size * (src // size != dst // size)
-
-    @cached_property
-    def _table(self) -> tuple[Floats, Floats]:
-        """Latency and bandwidth from each device of the first node (rows) to each of both (columns)."""
-        size = self.routes.graph.devices // 2
-        src, dst = (ends.ravel() for ends in np.indices((size, 2 * size)))
-        latency, bandwidth = self.routes.costs(src, dst)
-        return latency.reshape(size, -1), bandwidth.reshape(size, -1)
 
 
 def _sweep(graph: Graph, devices: Ints) -> list[_RoutesTo]:

@@ -171,6 +171,13 @@ class Topology(config.ConfigTable, frozen=True, kw_only=True):
         return self.kind == "nodes" and self.across == "switch"
 
     @property
+    def cables_of_ways(self) -> tuple[list[tuple[float, float]], ...]:
+        """Latency and bandwidth of each cable, of alike nodes: up a node, to itself, down, and to any other node."""
+        up, down = self.link.there, self.link.back
+        there, back = ([up, down], [up, down]) if self.inside == "switch" else ([up], [down])
+        return there, [], back, [self.host.there, self.network.there, self.network.back, self.host.back]
+
+    @property
     def is_alike_inside(self) -> bool:
         """Whether ways within a node are alike both ways."""
         return self.inside == "switch" or self.link.there == self.link.back

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from cdpsim.files.units import Number
+from cdpsim.model import Model
 from cdpsim.program import Category
 from cdpsim.request import Request
 from cdpsim.request.description import MEMORY_NOTE, describe_setup, describe_untied
@@ -204,14 +206,21 @@ def _imbalance(request: Request) -> dict[str, Any]:
     placement, one_place = request.schedule.placement, request.schedule.order.one_place
     if request.in_slots or one_place or placement.lanes or placement.name == BY_MICRO_BATCH.name:
         return {"imbalance": None, "longest_stage": None, "longest_stage_name": ""}
-    model = request.timed_model
-    speed = reached(request.cluster, 1, model)[0]
-    times = model.forward_time(speed) + model.backward_time(speed)
-    first = [*(request.shape.layers or range(model.n)), model.n]
-    times = np.add.reduceat(times, first[:-1])
-    widths = np.array(request.shape.widths or [1] * len(times))  # a stage's devices share its micro-batches
-    each = times / widths
+    model, shape = request.timed_model, request.shape
+    share, longest, name = _longest_stage(model, reached(request.cluster, 1, model)[0], shape.layers, shape.widths)
+    return {"imbalance": share, "longest_stage": longest, "longest_stage_name": name}
+
+
+@lru_cache(maxsize=256)
+def _longest_stage(
+    model: Model, speed: float | None, layers: tuple[int, ...], widths: tuple[int, ...]
+) -> tuple[float, int, str]:
+    """Return by how much the longest stage exceeds the mean, its number and its name."""
+    first = [*(layers or range(model.n)), model.n]
+    times = np.add.reduceat(model.forward_time(speed) + model.backward_time(speed), first[:-1])
+    many = np.array(widths or [1] * len(times))  # a stage's devices share its micro-batches
+    each = times / many
     longest = int(each.argmax())
-    share = float(each.max() / (times.sum() / widths.sum()) - 1)
+    share = float(each.max() / (times.sum() / many.sum()) - 1)
     names = dict.fromkeys(model.stages[layer].name for layer in (first[longest], first[longest + 1] - 1))
-    return {"imbalance": share, "longest_stage": longest, "longest_stage_name": " – ".join(filter(None, names))}
+    return share, longest, " – ".join(filter(None, names))

@@ -7,7 +7,6 @@ import numpy as np
 from cdpsim.numeric.columns import Ints, group_starts
 from cdpsim.runs import Run
 from cdpsim.studies.folding.matches import BACK, FRONT, Matches, match_buffers
-from cdpsim.trace.metrics import memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +56,8 @@ def _lives_repeat(before: Run, now: Run, matches: Matches) -> bool:
     """
     spans = []
     for run, rows in ((before, matches.before), (now, matches.now)):
-        buffers = run.program.buffers
-        of_devices = np.concatenate(buffers.of_devices)[rows]
-        spans.append([span[of_devices] for span in memory.buffer_spans(buffers, run.start, run.end)])
+        of_devices = np.concatenate(run.program.buffers.of_devices)[rows]
+        spans.append([span[of_devices] for span in run.spans])
     begin, end = spans[1]
     begin_grows, end_grows = (late - early for early, late in zip(*spans, strict=True))
     front, back = (np.flatnonzero(matches.part == half) for half in (FRONT, BACK))

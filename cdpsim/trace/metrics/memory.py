@@ -75,7 +75,7 @@ def device_memory(program: Program, start: Times, end: Times) -> tuple[Ints, Tim
 def peak_memory(program: Program, start: Times, end: Times) -> np.ndarray:
     """Return the peak memory of each device (rows), by category and in total (the last column)."""
     if end.dtype.kind != "i":
-        return held_levels(program, start, end)[1]
+        return held_levels(program, *buffer_spans(program.buffers, start, end))[1]
     result = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
     curve = memory_by_category(program, start, end)
     np.maximum.at(result, (curve["device"], curve["category"]), curve["size"])
@@ -84,15 +84,14 @@ def peak_memory(program: Program, start: Times, end: Times) -> np.ndarray:
     return result
 
 
-def held_levels(program: Program, start: Times, end: Times) -> tuple[Ints, Ints]:
+def held_levels(program: Program, begin: Times, finish: Times) -> tuple[Ints, Ints]:
     """Return what its device holds, of its category and in all, when each buffer begins; and the peaks that follow.
 
-    Buffers are those of one device after another. A device holds most when something begins; what ends at that time is
-    not held any more.
+    Buffers are those of one device after another; `begin` and `finish` are their spans. A device holds most when
+    something begins; what ends at that time is not held any more.
     """
     buffers, levels, low = program.buffers, np.empty((2, len(program.buffers)), dtype=np.int64), 0
     _total_size(buffers)
-    begin, finish = buffer_spans(buffers, start, end)
     peaks = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
     for rows, device, category, size in _buffers_of_devices(program):
         columns = device, category, begin.take(rows), finish.take(rows), size
