@@ -46,8 +46,6 @@ LLAMA = {
 }
 # A profile runs models without dropout, and none keeps keys and values for later.
 AS_PROFILED = {"use_cache": False} | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-# transformers' loss casts logits to float32: 4 bytes each, and 2 more for a softmax that else is of two bytes.
-LOSS_BYTES = {"float32": 0, "autocast": 4, "bfloat16": 6}
 
 
 class HuggingFaceStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,11 +65,6 @@ class HuggingFaceStep(msgspec.Struct, frozen=True, kw_only=True):
     reserved: int
     seconds: float  # the median
 
-    @property
-    def logits(self) -> int:
-        """The numbers that the model puts out."""
-        return int(self.batch * self.length * self.config["vocab_size"])
-
 
 class HuggingFaceSteps(msgspec.Struct, frozen=True, kw_only=True):
     """The steps of one machine."""
@@ -90,11 +83,6 @@ class Compared(NamedTuple):
     def measured(self) -> int:
         """The peak beyond what is there before the step."""
         return self.step.peak - self.step.before
-
-    @property
-    def with_loss(self) -> int:
-        """The predicted peak, and what a loss in float32 takes beside logits of two bytes."""
-        return self.predicted + LOSS_BYTES["autocast" if self.step.autocast else self.step.dtype] * self.step.logits
 
 
 def measure_step(
@@ -166,7 +154,9 @@ def compare_step(step: HuggingFaceStep) -> Compared:
     """Profile the model of a step, and return both."""
     autocast = "bf16" if step.autocast else None
     with _file_of(step.config) as model:
-        found = profile(model, 1, batch=step.batch, dtype=step.dtype, autocast=autocast, length=step.length)
+        found = profile(
+            model, 1, batch=step.batch, length=step.length, dtype=step.dtype, autocast=autocast, float32_loss=True
+        )
     return Compared(step, found.peak_activations)
 
 
@@ -189,26 +179,17 @@ def load_steps(path: str) -> HuggingFaceSteps:
 def describe_steps(found: HuggingFaceSteps) -> str:
     """Return a table of all steps, in Markdown."""
     header = ["model", "samples", "type", "parameters", "measured peak, B", "predicted, B", "error"]
-    header += ["with a loss in float32", "allocated", "reserved", "step, ms"]
+    header += ["allocated", "reserved", "step, ms"]
     return as_markdown(header, [_step_row(compare_step(step)) for step in found.steps])
 
 
 def _step_row(compared: Compared) -> list[str]:
     step, measured = compared.step, compared.measured
     sizes = [f"{step.batch} × {step.length}", f"{step.dtype}{', autocast' * step.autocast}", f"{step.parameters:,}"]
-    errors = (f"{100 * (said / measured - 1):+.2g} %" for said in (compared.predicted, compared.with_loss))
-    said, with_loss = errors
+    error = f"{100 * (compared.predicted / measured - 1):+.2g} %"
     blocks = (f"{100 * (given / step.peak - 1):+.2f} %" for given in (step.allocated_peak, step.reserved))
-    return [
-        step.name,
-        *sizes,
-        f"{measured:,}",
-        f"{compared.predicted:,}",
-        said,
-        with_loss,
-        *blocks,
-        f"{1e3 * step.seconds:.1f}",
-    ]
+    peaks = [f"{measured:,}", f"{compared.predicted:,}", error]
+    return [step.name, *sizes, *peaks, *blocks, f"{1e3 * step.seconds:.1f}"]
 
 
 def measure_or_compare(arguments: list[str]) -> int:

@@ -188,6 +188,19 @@ def test_half_the_bytes_in_half_the_type() -> None:
     assert single.forward == half.forward
 
 
+def test_a_loss_in_float32_keeps_its_probabilities_in_float32() -> None:
+    """Of a model in bfloat16, 2 bytes more for each logit and for the loss, and 4 for the cast while it is computed."""
+    for dtype, wider in (("float32", 0), ("bfloat16", 1)):
+        plain, other = (
+            profile("gpt2-mini", 2, batch=3, dtype=dtype, float32_loss=wide).model for wide in (False, True)
+        )
+        assert plain.stages[0] == other.stages[0]
+        last, wide = plain.stages[-1], other.stages[-1]
+        logits = 3 * (plain.tokens or 0) * 64
+        assert wide.activation - last.activation == wider * 2 * (logits + 1)
+        assert wide.forward_transient - last.forward_transient == wider * 4 * logits
+
+
 def test_equal_layers_are_one_table_in_the_file(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     found = profile("gpt2-mini").model

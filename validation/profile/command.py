@@ -29,7 +29,7 @@ from ..program import harness_command
 from ..training.models import make_architecture
 from ..training.optimizer import OPTIMIZERS
 from ..training.passes import SPLITS, Split
-from ..training.stages import Architecture, cut
+from ..training.stages import Architecture, Loss, cut
 from .curves import with_curves, with_timed_curves
 from .cuts import find_cuts
 from .footprints import profile_stages
@@ -59,6 +59,7 @@ def profile(
     optimizer: str = "sgd",
     mixed_precision: bool = False,
     autocast: str | None = None,
+    float32_loss: bool = False,
     split: str = "once",
     device: str = "cpu",
     by_operator: bool = False,
@@ -68,6 +69,7 @@ def profile(
 ) -> Profile:
     """Profile the stages of a partition, or each layer as one; `sizes` are parameters of the model, such as length.
 
+    With `float32_loss`, the loss is of the output in float32, as the losses of transformers are.
     With `mixed_precision`, the model's recipe has the optimizer, and stages do not. `split` says how often the parts of
     a split backward go through a stage. With `by_operator`, stages have curves of their memory, and with `measured`
     times of their operations. `ready` is called when the request has been checked.
@@ -85,6 +87,8 @@ def profile(
         architecture = separate_layers(
             without_weights(model, n or 1, batch=batch, dtype=kind, autocast=autocast, **sizes)
         )
+        if float32_loss:
+            architecture = architecture._replace(loss=partial(_float32_loss, architecture.loss))
         count = len(architecture.layers)
         if n is None and partition is None:
             cuts: Cuts = tuple(range(1, count))
@@ -105,6 +109,10 @@ def profile(
         found, name=name, precision=PRECISIONS[dtype], samples=batch, tokens=_tokens(architecture), training=recipe
     )
     return Profile(found, cuts, count, peak)
+
+
+def _float32_loss(loss: Loss, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return loss(output.float(), target)
 
 
 def _with_name(stage: Stage, name: str) -> Stage:
@@ -170,6 +178,7 @@ def without_weights(
         help="the optimizer keeps its state and a copy of the parameters in float32 (for bfloat16, float16)",
     ),
     argument("--autocast", metavar="TYPE", help="bf16 or fp16: forwards under torch.autocast, of a float32 model"),
+    argument("--float32-loss", action="store_true", help="cast outputs to float32 for the loss, as transformers does"),
     argument(
         "--split",
         default="once",
@@ -203,6 +212,7 @@ def profile_command(options: Namespace) -> int:
         optimizer=options.optimizer,
         mixed_precision=options.mixed_precision,
         autocast=options.autocast,
+        float32_loss=options.float32_loss,
         split=options.split,
         device=options.device,
         by_operator=options.by_operator,
