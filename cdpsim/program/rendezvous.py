@@ -46,8 +46,9 @@ def posting_turns(program: Program) -> Ints:
     batch (as torch's `batch_isend_irecv` makes it): were each posted by itself, a ring in which all devices send and
     receive at once would go round one after another. Of those with the same two ends the second is in another batch.
 
-    No edge of the program leads to a lower turn, and none but from an update keeps one: what waits for a task, which
-    takes a slot, comes in a later one; what waits for a message comes later, or is deeper in the same slot, or a task.
+    No edge of the program leads to a lower turn, and none but from an update without a place in a lane keeps one: what
+    waits for a task, which takes a slot, comes in a later one; what waits for a message or an update comes later, or is
+    deeper in the same slot, or a task.
     """
     time, depth = _unit_run(program)
     messages, first = program.messages, len(program.tasks)
@@ -58,6 +59,7 @@ def posting_turns(program: Program) -> Ints:
     order = sort_by(*ends, single)
     begins = group_starts(*(column[order] for column in ends))
     among[first + single[order]] = np.arange(len(single)) - begins[group_numbers(begins, len(single))]
+    among[program.compute : len(program.lane_tasks)] = 2 * len(messages)  # what a task sends goes before an update
     order = sort_by(time, depth, among)
     turn = np.empty(program.nodes, dtype=np.int64)
     turn[order] = group_numbers(group_starts(time[order], depth[order], among[order]), len(order))

@@ -45,11 +45,11 @@ class Queues:
     def comes_first(self, task: int, message: int) -> bool:
         """Return whether a task has its turn before a message.
 
-        Messages of a slot come before its tasks; before an update only those of earlier waves.
+        Messages of a slot come before its tasks; before an update those of its wave and of earlier ones.
         """
         if self.is_task(task):
             return self.moment[task] < self.moment[message]
-        return (self.moment[task], self.wave[task]) <= (self.moment[message], self.wave[message])
+        return (self.moment[task], self.wave[task]) < (self.moment[message], self.wave[message])
 
     def _defer(self) -> None:
         """Let each boundary need the end of the task before its reader, which is found from the message's content."""

@@ -363,3 +363,11 @@ def test_a_picture_tells_of_streams() -> None:
     assert any(abs(x - frame.left - 14.5 * scale) < 0.1 for x in left)
     without = drawn(gantt(simulate("mp-cdp", 3, steps=1, model=LONG_FIRST))).said()
     assert not any("waiting for a stream" in words for words in without)
+
+
+def test_what_a_task_sends_goes_before_an_update() -> None:
+    """Stage 1 of three updates for 1 s beside the message of its gradient: a step has six passes and four messages."""
+    stages = [Stage(forward=1.0, backward=1.0, update=1.0 if j == 1 else None) for j in range(3)]
+    for how in RENDEZVOUS:
+        run = simulate("1f1b", 3, m=1, steps=1, model=Model(stages=tuple(stages)), cluster=on(), rendezvous=how)
+        assert makespan(run) == 6 * 1.0 + 4 * 0.5

@@ -64,10 +64,12 @@ class Base:
         copies[sums] = 0
         shares, updates = copies.copy(), np.flatnonzero(program.tasks.kind == Kind.U)
         shares[updates] = 0
-        if self.beside:
+        on_host = any(stage.updated_on_host for stage in self.request.timed_model.stages)
+        if self.beside or on_host:  # sums of data ranks may put updates in another order
             copies[updates] = 0
-        if any(stage.updated_on_host for stage in self.request.timed_model.stages):
-            shares[len(program.tasks) + np.flatnonzero(messages.stream >= Stream.HOST)] = 0
+        if on_host:
+            moves = len(program.tasks) + np.flatnonzero(messages.stream >= Stream.HOST)
+            copies[moves] = shares[moves] = 0
         for times in (copies, shares):
             times[program.message_nodes.stop :] = program.parts.times(times[program.message_nodes])
         return BasePaths(program, self.listing, np.column_stack([self.duration, copies, shares]))
