@@ -118,7 +118,7 @@ class Loads:
         if m not in self.held:
             base = self.base_for(m)
             moments = _moments_of_lists(base, _ends_of(base, m)) if self.lists else base.held.moments
-            peak = int(base.run.peaks[:, -1].max()) if has_measured(base, m) else 0
+            peak = int(base.run.steady_state.run.peaks[:, -1].max()) if has_measured(base, m) else 0
             self.held[m] = HeldBytes(peak, _deciding(moments))
         return self.held[m]
 
