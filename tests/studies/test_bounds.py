@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from cdpsim import SCHEDULES, Model, Request, RequestError, Stage, evaluate
 from cdpsim.request.options import InapplicableOption
@@ -211,3 +212,23 @@ def test_bounds_hold_for_workers_with_several_micro_batches(name: str, m: int) -
     bounds = bound_candidates([loads_of(Request(**case, m=2))], Sizes(*np.array([[0, m, 1, 1, 0]]).T))
     assert bounds.step[0] <= measured.step
     assert bounds.memory[0] <= measured.memory
+
+
+@pytest.mark.parametrize("m", [1, 4])
+@pytest.mark.parametrize("reduce", ["end", "last", "each"])
+def test_updates_on_hosts_come_in_another_order_with_data_ranks(reduce: str, m: int) -> None:
+    """Where sums come with the last passes, a host updates a stage as soon as its sum is there."""
+    stage = Stage(forward=1.0, backward=1.0, weight_backward=0.25, transfer=1.0, host_optimizer=1, host_update=1.0)
+    longer = replace(stage, backward=5.0, weight_backward=1.25)
+    model = Model(stages=(stage, longer, replace(stage, host_update=2.0), stage))
+    case: dict[str, Any] = {
+        "schedule": SCHEDULES["zbv"],
+        "n": 4,
+        "m": m,
+        "replicas": 2,
+        "reduce": reduce,
+        "model": model,
+    }
+    loads = small(case)
+    assert loads is not None
+    assert bound_candidates([loads], sizes_of(case)).step[0] <= float(evaluate(**case).step)
