@@ -35,7 +35,7 @@ _OWN_OPTIONS = ("devices", "batch", "memory", "schedules", "staleness", "top", "
     argument("--memory", metavar="SIZE", help="what a device may hold: '80 GB', in slots 6 (default: what it has)"),
     argument("--schedules", metavar="NAME,...", choices=NAMES, help="only these (default: all)"),
     argument("--staleness", metavar="S", help="at most so much, in steps; 0: synchronous training"),
-    argument("--seconds", metavar="S", help="simulate no longer than so, and say how good others could be"),
+    argument("--seconds", metavar="S", help="end simulations after so long, and say how good others could be"),
     *output_arguments("draw it: .svg, .png, .pdf, .pgf; or all candidates, .csv or .json", required=False),
     argument_group(
         "how it searches",
