@@ -1,6 +1,7 @@
 """Evaluations of requests: a second on one core has as many as `evaluations` says."""
 
-from itertools import cycle
+from functools import partial
+from itertools import count, cycle
 from typing import Any
 
 import numpy as np
@@ -120,3 +121,17 @@ def test_micro_batches_at_other_costs(benchmark: Any, devices: int) -> None:
 
     benchmark(one)
     benchmark.extra_info["evaluations"] = f"{1 / benchmark.stats.stats.min:,.0f}/s"
+
+
+@pytest.mark.parametrize("m", [16, 176])
+def test_a_cluster_that_is_new_each_time(benchmark: Any, m: int) -> None:
+    """Of another bandwidth between nodes: programs are kept, and all micro-batches are run."""
+    table = presets.find_cluster(NODES).to_builtins()
+
+    def bring(number: int) -> Cluster:
+        network = {"latency": "7 us", "bandwidth": 1e10 + 1e6 * number}
+        return Cluster.from_builtins(table | {"topology": table["topology"] | {"network": network}}, NODES)
+
+    clusters = map(bring, count())
+    one = partial(evaluate, "1f1b", 8, m=m, model="llama3-8b", steps=12)
+    benchmark.pedantic(one, setup=lambda: ((), {"cluster": next(clusters)}), rounds=300, warmup_rounds=3)
