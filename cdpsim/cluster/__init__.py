@@ -13,8 +13,8 @@ from cdpsim.cluster import graph
 from cdpsim.cluster.devices import UNLIMITED_LANES, Devices, Speeds
 from cdpsim.cluster.disorder import Disorder, Slow, Stop
 from cdpsim.cluster.graph import Graph, card_of, node_of
-from cdpsim.cluster.routes import Routes, TwoNodes
-from cdpsim.cluster.topology import MOST_DEVICES, Cable, Edge, Link, PairLink, Topology
+from cdpsim.cluster.routes import Routes, TwoNodes, number_edges
+from cdpsim.cluster.topology import MOST_DEVICES, Cable, Edge, Layout, Link, PairLink, Topology
 from cdpsim.errors import RequestError, one_line, short_repr
 from cdpsim.files import config
 from cdpsim.files.config import Name
@@ -138,11 +138,14 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
                 speeds.append(group.speed_in(precision))
             except KeyError:
                 raise RequestError(self._subject, _without_speed(group, precision)) from None
-        return [speeds[group] for group in groups]
+        return [speeds[group] for group in groups.tolist()]
 
     def peak_flops(self, count: int, precision: str) -> float | None:
         """Return the peak FLOP/s of the first `count` devices together; None where one has no such speed."""
         try:
+            if len(self.devices) == 1:
+                peak = self.devices[0].peak_in(precision or None)
+                return None if peak is None else count * peak
             peaks = [self.devices[group].peak_in(precision or None) for group in self._groups(count)]
         except KeyError:
             return None
@@ -193,6 +196,8 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
 
     def has_alike_devices(self, count: int) -> bool:
         """Whether the first `count` devices are all alike."""
+        if len(self.devices) == 1:
+            return True
         groups = {msgspec.structs.replace(self.devices[group], count=None) for group in set(self._groups(count))}
         return len(groups) == 1
 
@@ -215,15 +220,11 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
             edge = (src.astype(np.int64) * MOST_DEVICES + dst).reshape(-1, 1)
             limit = self.link_costs(src, dst)[1].reshape(-1, 1)
         elif self._two_nodes is not None:
-            edge, limit = self._two_nodes.edges(src, dst)
+            return self._two_nodes.shared_edges(src, dst)
         else:
             edge = self._routes.edges(src, dst)
             limit = self._routes.graph.bandwidth[edge]
-        limited = (edge >= 0) & np.isfinite(limit)
-        _, row, number = np.unique(edge[limited], return_index=True, return_inverse=True)
-        edge = np.full(edge.shape, -1)
-        edge[limited] = number
-        return np.take_along_axis(edge, np.argsort(edge < 0, axis=1, kind="stable"), axis=1), limit[limited][row]
+        return number_edges(edge, limit)
 
     def ways_between(self, members: Ints) -> bytes:
         """Return a key of a group of devices; groups of equal size whose members have equal routes have equal keys."""
@@ -231,15 +232,21 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
             return b""
         if self._two_nodes is None or (self.topology is not None and not self.topology.is_alike_inside):
             return members.tobytes()
-        return _as_they_come(self.nodes(members)) + _as_they_come(card_of(self.topology, members))
+        return _ways_in_layout(self._two_nodes.layout, tuple(members.tolist()))
+
+    @property
+    def layout(self) -> Layout | None:
+        """The way in which its nodes are joined, if all are alike, and so are the ways between any two of them."""
+        return None if self._two_nodes is None else self._two_nodes.layout
+
+    @property
+    def laid_out(self) -> "Cluster":
+        """Itself, or the same layout of alike nodes whatever cables cost: what is alike there is alike here, too."""
+        return self if self.layout is None else _cluster_of_layout(self.layout, self.count)
 
     def cards(self, members: Ints) -> Cards:
         """Return the members of a group, numbered within it, by node and, within a node, by network card."""
-        node, card = self.nodes(members), card_of(self.topology, members)
-        return tuple(
-            tuple(tuple(np.flatnonzero(card == each).tolist()) for each in np.unique(card[node == number]))
-            for number in np.unique(node)
-        )
+        return _cards_of(self.layout or self.topology, tuple(members.tolist()))
 
     def route(self, src: int, dst: int) -> tuple[int, ...]:
         """Return the edges of `graph` that a message from one device to another takes, in their order."""
@@ -332,6 +339,8 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
     def _groups(self, count: int) -> Ints:
         """Return the group of each of the first `count` devices."""
         self.require(count)
+        if len(self.devices) == 1:
+            return np.zeros(count, np.int64)
         ends = np.cumsum([group.count or count for group in self.devices])
         return np.searchsorted(ends, np.arange(count), side="right")
 
@@ -367,6 +376,29 @@ def _routes(topology: Topology | None, edges: tuple[Edge, ...], count: int) -> R
 @lru_cache(maxsize=64)  # asked for at every price
 def _two_nodes(topology: Topology) -> TwoNodes:
     return TwoNodes(topology)
+
+
+@lru_cache(maxsize=64)
+def _cluster_of_layout(layout: Layout, count: int | None) -> Cluster:
+    return Cluster(devices=(Devices(count=count),), topology=layout.topology)
+
+
+@lru_cache(maxsize=4096)  # clusters that differ in what cables cost have the same groups
+def _ways_in_layout(layout: Layout, members: tuple[int, ...]) -> bytes:
+    """Return a key of the nodes and cards of a group's members."""
+    devices = np.array(members)
+    return _as_they_come(node_of(layout, devices)) + _as_they_come(card_of(layout, devices))
+
+
+@lru_cache(maxsize=4096)
+def _cards_of(topology: Topology | Layout | None, members: tuple[int, ...]) -> Cards:
+    """Return the members of a group, numbered within it, by node and, within a node, by network card."""
+    devices = np.array(members)
+    node, card = node_of(topology, devices), card_of(topology, devices)
+    return tuple(
+        tuple(tuple(np.flatnonzero(card == each).tolist()) for each in np.unique(card[node == number]))
+        for number in np.unique(node)
+    )
 
 
 @lru_cache(maxsize=8)  # asked for at every price

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from cdpsim.cluster.topology import MOST_DEVICES, MOST_JOINED, PORTS, Cable, Edge, Topology
+from cdpsim.cluster.topology import MOST_DEVICES, MOST_JOINED, PORTS, Cable, Edge, Layout, Topology
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Floats, Ints
 
@@ -123,12 +123,12 @@ def check_topology(topology: Topology | None, count: int) -> None:
         _fewest_ports(cards, topology.ports)
 
 
-def node_of(topology: Topology | None, device: Ints) -> Ints:
+def node_of(topology: Topology | Layout | None, device: Ints) -> Ints:
     """Return the node of each device: all are in one where the topology does not say how many a node has."""
     return np.asarray(device, np.int64) // (MOST_DEVICES if topology is None else topology.per_node or MOST_DEVICES)
 
 
-def card_of(topology: Topology | None, device: Ints) -> Ints:
+def card_of(topology: Topology | Layout | None, device: Ints) -> Ints:
     """Return the network card by which each device sends, numbered through all nodes; each has one or more."""
     if topology is None or topology.per_node is None:
         return node_of(topology, device)

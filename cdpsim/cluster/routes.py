@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import inf
 
 import numpy as np
 
 from cdpsim.cluster.graph import Graph, draw_graph
-from cdpsim.cluster.topology import Topology
+from cdpsim.cluster.topology import Layout, Topology
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Floats, Ints, group_starts, slice_rows
 
@@ -101,6 +101,20 @@ class TwoNodes:
         return self.topology.per_node or 1
 
     @cached_property
+    def layout(self) -> Layout:
+        """The way in which they are joined, whatever their cables cost."""
+        return self.topology.layout
+
+    @cached_property
+    def _bandwidths(self) -> Floats:
+        return np.array(self.topology.bandwidths)
+
+    def shared_edges(self, src: Ints, dst: Ints) -> tuple[Ints, Floats]:
+        """Return the numbers of the edges with a limit between devices of any nodes, as `number_edges`, and limits."""
+        edges, cable = _edges_of_layout(self.layout, *(np.asarray(end, np.int64).tobytes() for end in (src, dst)))
+        return edges, self._bandwidths[cable]
+
+    @cached_property
     def _routes(self) -> Routes:
         return Routes(draw_graph(self.topology, (), 2 * self._size))
 
@@ -134,6 +148,28 @@ class TwoNodes:
         """Return equivalent pairs of devices: the source in the first node, the destination in either one."""
         size = self._size
         return src % size, dst % size + size * (src // size != dst // size)
+
+
+@lru_cache(maxsize=256)  # clusters that differ in what cables cost have the same edges
+def _edges_of_layout(layout: Layout, src: bytes, dst: bytes) -> tuple[Ints, Ints]:
+    """Return the edges between devices of a layout, and the number of the cable that each of them is."""
+    ends = (np.frombuffer(end, np.int64) for end in (src, dst))
+    edges, numbers = number_edges(*_nodes_of(layout).edges(*ends))
+    return edges, numbers.astype(np.int64) - 1
+
+
+@lru_cache(maxsize=16)
+def _nodes_of(layout: Layout) -> TwoNodes:
+    return TwoNodes(layout.topology)
+
+
+def number_edges(edge: Ints, limit: Floats) -> tuple[Ints, Floats]:
+    """Number the edges with a limit, a row of them for each way, which -1 fills up; return their limits, too."""
+    limited = (edge >= 0) & np.isfinite(limit)
+    _, row, number = np.unique(edge[limited], return_index=True, return_inverse=True)
+    edge = np.full(edge.shape, -1)
+    edge[limited] = number
+    return np.take_along_axis(edge, np.argsort(edge < 0, axis=1, kind="stable"), axis=1), limit[limited][row]
 
 
 def _sweep(graph: Graph, devices: Ints) -> list[_RoutesTo]:

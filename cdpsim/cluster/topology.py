@@ -1,7 +1,7 @@
 """The links between devices as files describe them: one for every pair, or a topology of cables and switches."""
 
-from math import inf
-from typing import Annotated, TypeAlias
+from math import inf, isfinite
+from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -178,6 +178,16 @@ class Topology(config.ConfigTable, frozen=True, kw_only=True):
         return there, [], back, [self.host.there, self.network.there, self.network.back, self.host.back]
 
     @property
+    def layout(self) -> "Layout":
+        """The way in which alike nodes are joined, whatever their cables cost."""
+        return Layout(self.per_node or 1, self.inside, self.nics, tuple(map(isfinite, self.bandwidths)))
+
+    @property
+    def bandwidths(self) -> tuple[float, ...]:
+        """The bandwidths of all kinds of cables of alike nodes, each there and back."""
+        return tuple(way[1] for cable in (self.link, self.host, self.network) for way in (cable.there, cable.back))
+
+    @property
     def is_alike_inside(self) -> bool:
         """Whether ways within a node are alike both ways."""
         return self.inside == "switch" or self.link.there == self.link.back
@@ -186,3 +196,26 @@ class Topology(config.ConfigTable, frozen=True, kw_only=True):
         """Return how many devices there are where at least `count` are needed: nodes are complete."""
         size = self.per_node or 1
         return -(-count // size) * size
+
+
+class Layout(NamedTuple):
+    """The way in which alike nodes are joined by cables, some of which have a limit: there and back, of each kind."""
+
+    per_node: int
+    inside: str
+    nics: int
+    limited: tuple[bool, ...]
+
+    @property
+    def topology(self) -> Topology:
+        """A topology whose ways are alike where they take cables of the same kinds.
+
+        Bandwidths are the numbers of kinds, from 1 on, where these have a limit, and latencies are powers of two.
+        """
+        limits = [number if limited else inf for number, limited in enumerate(self.limited, start=1)]
+        link, host, network = (
+            Cable(latency=2.0**k, bandwidth=limits[k], latency_back=2.0 ** (k + 1), bandwidth_back=limits[k + 1])
+            for k in (0, 2, 4)
+        )
+        joined = Topology(kind="nodes", per_node=self.per_node, inside=self.inside, nics=self.nics)
+        return msgspec.structs.replace(joined, link=link, host=host, network=network)

@@ -54,6 +54,13 @@ class Rounds:
         """The port at which each message arrives."""
         return self.dst * self.channels + self.channel
 
+    @cached_property
+    def steps(self) -> list[tuple[slice, Ints, int]]:
+        """The messages of each round, the ports that they move, and how often it happens."""
+        rows = [slice(low, high) for low, high in pairwise(self.begin.tolist())]
+        moved = [np.unique(np.concatenate([self.sender[each], self.receiver[each]])) for each in rows]
+        return list(zip(rows, moved, self.times.tolist(), strict=True))
+
     @property
     def ports(self) -> int:
         """The number of members times channels."""
@@ -110,38 +117,69 @@ def lay_out_rounds(how: Algorithm, members: int, *, merged: bool = False) -> Rou
 
 
 @dataclass(frozen=True, eq=False)
+class EdgesTaken:
+    """The edges that a collective's messages take, whatever these cost."""
+
+    rounds: Rounds  # merged
+    edges: Ints  # that a pair's messages take, a row each; -1 fills rows up
+
+    @property
+    def count(self) -> int:
+        """The number of edges."""
+        return int(self.edges.max(initial=-1)) + 1
+
+    @cached_property
+    def carried(self) -> Floats:
+        """The share of the payload that each edge carries in all."""
+        rounds = self.rounds
+        pair, hop = np.nonzero(self.edges >= 0)
+        shares = np.bincount(rounds.pair, rounds.times[rounds.number] * rounds.share, len(self.edges))
+        return np.bincount(self.edges[pair, hop], shares[pair], self.count).astype(np.float64)
+
+    @cached_property
+    def lines(self) -> tuple[Ints, Ints, Flags]:
+        """The pair and the edge of each line from port to port, and which edges have several ports at both ends."""
+        rounds, count = self.rounds, self.count
+        lines = np.unique(np.stack([rounds.pair, rounds.sender, rounds.receiver]), axis=1)
+        row, hop = np.nonzero(self.edges[lines[0]] >= 0)
+        pair, edge = lines[0][row], self.edges[lines[0][row], hop]
+        ends = [np.unique(edge * rounds.ports + end[row]) // rounds.ports for end in lines[1:]]
+        alone = [np.bincount(end, minlength=count) == 1 for end in ends]
+        return pair, edge, ~alone[0] & ~alone[1]
+
+
+@dataclass(frozen=True, eq=False)
 class CollectiveOnLinks:
     """A collective's messages on the links between its members."""
 
     how: Algorithm
-    rounds: Rounds  # merged
+    taken: EdgesTaken
     latency: Floats  # of each pair
     fastest: Floats  # the rate that a pair's message reaches alone
-    edges: Ints  # that a pair's messages take, a row each; -1 fills rows up
     bandwidth: Floats  # of each edge
     rates: dict[tuple[bytes, bytes], Floats] = field(default_factory=dict)  # of pairs with so many flows, once known
 
-    def bound(self, size: float) -> float:
-        """Return a lower bound of its time: that of its slowest edge or member by itself."""
-        fixed, by_byte = self._least
-        return float((fixed + size * by_byte).max())
+    @property
+    def rounds(self) -> Rounds:
+        """The rounds of messages, merged."""
+        return self.taken.rounds
 
-    def seconds(self, size: float) -> float:
-        """Return its time."""
-        if not self._crowded.any():
-            return self.unshared(size)
-        return float(self.times(size)[1].max())
+    def seconds(self, size: float, most: float = inf) -> float:
+        """Return its time; inf if that is more than a time even where no message slows another one down."""
+        unshared = self.unshared(size)
+        if unshared > most * (1 + _EQUAL):
+            return inf
+        return float(self.times(size)[1].max()) if self._crowded.any() else unshared
 
     def unshared(self, size: float) -> float:
         """Return its time if no message slowed another down: the longest path."""
         rounds, duration, ready = self.rounds, self._durations(self.rounds, size), np.zeros(self.rounds.ports)
-        for (low, high), left in zip(pairwise(rounds.begin.tolist()), rounds.times.tolist(), strict=True):
+        for rows, moved, left in rounds.steps:
             while left:
-                before, left = ready.copy(), left - 1
-                self._advance(rounds, slice(low, high), duration, ready)
+                before, left = ready[moved], left - 1
+                self._advance(rounds, rows, duration, ready)
                 if left:
-                    moved = np.unique(np.concatenate([rounds.sender[low:high], rounds.receiver[low:high]]))
-                    step = ready[moved] - before[moved]
+                    step = ready[moved] - before
                     if np.ptp(step) <= _EQUAL * step[0]:  # and so do all further rounds of the kind
                         ready[moved] += left * step
                         left = 0
@@ -175,34 +213,21 @@ class CollectiveOnLinks:
         return self.latency[rounds.pair] + rounds.share * size / self.fastest[rounds.pair]
 
     @cached_property
-    def _least(self) -> tuple[Floats, Floats]:
+    def least(self) -> tuple[Floats, Floats]:
         """The time (fixed, by byte) of every port's messages one after another, and of each edge's bytes."""
         rounds, pair = self.rounds, self.rounds.pair
         weight = rounds.times[rounds.number]
         fixed, by_byte = weight * self.latency[pair], weight * rounds.share / self.fastest[pair]
         ports = [np.bincount(end, each) for each in (fixed, by_byte) for end in (rounds.sender, rounds.receiver)]
-        taken, edge = self._taken
-        carried = np.bincount(pair, weight * rounds.share, len(self.latency))
-        edges = np.bincount(edge, carried[taken], len(self.bandwidth)) / self.bandwidth
+        edges = self.taken.carried / self.bandwidth
         return np.concatenate([*ports[:2], np.zeros(len(edges))]), np.concatenate([*ports[2:], edges])
-
-    @cached_property
-    def _taken(self) -> tuple[Ints, Ints]:
-        """(pair, edge): the edges that pairs take."""
-        pair, hop = np.nonzero(self.edges >= 0)
-        return pair, self.edges[pair, hop]
 
     @cached_property
     def _crowded(self) -> Flags:
         """Edges on which messages of different senders, and of different receivers, might be more than fits at once."""
-        rounds = self.rounds
-        lines = np.unique(np.stack([rounds.pair, rounds.sender, rounds.receiver]), axis=1)
-        row, hop = np.nonzero(self.edges[lines[0]] >= 0)
-        edge, count = self.edges[lines[0][row], hop], len(self.bandwidth)
-        load = np.bincount(edge, self.fastest[lines[0][row]], count)
-        ends = [np.unique(edge * rounds.ports + end[row]) // rounds.ports for end in lines[1:]]
-        alone = [np.bincount(end, minlength=count) == 1 for end in ends]
-        crowded: Flags = (load > self.bandwidth * (1 + _EQUAL)) & ~alone[0] & ~alone[1]
+        pair, edge, mixed = self.taken.lines
+        load = np.bincount(edge, self.fastest[pair], len(mixed))
+        crowded: Flags = mixed & (load > self.bandwidth * (1 + _EQUAL))
         return crowded
 
     def _is_shared(self, rounds: Rounds, start: Floats, end: Floats) -> bool:
@@ -210,11 +235,12 @@ class CollectiveOnLinks:
         if not self._crowded.any():
             return False
         rows = rounds.pair[: len(start)]
-        message, hop = np.nonzero((self.edges >= 0)[rows] & self._crowded[self.edges][rows])
+        edges = self.taken.edges
+        message, hop = np.nonzero((edges >= 0)[rows] & self._crowded[edges][rows])
         if not len(message):
             return False
         pair = rows[message]
-        edge, rate, late = self.edges[pair, hop], self.fastest[pair], _EQUAL * end.max()
+        edge, rate, late = edges[pair, hop], self.fastest[pair], _EQUAL * end.max()
         begin, until = start[message] + self.latency[pair], end[message] - late
         flows = begin < until
         time = np.concatenate([begin[flows], until[flows]])
@@ -232,7 +258,7 @@ class _SharedPlayback:
         waits_for, self.first, self.reach = successors(*rounds.waits, len(rounds.src))
         self.waits_for = waits_for
         self.size = rounds.share * size
-        self.flows = (alone.edges[rounds.pair, 0] >= 0) & (self.size > 0)
+        self.flows = (alone.taken.edges[rounds.pair, 0] >= 0) & (self.size > 0)
         self.start, self.end = np.zeros(len(waits_for)), np.zeros(len(waits_for))
 
     def run(self) -> tuple[Floats, Floats]:
@@ -271,7 +297,7 @@ class _SharedPlayback:
         pair, which, flows = np.unique(self.rounds.pair[active], return_inverse=True, return_counts=True)
         key, known = (pair.tobytes(), flows.tobytes()), self.alone.rates
         if key not in known:
-            known[key] = fair_rates(self.alone.edges[pair], flows, self.alone.bandwidth)
+            known[key] = fair_rates(self.alone.taken.edges[pair], flows, self.alone.bandwidth)
         rates: Floats = known[key][which]
         return rates
 
@@ -296,7 +322,7 @@ def fair_rates(edges: Ints, flows: Ints, bandwidth: Floats) -> Floats:
     return rate
 
 
-class _AlikeGroup(NamedTuple):
+class AlikeGroup(NamedTuple):
     """The members of a collective; groups of as many members are equal if their ways are."""
 
     ways: bytes
@@ -306,63 +332,91 @@ class _AlikeGroup(NamedTuple):
         return hash((self.ways, len(self.members)))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _AlikeGroup) and (self.ways, len(self.members)) == (other.ways, len(other.members))
+        return isinstance(other, AlikeGroup) and (self.ways, len(self.members)) == (other.ways, len(other.members))
 
 
-def _alike_group(cluster: Cluster, members: Ints) -> _AlikeGroup:
+def alike_group(cluster: Cluster, members: Ints) -> AlikeGroup:
+    """Return a group of members, equal to others that have the same ways."""
     return _group_of_members(cluster, tuple(members.tolist()))
 
 
 @lru_cache(maxsize=4096)  # every program on a cluster has the same groups
-def _group_of_members(cluster: Cluster, members: tuple[int, ...]) -> _AlikeGroup:
-    return _AlikeGroup(cluster.ways_between(np.array(members)), members)
+def _group_of_members(cluster: Cluster, members: tuple[int, ...]) -> AlikeGroup:
+    return AlikeGroup(cluster.ways_between(np.array(members)), members)
 
 
 @lru_cache(maxsize=256)
-def _on_links(how: Algorithm, cluster: Cluster, group: _AlikeGroup) -> CollectiveOnLinks:
-    rounds, devices = lay_out_rounds(how, len(group.members), merged=True), np.array(group.members)
-    src, dst = devices[rounds.pairs[0]], devices[rounds.pairs[1]]
-    return CollectiveOnLinks(how, rounds, *cluster.link_costs(src, dst), *cluster.shared_edges(src, dst))
+def _on_links(how: Algorithm, cluster: Cluster, group: AlikeGroup) -> CollectiveOnLinks:
+    src, dst = _ends_of_pairs(how, group.members)
+    edges, bandwidth = cluster.shared_edges(src, dst)
+    taken = _edges_taken(how, len(group.members), edges.shape, edges.tobytes())
+    return CollectiveOnLinks(how, taken, *cluster.link_costs(src, dst), bandwidth)
+
+
+@lru_cache(maxsize=256)
+def _ends_of_pairs(how: Algorithm, members: tuple[int, ...]) -> tuple[Ints, Ints]:
+    """Return the devices from and to which members send."""
+    src, dst, _ = lay_out_rounds(how, len(members), merged=True).pairs
+    return np.array(members)[src], np.array(members)[dst]
+
+
+@lru_cache(maxsize=256)  # clusters that differ in what edges cost have the same ones
+def _edges_taken(how: Algorithm, members: int, shape: tuple[int, ...], edges: bytes) -> EdgesTaken:
+    return EdgesTaken(lay_out_rounds(how, members, merged=True), np.frombuffer(edges, np.int64).reshape(shape))
 
 
 def fastest_algorithm(op: Op, name: str, cluster: Cluster, members: Ints, size: int) -> tuple[Algorithm, float]:
     """Return the fastest algorithm that `name` allows for a payload, of equals the first, and its time."""
-    return _fastest(op, name, cluster, _alike_group(cluster, members), size)
+    return fastest_in_group(op, name, cluster, alike_group(cluster, members), size)
 
 
 def are_alike(cluster: Cluster, groups: Ints) -> bool:
     """Return whether collectives take the same time in each of some groups, a row for each."""
-    return len({_alike_group(cluster, members) for members in groups}) == 1
+    return len({alike_group(cluster, members) for members in groups}) == 1
 
 
 def message_durations(how: Algorithm, cluster: Cluster, members: Ints, size: int) -> Floats:
     """Return the time of each message, in the order of rounds."""
-    return _message_durations(how, cluster, _alike_group(cluster, members), size)
+    return _message_durations(how, cluster, alike_group(cluster, members), size)
 
 
 def collective_on_links(how: Algorithm, cluster: Cluster, members: Ints) -> CollectiveOnLinks:
     """Lay out an algorithm's messages on the links between the members of a group."""
-    return _on_links(how, cluster, _alike_group(cluster, members))
+    return _on_links(how, cluster, alike_group(cluster, members))
 
 
 @lru_cache(maxsize=4096)
-def _fastest(op: Op, name: str, cluster: Cluster, group: _AlikeGroup, size: int) -> tuple[Algorithm, float]:
-    members = np.array(group.members)
-    allowed = candidates(op, name, len(members), cluster.cards(members))
-    if len(members) == 1 or cluster.is_free:
+def fastest_in_group(op: Op, name: str, cluster: Cluster, group: AlikeGroup, size: int) -> tuple[Algorithm, float]:
+    """Return what `fastest_algorithm` returns for a group of members."""
+    allowed = _allowed(op, name, cluster, group)
+    if len(group.members) == 1 or cluster.is_free:
         return allowed[0], 0.0
-    laid_out = [_on_links(how, cluster, group) for how in allowed]
-    bounds, least, best = [each.bound(size) for each in laid_out], inf, 0
+    laid_out, (fixed, by_byte) = _choices(op, name, cluster, group)
+    bounds, least, best = (fixed + size * by_byte).max(axis=1), inf, 0
     for k in np.argsort(bounds, kind="stable").tolist():
         if bounds[k] > least * (1 + _EQUAL):
             break
-        if len(allowed) > 1 and laid_out[k].unshared(size) > least * (1 + _EQUAL):
-            continue
-        least, best = min((least, best), (laid_out[k].seconds(size), k))
+        least, best = min((least, best), (laid_out[k].seconds(size, most=least), k))
     return allowed[best], least
 
 
+def _allowed(op: Op, name: str, cluster: Cluster, group: AlikeGroup) -> list[Algorithm]:
+    return candidates(op, name, len(group.members), cluster.cards(np.array(group.members)))
+
+
+@lru_cache(maxsize=256)
+def _choices(
+    op: Op, name: str, cluster: Cluster, group: AlikeGroup
+) -> tuple[list[CollectiveOnLinks], tuple[Floats, Floats]]:
+    """Return the allowed algorithms on their links, and their bounds: a row for each, filled up by zeros."""
+    found = [_on_links(how, cluster, group) for how in _allowed(op, name, cluster, group)]
+    bounds = np.zeros((2, len(found), max(len(each.least[0]) for each in found)))
+    for k, each in enumerate(found):
+        bounds[:, k, : len(each.least[0])] = each.least
+    return found, (bounds[0], bounds[1])
+
+
 @lru_cache(maxsize=32)
-def _message_durations(how: Algorithm, cluster: Cluster, group: _AlikeGroup, size: int) -> Floats:
+def _message_durations(how: Algorithm, cluster: Cluster, group: AlikeGroup, size: int) -> Floats:
     start, end = _on_links(how, cluster, group).times(size)
     return end - start

@@ -16,7 +16,7 @@ from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Kind, Op, Program, Stream, once_a_program
 from cdpsim.program.collectives import Algorithm, payload_factor
-from cdpsim.timing.collective_times import fastest_algorithm
+from cdpsim.timing.collective_times import AlikeGroup, alike_group, fastest_in_group
 
 CONTENTION = ("none", "fair", "queue")
 
@@ -85,10 +85,17 @@ def node_costs(program: Program, model: Model, cluster: Cluster, collective: str
 
 def reached(cluster: Cluster, count: int, model: Model) -> list[float | None]:
     """Return the speed of each of the first `count` devices in the model's precision; a model of times needs none."""
-    costs = (
-        cost for stage in model.stages for cost in (stage.forward, stage.backward, stage.update, stage.outer_update)
+    return cluster.speeds(count, model.precision if _has_work(model) else None)
+
+
+@lru_cache(maxsize=64)
+def _has_work(model: Model) -> bool:
+    """Return whether any time of a model is given as work, which a device's speed turns into time."""
+    return any(
+        isinstance(cost, Work)
+        for stage in model.stages
+        for cost in (stage.forward, stage.backward, stage.update, stage.outer_update)
     )
-    return cluster.speeds(count, model.precision if any(isinstance(cost, Work) for cost in costs) else None)
 
 
 def _task_times(program: Program, model: Model, cluster: Cluster) -> Times:
@@ -100,11 +107,11 @@ def _task_times(program: Program, model: Model, cluster: Cluster) -> Times:
         bandwidths = cluster.memory_bandwidths(program.devices)
     paces = list(zip(speeds, bandwidths, strict=True))
     duration = np.empty(len(tasks), dtype=np.int64 if model.is_unit else np.float64)
-    kind = _kinds_of_times(program)
-    for pace in dict.fromkeys(paces):
+    kind, all_paces = _kinds_of_times(program), dict.fromkeys(paces)
+    for pace in all_paces:
         speed, bandwidth = pace
         rows: slice | Ints = slice(None)
-        if len(set(paces)) > 1:
+        if len(all_paces) > 1:
             rows = np.flatnonzero(np.array([p == pace for p in paces])[tasks.device])
         times = _times_of_stages(model, speed, bandwidth, splits, program.shard)
         duration[rows] = times[kind[rows], tasks.stage[rows]]
@@ -154,22 +161,26 @@ def _collective_times(
     rounds, times = np.ones(len(messages), dtype=np.int32), np.zeros(len(messages))
     runs_by = np.full(len(messages), -1, dtype=np.int32)
     numbers: dict[Algorithm, int] = {}
-    for op, members, size, rows in _collectives_alike(program):
-        how, times[rows] = fastest_algorithm(op, collective, cluster, members, payload_factor(op, len(members)) * size)
-        rounds[rows], runs_by[rows] = how.rounds(len(members)), numbers.setdefault(how, len(numbers))
+    for op, group, size, rows in _collectives_alike(program, cluster.laid_out):
+        members = len(group.members)
+        how, times[rows] = fastest_in_group(op, collective, cluster, group, payload_factor(op, members) * size)
+        rounds[rows], runs_by[rows] = how.rounds(members), numbers.setdefault(how, len(numbers))
     return times, rounds, tuple(numbers), runs_by
 
 
 @once_a_program
-def _collectives_alike(program: Program) -> list[tuple[Op, Ints, int, list[int]]]:
+def _collectives_alike(program: Program, cluster: Cluster) -> list[tuple[Op, AlikeGroup, int, list[int]]]:
     """Return the operation, the members, its root first, the size and the rows of collectives that are alike."""
     messages = program.messages
     together = np.flatnonzero(messages.op != Op.P2P)
-    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
     columns = (column[together].tolist() for column in (messages.op, messages.dst, messages.src, messages.size))
+    equal: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for row, *key in zip(together.tolist(), *columns, strict=True):
-        alike[tuple(key)].append(row)
-    return [(Op(op), root_first(program, rows[0]), size, rows) for (op, _, _, size), rows in alike.items()]
+        equal[tuple(key)].append(row)
+    alike: dict[tuple[Op, AlikeGroup, int], list[int]] = defaultdict(list)
+    for (op, _, _, size), rows in equal.items():
+        alike[Op(op), alike_group(cluster, root_first(program, rows[0])), size] += rows
+    return [(*key, rows) for key, rows in alike.items()]
 
 
 def root_first(program: Program, row: int) -> Ints:

@@ -1,8 +1,5 @@
 """Devices compute as fast as their precision and their achieved share say."""
 
-from types import SimpleNamespace
-from typing import cast
-
 import pytest
 
 from cdpsim.cluster import Cluster, Devices, Speeds
@@ -84,8 +81,8 @@ def test_wrong_speeds_are_refused(content: object, problem: str) -> None:
 
 
 def test_a_model_computes_in_its_precision() -> None:
-    model = SimpleNamespace(stages=(Stage(forward=Work(1.0), backward=1.0),), precision="bf16")
-    assert reached(Cluster(devices=(Devices(speeds=A100, achieved=0.5),)), 1, cast(Model, model)) == [156e12]
+    model = Model(stages=(Stage(forward=Work(1.0), backward=1.0),), precision="bf16")
+    assert reached(Cluster(devices=(Devices(speeds=A100, achieved=0.5),)), 1, model) == [156e12]
 
 
 def test_groups_differ_in_what_overlaps() -> None:

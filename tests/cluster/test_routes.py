@@ -252,6 +252,28 @@ def test_shared_edges_are_those_of_routes_that_have_a_limit(cluster: Cluster, sh
     assert sorted(number.values()) == list(range(len(bandwidth)))
 
 
+@given(shaped())
+@settings(max_examples=examples(150), deadline=None)
+def test_ways_that_are_alike_in_a_layout_cost_the_same(cluster: Cluster) -> None:
+    """Whatever cables cost: replicas are alike if their ways in the layout are."""
+    count = cluster.count or 0
+    src, dst = (ends.ravel() for ends in np.indices((count, count)))
+    costs: dict[tuple[float, float], set[tuple[float, float]]] = {}
+    laid_out, real = (zip(*each.link_costs(src, dst), strict=True) for each in (cluster.laid_out, cluster))
+    for way, cost in zip(laid_out, real, strict=True):
+        costs.setdefault(way, set()).add(cost)
+    assert all(len(found) == 1 for found in costs.values())
+    assert cluster.laid_out.laid_out == cluster.laid_out
+
+
+def test_latencies_alone_tell_ways_apart_in_a_layout() -> None:
+    """Nothing has a limit; there and back are not alike, nor are nodes."""
+    link, network = Cable(latency=1e-6, latency_back=2e-6), Cable(latency=5e-6)
+    nodes = Topology(kind="nodes", per_node=2, inside="mesh", link=link, network=network)
+    latency, _ = Cluster(topology=nodes).sized(4).laid_out.link_costs(np.array([0, 1, 0]), np.array([1, 0, 2]))
+    assert len(set(latency.tolist())) == 3
+
+
 def test_an_edge_beside_alike_nodes_is_searched() -> None:
     """Devices 0 and 3 of two nodes have a cable of their own."""
     topology = Topology(kind="nodes", per_node=2, network=Cable(latency=1.0))

@@ -5,8 +5,9 @@ The copies that must leave a device, the bytes that each device sends, and the r
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from cdpsim.files.units import simplified
 from cdpsim.numeric.columns import Columns, Ints, Times, group_starts, sort_by
 from cdpsim.numeric.paths import longest_paths
-from cdpsim.program import Content, EdgeKind, Kind, Messages, Op, Program, Stream, once_a_program
+from cdpsim.program import Content, EdgeKind, Kind, Op, Program, Stream, once_a_program
 from cdpsim.program.collectives import ALL_REDUCE, Algorithm, algorithm, payload_factor
 from cdpsim.timing.costs import Costs
 from cdpsim.trace.table import MessageRow, Table
@@ -112,24 +113,37 @@ def all_bytes_sent(program: Program, costs: Costs, rows: Ints) -> int | Fraction
     messages = program.messages
     single = rows[(messages.op[rows] == Op.P2P) & (messages.stream[rows] < Stream.HOST)]
     together = rows[messages.op[rows] != Op.P2P]
-    sent: int | Fraction = int(messages.size[single].sum()) * program.fold
-    for (number, kind, group), size in _sizes_of_alike(messages, costs, together):
-        how, groups = costs.algorithms[number], program.alike_groups(group)
-        members = groups.shape[1]
-        parts = int(how.sends(members).sum()) * payload_factor(Op(kind), members)
-        sent += Fraction(len(groups) * parts * size, how.parts(members))
-    total: int | Fraction = simplified(sent)
+    sent = {1: int(messages.size[single].sum()) * program.fold}  # by the parts that payloads are cut into
+    kind, kinds = _kinds_of_collectives(program)
+    sizes = np.zeros((len(costs.algorithms), len(kinds)), dtype=np.int64)
+    np.add.at(sizes, (costs.runs_by[together], kind[together]), messages.size[together])
+    for number, which in zip(*map(np.ndarray.tolist, np.nonzero(sizes)), strict=True):
+        how, (op, members, groups) = costs.algorithms[number], kinds[which]
+        parts, payload = how.parts(members), groups * int(sizes[number, which]) * payload_factor(op, members)
+        sent[parts] = sent.get(parts, 0) + payload * _parts_sent_in_all(how, members)
+    total: int | Fraction = simplified(sum((Fraction(each, parts) for parts, each in sent.items()), Fraction()))
     return total
 
 
-def _sizes_of_alike(messages: Messages, costs: Costs, rows: Ints) -> Iterator[tuple[tuple[int, int, int], int]]:
-    """Yield the algorithm, the operation and the group of collectives, and the sum of the sizes of those alike."""
-    columns = costs.runs_by[rows], messages.op[rows], messages.dst[rows]
-    order = sort_by(*columns)
-    first = group_starts(*(column[order] for column in columns))
-    sizes = np.add.reduceat(messages.size[rows[order]], first).tolist() if len(rows) else []
-    alike = zip(*(column[order[first]].tolist() for column in columns), strict=True)
-    yield from zip(alike, sizes, strict=True)
+@lru_cache(maxsize=256)
+def _parts_sent_in_all(how: Algorithm, members: int) -> int:
+    return int(how.sends(members).sum())
+
+
+@once_a_program
+def _kinds_of_collectives(program: Program) -> tuple[Ints, list[tuple[Op, int, int]]]:
+    """Return the kind of each message, -1 point to point; and the operation, members and alike groups of each kind."""
+    messages, kind = program.messages, np.full(len(program.messages), -1)
+    together = np.flatnonzero(messages.op != Op.P2P)
+    ops = messages.op[together].astype(np.int64)
+    pairs, which = np.unique(ops * len(program.groups) + messages.dst[together], return_inverse=True)
+    kinds: dict[tuple[Op, int, int], int] = {}
+    numbers = []
+    for op, group in zip(*(each.tolist() for each in np.divmod(pairs, max(len(program.groups), 1))), strict=True):
+        groups, members = program.alike_groups(group).shape
+        numbers.append(kinds.setdefault((Op(op), members, groups), len(kinds)))
+    kind[together] = np.array(numbers, dtype=np.int64)[which]
+    return kind, list(kinds)
 
 
 @once_a_program
@@ -137,9 +151,9 @@ def times_there(program: Program) -> Ints:
     """Return how often each message is sent, by all replicas that others stand for."""
     messages = program.messages
     often = np.full(len(messages), program.fold, dtype=np.int64)
-    groups = np.array([len(program.alike_groups(group)) for group in range(len(program.groups))], dtype=np.int64)
     together = messages.op != Op.P2P
-    often[together] = groups[messages.dst[together]]
+    kind, kinds = _kinds_of_collectives(program)
+    often[together] = np.array([groups for _, _, groups in kinds], dtype=np.int64)[kind[together]]
     return often
 
 
