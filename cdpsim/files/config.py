@@ -55,7 +55,7 @@ Share: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=2**16, pattern=r"\A[^\ud800-\udfff]*\Z")]
 
 
-class ConfigTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ConfigTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
     """A table of a file; made in Python it obeys the same rules, and takes texts such as "25 us" as well."""
 
     def __post_init__(self) -> None:

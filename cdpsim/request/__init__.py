@@ -111,7 +111,7 @@ class Request(Mapping[str, Any]):
     def __init__(self, schedule: str | Schedule, n: int | None = None, **options: Unpack[Options]) -> None:
         refuse_unknown(type(self).__name__, options, OPTION_NAMES)
         values = read_options({"schedule": schedule, "n": n} | DEFAULTS | options)
-        self.__dict__.update({field.name: values[field.name] for field in fields(self)})
+        self.__dict__.update({name: values[name] for name in _OWN_FIELDS})
 
     @classmethod
     def from_builtins(cls, options: Mapping[str, Any]) -> Self:
@@ -351,8 +351,11 @@ class Request(Mapping[str, Any]):
 
     def _changed(self, **changed: Any) -> Self:
         """Return the request with other values of some fields, which agree with the rest."""
-        other = object.__new__(type(self))
-        other.__dict__.update({field.name: getattr(self, field.name) for field in fields(self)} | changed)
+        other, values = object.__new__(type(self)), self.__dict__
+        other.__dict__.update({name: values[name] for name in _OWN_FIELDS} | changed)
         if not changed.keys() & {"model", "cluster"}:
             other.__dict__.update(_counted_once=self._counted_once, timed_model=self.timed_model)
         return other
+
+
+_OWN_FIELDS = tuple(field.name for field in fields(Request))
