@@ -13,7 +13,7 @@ from cdpsim.errors import RequestError
 from cdpsim.files.units import Number, counted, json_number, short_text, simplified
 from cdpsim.model.runtime import PAPER_HABITS
 from cdpsim.numeric.columns import Ints, Times
-from cdpsim.program import Category, Content, Program
+from cdpsim.program import Category, Content, EdgeKind, Program
 from cdpsim.program.collectives import Algorithm
 from cdpsim.request import Request
 from cdpsim.timing.costs import Costs
@@ -231,7 +231,7 @@ class Run(Trace):
         if alone and self.may_repeat and not self._is_irregular:
             least = self.least_steps_at_rest
             one = self if least <= self.program.steps <= FEW_STEPS else self.of_steps(least)
-            period = steady.period_of_separate_steps(one.program, one.start, one.end)
+            period = one.separate_period
             if period is not None:
                 return SteadyState(one, period, True, range(1), steady.steps_of_nodes(one.program), 0, period)
         run = self
@@ -245,6 +245,11 @@ class Run(Trace):
             if not self._is_irregular and (state := _repeated_steps(run, certified=self.may_repeat)):
                 return state
         return _mean_steps(run, irregular=self._is_irregular)
+
+    @cached_property
+    def separate_period(self) -> Any | None:
+        """The period of steps that follow each other without touching, as the first one shows; None if it does not."""
+        return steady.period_of_separate_steps(self.program, self.start, self.end)
 
     @property
     def least_steps_at_rest(self) -> int:
@@ -389,6 +394,16 @@ class SteadyState:
         """The share of the lanes' time in which they are idle."""
         run = self.run
         return utilisation.idle_share(run.program, run.start, run.end, run.costs.calendar, self.low, self.high)
+
+    @cached_property
+    def waits(self) -> waiting.Waits | None:
+        """How long lanes wait for messages; None where these take no time and delay nothing, nor do their streams."""
+        run = self.run
+        sent = run.costs.duration[run.program.message_nodes]
+        if not sent.any() and not np.any(run.program.edges.kind == EdgeKind.STREAM):
+            return None
+        again = self.starts_again
+        return waiting.waits_between(run.program, run.start, run.end, self.low, self.high, starts_again=again)
 
     @property
     def staleness(self) -> float:

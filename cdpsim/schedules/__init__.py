@@ -98,13 +98,14 @@ slot 0    1    2    3    4    5    6    7    8    9
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 
 from cdpsim.errors import RequestError, choose, is_unicode, one_line, short_repr
+from cdpsim.numeric.kept import Kept
 from cdpsim.schedules import rule as rules
 from cdpsim.schedules.actions import Actions, check_actions
 from cdpsim.schedules.local import LocalSteps, Outer
@@ -299,8 +300,20 @@ def _actions_as_listed(actions: Actions, devices: int, m: int, chunks: int) -> A
     return actions
 
 
-@lru_cache(maxsize=4)  # a request needs it to know whether backwards are split, and its assembly for the rest
+# A request needs them to know whether backwards are split, and its assembly for the rest.
+KNOWN_ACTIONS: Kept[Actions] = Kept(most=2**20, least=4)
+
+
 def _checked_actions(lists: Lists, shape: Shape, devices: int) -> Actions:
+    """Return the actions of lists, which are written out once for the shapes that were asked for last."""
+    key = lists, shape, devices
+    if key not in KNOWN_ACTIONS:
+        actions = _write_out_checked(*key)
+        KNOWN_ACTIONS.keep(key, actions, len(actions.stage))
+    return KNOWN_ACTIONS[key]
+
+
+def _write_out_checked(lists: Lists, shape: Shape, devices: int) -> Actions:
     actions = lists.write_out(shape)
     if not isinstance(actions, Actions):
         raise RequestError("actions", f"gives {short_repr(actions)}; let it return Actions")

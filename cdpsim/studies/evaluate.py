@@ -5,23 +5,18 @@ run as it takes to know the others: what comes out is what comes out of a run of
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from cdpsim.cluster.disorder import Disorder
-from cdpsim.front import end_check_at, price_request, run, run_all, simulate
+from cdpsim.front import end_check_at, price_request, run_all, simulate
 from cdpsim.limits import UNLIMITED
-from cdpsim.model.runtime import PAPER
-from cdpsim.program import Program
 from cdpsim.request import Request
-from cdpsim.runs import Run, few_steps
+from cdpsim.runs import Run
 from cdpsim.schedules import Schedule
-from cdpsim.schedules.state import Home
+from cdpsim.studies.at_rest import FewSteps, steps_at_rest
 from cdpsim.studies.compare import Measured, measure, measured_of
 from cdpsim.studies.figures import Figures, figures_of_steps
 from cdpsim.studies.folding import fold_micro_batches
-from cdpsim.studies.programs import KNOWN_PROGRAMS
-from cdpsim.timing.ticks import tick_to_compare
 
 _MOST_SHARED = 2**14  # passes of a step through stages; of programs that are run under many costs at once
 
@@ -50,9 +45,9 @@ def evaluate_all(requests: Iterable[Request | Mapping[str, Any]]) -> list[Measur
     """
     made = [each if isinstance(each, Request) else _read_request(each) for each in requests]
     groups: dict[int, list[int]] = {}
-    few: list[tuple[Request, Program] | None] = [_few_steps(each) if _may_share(each) else None for each in made]
+    few: list[FewSteps | None] = [steps_at_rest(each) if _may_share(each) else None for each in made]
     for number, found in enumerate(few):
-        groups.setdefault(-1 - number if found is None else id(found[1]), []).append(number)
+        groups.setdefault(-1 - number if found is None else id(found.program), []).append(number)
     rows: dict[int, Measured] = {}
     for numbers in groups.values():
         shared = [found for number in numbers if (found := few[number]) is not None] if len(numbers) > 1 else []
@@ -76,10 +71,10 @@ def evaluate_request(request: Request) -> Measured:
     end_check_at("request")
     if not _may_fold(request):
         return measure(simulate(request.with_steps(request.steps, ignore_memory=True)))
-    folded = None if request.disorder != Disorder() else fold_micro_batches(request, _run_at_rest)
+    folded = None if request.disorder != Disorder() else fold_micro_batches(request)
     if folded:
         return _measured_by_part(request, *folded)
-    one = _run_at_rest(request)
+    one = steps_at_rest(request).run()
     return _measured_by_part(request, one, figures_of_steps(one, request.steps))
 
 
@@ -99,21 +94,3 @@ def _may_fold(request: Request) -> bool:
 def _may_share(request: Request) -> bool:
     """Return whether a request may be run together with others: steps repeat, and few micro-batches need no folding."""
     return _may_fold(request) and request.shape.m * request.shape.n <= _MOST_SHARED
-
-
-def _few_steps(request: Request) -> tuple[Request, Program]:
-    """Return the request of few steps that show all others, and its program."""
-    # Steps of pipelines that exchange sums of gradients alone are separate, and one shows that.
-    single = request.schedule.order.lists and request.runtime == PAPER
-    single = single and (request.shape.replicas == 1 or set(request.state.homes) == {Home.COPIED})
-    few = request.with_steps(1 if single else few_steps(request), ignore_memory=True)
-    return few, KNOWN_PROGRAMS.find(few)
-
-
-def _run_at_rest(request: Request, tick: float | None = 0.0) -> Run:
-    """Return a run of few steps of a request, which shows all others; in a tick, or if None in one to compare it by."""
-    few, program = _few_steps(request)
-    costs = price_request(program, few)
-    costs = replace(costs, tick=tick_to_compare(program, costs) if tick is None else tick)
-    end_check_at("program")
-    return run(program, costs, few.engine)

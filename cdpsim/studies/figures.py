@@ -4,14 +4,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-
 from cdpsim.files.units import Number
 from cdpsim.numeric.columns import Ints
-from cdpsim.program import EdgeKind, Program
-from cdpsim.runs import Run, SteadyState
+from cdpsim.runs import Run
 from cdpsim.trace.metrics import communication, memory, utilisation
-from cdpsim.trace.metrics.waiting import waiting_time
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ def figures_of(run: Run, makespan: Any = None) -> Figures:
         makespan=run.makespan if makespan is None else makespan,
         span=high - low,
         busy=utilisation.busy_time(program, start, end, one.costs.calendar, low, high),
-        waiting=_waiting(rest),
+        waiting=rest.waits.total(program.fold) if rest.waits else 0.0,
         lanes=(len(program.lane_start) - 1) * program.fold,
         passes=Fraction(int(program.counts[rest.steps].sum()) * program.fold, rest.updates),
         peaks=one.peaks,
@@ -87,12 +83,3 @@ def _makespan(run: Run, steps: int) -> Any:
         return run.of_steps(steps).makespan
     run_on = known + (steps - known) % every
     return run.of_steps(run_on).makespan + (steps - run_on) * rest.period
-
-
-def _waiting(rest: SteadyState) -> float:
-    """Return how long lanes wait for messages; messages that take no time delay nothing, unless their streams do."""
-    run = rest.run
-    program: Program = run.program
-    if not run.costs.duration[program.message_nodes].any() and not np.any(program.edges.kind == EdgeKind.STREAM):
-        return 0.0
-    return waiting_time(program, run.start, run.end, rest.low, rest.high, starts_again=rest.starts_again)

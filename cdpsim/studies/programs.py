@@ -1,18 +1,16 @@
 """Programs of requests, each assembled once for all requests that have the same one."""
 
-from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from functools import lru_cache
-from typing import Generic, TypeVar
 
 from cdpsim.front import are_replicas_alike, assemble_one
 from cdpsim.model import Model
+from cdpsim.numeric.kept import Kept
 from cdpsim.program import Program
 from cdpsim.request import Request
 from cdpsim.request.sharing import SHARING
 
 MOST_KEPT_NODES = 2**20  # of all programs together
-Value = TypeVar("Value")
 
 _OF_MESSAGES = (
     "shard",
@@ -23,39 +21,11 @@ _OF_MESSAGES = (
 )  # options that are refused where they change nothing
 
 
-class Kept(Generic[Value]):
-    """Values that were asked for last, by their keys: as many as have so many nodes of programs together."""
-
-    def __init__(self, most_nodes: int = MOST_KEPT_NODES) -> None:
-        self.most_nodes = most_nodes
-        self._values: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
-        self._nodes = 0
-
-    def __iter__(self) -> Iterator[Value]:
-        return (value for value, _ in self._values.values())
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._values
-
-    def __getitem__(self, key: Hashable) -> Value:
-        self._values.move_to_end(key)
-        return self._values[key][0]
-
-    def keep(self, key: Hashable, value: Value, nodes: int) -> None:
-        """Keep a value, and let those go that were not asked for longest."""
-        self._values[key] = value, nodes
-        self._nodes += nodes
-        while self._nodes > self.most_nodes and len(self._values) > 1:
-            self._nodes -= self._values.popitem(last=False)[1][1]
-
-    def forget(self) -> None:
-        """Let all values go."""
-        self._values.clear()
-        self._nodes = 0
-
-
 class KnownPrograms(Kept[Program]):
-    """The programs that were asked for last."""
+    """The programs that were asked for last, as many as have so many nodes together."""
+
+    def __init__(self, most: int = MOST_KEPT_NODES) -> None:
+        super().__init__(most)
 
     def find(self, request: Request) -> Program:
         """Return the program of a request, of one replica for all where these are alike."""
@@ -70,10 +40,23 @@ class KnownPrograms(Kept[Program]):
         return program
 
 
-def structure_of(request: Request) -> Hashable:
+class ProgramFacts:
+    """The facts of a request on which its program depends, which are hashed once."""
+
+    def __init__(self, *facts: Hashable) -> None:
+        self._facts, self._hash = facts, hash(facts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProgramFacts) and self._facts == other._facts
+
+
+def structure_of(request: Request) -> ProgramFacts:
     """Return the facts of a request on which its program depends; what it costs is not among them."""
     model, cluster = request.timed_model, request.cluster
-    return (
+    return ProgramFacts(
         request.schedule,
         request.shape,
         request.steps,

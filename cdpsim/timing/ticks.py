@@ -61,9 +61,10 @@ def find_tick(longest: float) -> float:
     return ldexp(1.0, max(frexp(longest)[1] - _FLOAT_DIGITS, -1022))
 
 
-def tick_to_compare(program: Program, costs: Costs) -> float:
-    """Return a tick for a run and for others that take about as long, to be compared with it; 0 for slots."""
-    return 0.0 if costs.duration.dtype.kind == "i" else find_tick(_OF_LANE_TO_COMPARE * _busiest(program, costs))
+def tick_to_compare(program: Program, costs: Costs, steps: int) -> float:
+    """Return a tick for a run, of so many steps, and for others that take about as long as it; 0 for slots."""
+    longer = _OF_LANE_TO_COMPARE * steps / program.steps
+    return 0.0 if costs.duration.dtype.kind == "i" else find_tick(longer * _busiest(program, costs))
 
 
 def are_exact(costs: Costs, end: Times) -> bool:

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from cdpsim.numeric.kept import Kept
+
 PROJECT = Path(__file__).parents[2]
 # Tests of pictures and texts, tests that take minutes, and those that start other programs; mutants have tests, too.
 LEFT_OUT = "design every_schedule gantt house long mutants notebooks"
@@ -63,6 +65,8 @@ def empty_caches() -> None:
             for value in list(vars(module).values()):
                 if hasattr(value, "cache_clear"):
                     value.cache_clear()
+                elif isinstance(value, Kept):
+                    value.forget()
 
 
 class Measuring:

@@ -15,6 +15,7 @@ from cdpsim.numeric import paths
 from cdpsim.program import Kind
 from cdpsim.studies import evaluate as evaluation
 from cdpsim.studies import folding
+from cdpsim.studies.at_rest import steps_at_rest
 from cdpsim.studies.compare import Measured, measure
 from cdpsim.studies.folding.nodes import growing_times, keeps_moments
 from cdpsim.studies.programs import KNOWN_PROGRAMS, KnownPrograms
@@ -46,8 +47,8 @@ def folds_always(monkeypatch: pytest.MonkeyPatch) -> list[folding.Folded | None]
     """Fold micro-batches where that takes longer, too; the list has what came of each request."""
     outcomes: list[folding.Folded | None] = []
 
-    def fold(request: Request, run_at_rest: folding.RunAtRest) -> folding.Folded | None:
-        outcomes.append(folding.fold_micro_batches(request, run_at_rest))
+    def fold(request: Request) -> folding.Folded | None:
+        outcomes.append(folding.fold_micro_batches(request))
         return outcomes[-1]
 
     monkeypatch.setattr(folding, "_cost", lambda tasks: 0)
@@ -167,7 +168,7 @@ def test_messages_in_flight_are_as_many_as_they_become(m: int, folds_always: lis
 def test_moments_that_change_their_order_with_the_units_are_not_folded() -> None:
     """An activation that is let go later with each unit would be there when another one, now after it, begins."""
     options = case("1f1b", "mixed", "free", 20)
-    before, now = (evaluation._run_at_rest(Request(**options | {"m": m}), 2.0**-40) for m in (24, 28))
+    before, now = (steps_at_rest(Request(**options | {"m": m})).run(2.0**-40) for m in (24, 28))
     times = growing_times(before, now)
     assert times is not None
     assert keeps_moments(before, now, times)
@@ -335,7 +336,7 @@ class TestKnownPrograms:
         assert known.find(self.request()) is not known.find(self.request(**changed))
 
     def test_those_not_asked_for_longest_go(self) -> None:
-        known = KnownPrograms(most_nodes=1)
+        known = KnownPrograms(most=1)
         first = known.find(self.request())
         known.find(self.request(m=5))
         assert known.find(self.request()) is not first

@@ -30,7 +30,7 @@ class ByClass(NamedTuple):
 
 
 @once_a_program
-def _nodes_by_class(program: Program) -> ByClass:
+def nodes_by_class(program: Program) -> ByClass:
     """Sort the nodes of a program, those of one step, operation and content together."""
     tasks, messages, parts = program.tasks, program.messages, program.parts
     of_part = program.first_messages - len(tasks)
@@ -50,7 +50,7 @@ def _nodes_by_class(program: Program) -> ByClass:
 @once_a_program
 def _buffers_by_class(program: Program) -> ByClass:
     """Sort the buffers of a program, which are those of one device after another, and begin with nodes of one class."""
-    buffers, nodes = program.buffers, _nodes_by_class(program)
+    buffers, nodes = program.buffers, nodes_by_class(program)
     place = np.empty(len(nodes.order), dtype=np.int64)
     place[nodes.order] = np.arange(len(place))
     begins = np.where(buffers.begin < 0, -1, 2 * nodes.number[buffers.begin >> 1] + (buffers.begin & 1))
@@ -133,8 +133,8 @@ class NodeMatches:
 @once_a_program
 def match_nodes(program: Program, before: Program) -> NodeMatches | None:
     """Match the nodes of a program with those of one with fewer micro-batches."""
-    nodes = _nodes_by_class(program)
-    matches = Matches.of(_nodes_by_class(before), nodes)
+    nodes = nodes_by_class(program)
+    matches = Matches.of(nodes_by_class(before), nodes)
     if matches is None:
         return None
     kind = row_numbers([*nodes.classes[:3, matches.group], matches.part])  # step, operation, content; and half
@@ -171,7 +171,7 @@ class Moments:
 @once_a_program
 def moments_of(program: Program, before: Program) -> Moments:
     """Group the moments of a program's buffers, by the halves of those nodes which match."""
-    nodes, buffers, number = match_nodes(program, before), program.buffers, _nodes_by_class(program).number
+    nodes, buffers, number = match_nodes(program, before), program.buffers, nodes_by_class(program).number
     assert nodes is not None
     part = np.append(nodes.part, np.int8(ALL))  # of the start of the run, which is moment -1
     begins, ends, kept = part[buffers.begin >> 1], part[buffers.end >> 1], part[buffers.kept_until >> 1]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from math import fsum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,15 +50,26 @@ def idle_spans(program: Program, start: Times, end: Times) -> dict[str, np.ndarr
     }
 
 
-def waiting_time(
+class Waits(NamedTuple):
+    """How long lanes wait for messages and streams, in each gap before a task or before the run starts again."""
+
+    until: Times  # when the gap ends
+    time: Times
+    since: Times  # until then nothing happens on which that time depends; -inf where this is not known
+
+    def total(self, fold: int) -> float:
+        """Return the time of the gaps of so many replicas together, rounded once."""
+        return fsum(self.time[self.time > 0].tolist() * fold)
+
+
+def waits_between(
     program: Program, start: Times, end: Times, low: float, high: float, *, starts_again: bool = False
-) -> float:
-    """Return how long all lanes together wait for messages and streams between two times, rounded once.
+) -> Waits:
+    """Return how long lanes wait for messages and streams between two times.
 
     A run may start again at its end, with what waits there for updates alone.
     """
-    waits = _IdleLanes(program, start, end, starts_again).waits(low, high)
-    return fsum(waits[waits > 0].tolist() * program.fold)
+    return _IdleLanes(program, start, end, starts_again).waits(low, high)
 
 
 class _Gaps(NamedTuple):
@@ -95,6 +106,8 @@ class _IdleLanes:
         before = program.lane_tasks[program.lane_start[lane + 1] - 1]
         again = _Gaps(np.full_like(lane, -1), lane, before, end[before], end[node], node)
         rows = np.flatnonzero(again.begin < again.until)
+        if not len(rows):
+            return found
         return _Gaps(*(np.append(one, more[rows]) for one, more in zip(found, again, strict=True)))
 
     def parts(self) -> tuple[Ints, Ints, Times, Times, Ints]:
@@ -109,34 +122,35 @@ class _IdleLanes:
         until = np.append(gaps.until, np.full(len(lanes), makespan(program, self.end), dtype=ends.dtype))
         behind = len(gaps.lane) + lanes
         spans = []
-        for gap, low, high, reason in (*self._trace_back(), (behind, ends, until[behind], IdleReason.NOTHING)):
+        for gap, low, high, reason in (*self._all_spans(), (behind, ends, until[behind], IdleReason.NOTHING)):
             low, high = np.maximum(low, begin[gap]), np.minimum(high, until[gap])
             rows = np.flatnonzero(low < high)
             spans.append((gap[rows], low[rows], high[rows], np.full(len(rows), reason, dtype=np.int8)))
         gap, low, high, reasons_of = (np.concatenate(column) for column in zip(*spans, strict=True))
         return lane, gap, low, high, reasons_of
 
-    def waits(self, low: float, high: float) -> Times:
+    def waits(self, low: float, high: float) -> Waits:
         """Return how long each gap is for messages and streams, between two times."""
-        begin, until = np.maximum(self.gaps.begin, low), np.minimum(self.gaps.until, high)
-        loops = compiled_loops_for(self.program.nodes)
+        gaps, node, message = self.gaps, *self._chains()
+        begin, until = np.maximum(gaps.begin, low), np.minimum(gaps.until, high)
+        waits, loops = np.zeros_like(begin), compiled_loops_for(self.program.nodes)
         if loops:
-            return self._waits_by(loops, begin, until)
-        waits = np.zeros_like(begin)
-        for gap, since, there, reason in self._trace_back():
-            if reason in (IdleReason.MESSAGE, IdleReason.STREAM):
-                waits[gap] += _lengths_within(since, there, begin[gap], until[gap])
-        return waits
+            nodes = self._last_waits, _kinds_of_waits(self.program), self.program.tasks.device
+            spans = self.start, self.end, node, self._free, self._devices, begin, until
+            loops.trace_waits(*nodes, *spans, message, waits)
+        else:
+            for gap, since, there, reason in self._trace_back(node, message):
+                if reason in (IdleReason.MESSAGE, IdleReason.STREAM):
+                    waits[gap] += _lengths_within(since, there, begin[gap], until[gap])
+        made, delay, delayed = self._ended(node), *self._messages_delay(message, node)
+        waits += _lengths_within(made - delay, made, begin, until)
+        since = np.maximum(gaps.begin, made).astype(np.float64)
+        since[delayed] = -np.inf
+        return Waits(gaps.until, waits, since)
 
-    def _waits_by(self, loops: Any, begin: Times, until: Times) -> Times:
-        """Do what `waits` does, by compiled loops, gap by gap."""
-        program, gaps, device, waits = self.program, self.gaps, self._devices, np.zeros_like(begin)
-        node, first = (column.astype(np.int32) for column in (gaps.node, np.full(len(begin), -1)))
-        nodes = self._last_waits, _kinds_of_waits(program), program.tasks.device
-        loops.trace_waits(*nodes, self.start, self.end, node, self._free, device, begin, until, first, waits)
-        made = self._ended(node)
-        waits += _lengths_within(made - self._messages_delay(device, first, node), made, begin, until)
-        return waits
+    def _chains(self) -> tuple[Ints, Ints]:
+        """Return what each gap's task waited for last, and -1: to be followed back."""
+        return self.gaps.node.astype(np.int32), np.full(len(self.gaps.node), -1, dtype=np.int32)
 
     @cached_property
     def _devices(self) -> Ints:
@@ -160,16 +174,16 @@ class _IdleLanes:
         times: Times = np.where(node >= 0, self.end[node], 0).astype(self.end.dtype)
         return times
 
-    def _trace_back(self) -> Iterator[tuple[Ints, Times, Times, IdleReason]]:
-        """Follow what the tasks behind gaps waited for; yield rows of gaps, since when, until when, and why."""
+    def _trace_back(self, node: Ints, message: Ints) -> Iterator[tuple[Ints, Times, Times, IdleReason]]:
+        """Follow what the tasks behind gaps waited for; yield rows of gaps, since when, until when, and why.
+
+        Fill in the node at the end of each chain, and the first of the messages that one after another led to the task.
+        """
         program, start, gaps, ended = self.program, self.start, self.gaps, self._ended
         critical, device, free = self._last_waits, self._devices, self._free
-        node, rows = gaps.node.copy(), np.arange(len(gaps.lane))
-        message = np.full(len(rows), -1, dtype=node.dtype)  # the first of those that one after another led to the task
-        there = ended(node)
+        rows, there, count = np.arange(len(node)), ended(node), len(program.tasks)
         yield rows, np.maximum(there, free), gaps.until, IdleReason.NOTHING
         yield rows, there, free, IdleReason.STREAM
-        count = len(program.tasks)
         while len(rows := rows[(node[rows] >= count) | _is_local_update(program, node[rows], device[rows])]):
             through, before = node[rows], critical[node[rows]]
             update = through < count
@@ -181,29 +195,34 @@ class _IdleLanes:
                 yield rows[chosen], ended(before[chosen]), start[through[chosen]], due
             node[rows] = before
             message[rows[~update]] = through[~update]
-        made = ended(node)
-        late = made - self._messages_delay(device, message, node)
+
+    def _all_spans(self) -> Iterator[tuple[Ints, Times, Times, IdleReason]]:
+        """Yield what `_trace_back` yields, and behind it what the nodes at the end of chains took to be made."""
+        node, message = self._chains()
+        yield from self._trace_back(node, message)
+        made = self._ended(node)
+        late = made - self._messages_delay(message, node)[0]
         yield np.arange(len(made)), np.zeros_like(made), late, IdleReason.DEPENDENCY
         rows = np.flatnonzero(late < made)
         yield rows, late[rows], made[rows], IdleReason.MESSAGE
 
-    def _messages_delay(self, device: Ints, message: Ints, node: Ints) -> Times:
+    def _messages_delay(self, message: Ints, node: Ints) -> tuple[Times, Ints]:
         """Return how much later messages have let the other members of a collective go on than the lane of each gap.
 
         `message` begins the collective, which waits for a task of the lane's device, too; of all that it waits for,
-        `node` ends last.
+        `node` ends last. Return also the gaps that wait for such a collective.
         """
-        program = self.program
+        program, device = self.program, self._devices
         delay = np.zeros(len(node), dtype=self.end.dtype)
-        rows = np.flatnonzero((message >= 0) & (node >= 0) & (node < program.compute))
-        rows = rows[node[rows] != self.gaps.before[rows]]  # the lane itself came last
-        rows = rows[_waits_for_device(program, message[rows], device[rows])]
+        rows = np.flatnonzero((message >= 0) & (node >= 0) & (node < program.compute) & (node != self.gaps.before))
+        # One point to point waits for no task of the device that it goes to.
+        rows = rows[_waits_for_device(program, message[rows], device[rows])] if program.groups else rows[:0]
         if len(rows):
             released = np.append(self._released_by_message(), -np.inf)  # of no task
             here = released[self.gaps.before[rows]]
-            rows, here = rows[here > -np.inf], here[here > -np.inf]
-            delay[rows] = np.maximum(released[node[rows]] - here, 0)
-        return delay
+            known = here > -np.inf
+            delay[rows[known]] = np.maximum(released[node[rows[known]]] - here[known], 0)
+        return delay, rows
 
     def _released_by_message(self) -> Floats:
         """Return when each task's lane last went on because a message came; -inf if it has waited otherwise since."""
