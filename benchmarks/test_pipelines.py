@@ -12,7 +12,7 @@ import pytest
 from benchmarks.test_engines import rate, traced
 from cdpsim import simulate
 from cdpsim.numeric import paths
-from cdpsim.schedules import SCHEDULES, _checked_actions
+from cdpsim.schedules import KNOWN_ACTIONS, SCHEDULES
 from cdpsim.schedules.actions import Actions, check_actions
 from cdpsim.schedules.shape import Shape
 from cdpsim.studies.compare import measure
@@ -85,7 +85,7 @@ def test_fast(name: str, n: int, options: dict[str, int], benchmark: Any) -> Non
     """Time from the request to memory curves, warm; the order is written out anew each time."""
 
     def with_empty_cache() -> tuple[tuple[str, int, int], dict[str, int]]:
-        _checked_actions.cache_clear()
+        KNOWN_ACTIONS.forget()
         return (name, n, 1), options
 
     rate(benchmark, benchmark.pedantic(traced, setup=with_empty_cache, rounds=9))
