@@ -25,7 +25,7 @@ from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.program import Category, Content, Op, Stream
 from cdpsim.request.options import DEFAULTS, OPTION_NAMES
 from cdpsim.studies.sweep.axes import MOST_SWEPT_POINTS, AxisTable, SweepFile
-from cdpsim.studies.sweep.questions import QUESTIONS
+from cdpsim.studies.sweep.questions import question_names
 from cdpsim.trace import ROUNDS_HEADER, RUNS_HEADER, TABLES, WIDER_TABLES, names_of
 from tests.helpers.command_options import load_extension
 from tests.helpers.field_tables import PAGES, require_fields, tables
@@ -124,7 +124,7 @@ def test_experiment_files_have_every_option_and_its_default() -> None:
 def test_the_page_of_sweeps_has_every_field_question_and_code() -> None:
     fields, axis = tables("sweeps.md")["The file of a sweep"]
     assert tuple(row[0].strip("`") for row in fields) == SweepFile.__struct_encode_fields__
-    assert re.findall("`(.*?)`", fields[0][1]) == [*QUESTIONS]
+    assert re.findall("`(.*?)`", fields[0][1]) == question_names()
     named = {word for row in axis for word in re.findall("`(.*?)`", row[0])}
     assert named == {*AxisTable.__struct_encode_fields__}
     page = (PAGES / "sweeps.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from cdpsim.files.shipped import is_preset, read_preset
 from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.studies.sweep.axes import SweepFile, canonical, dimensions_of, left_out_of, lowest_form
 from cdpsim.studies.sweep.points import SweepPlan, value_key
-from cdpsim.studies.sweep.questions import QUESTIONS
+from cdpsim.studies.sweep.questions import find_question
 
 _READERS: dict[str, Callable[[object, str], Any]] = {"model": Model.from_builtins, "cluster": Cluster.from_builtins}
 _OF_SLOTS = (*UNIT_MODELS, "unit")
@@ -22,7 +22,7 @@ _MOST_OBJECTS = 4096  # models and clusters that a process keeps
 
 def sweep_plan_of(given: SweepFile, folder: Path) -> SweepPlan:
     """Return the plan of a sweep: all names, files and paths are found; `folder` is where relative paths begin."""
-    question = QUESTIONS[choose("what", given.what, QUESTIONS)]
+    question = find_question(given.what)
     fixed = {name.replace("-", "_"): lowest_form(value) for name, value in given.fixed.items()}
     dimensions = dimensions_of(given)
     plan = SweepPlan(given.what, fixed, dimensions, left_out_of(given, dimensions))

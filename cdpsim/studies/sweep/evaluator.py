@@ -9,7 +9,7 @@ import msgspec
 from cdpsim.errors import RequestError, Stalled, one_line
 from cdpsim.studies.sweep.contents import Objects
 from cdpsim.studies.sweep.points import Points, SweepPlan
-from cdpsim.studies.sweep.questions import QUESTIONS, shortened
+from cdpsim.studies.sweep.questions import find_question, shortened
 from cdpsim.studies.sweep.store import DONE, FAILED, REFUSED, load_study, row_of
 
 _LONGEST_LINE = 300  # characters of why a point has no result
@@ -40,7 +40,7 @@ class Evaluator:
     def __init__(self, plan: SweepPlan) -> None:
         self.points = Points(plan)
         self._objects = Objects(plan)
-        self._question = QUESTIONS[plan.what]
+        self._question = find_question(plan.what)
 
     def row(self, number: int) -> tuple[str, bytes]:
         """Return how a point ends, and its row."""

@@ -1,13 +1,18 @@
-"""Questions that a sweep can ask at each point: their options, and the columns of an answer."""
+"""Questions that a sweep can ask at each point: their options, and the columns of an answer.
+
+Installed packages bring others, as entry points of the group `cdpsim.questions`: a name, and a `Question`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from fractions import Fraction
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from cdpsim.cluster import Cluster
-from cdpsim.errors import RequestError, whole_number
+from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files.units import json_number, simplified
 from cdpsim.front import runner_on_clusters, simulate
 from cdpsim.request import Request
@@ -145,6 +150,33 @@ QUESTIONS: dict[str, Question] = {
     "plan": Question(("batch",), (*_PLAN_LIMITS, *PLAN_OPTIONS), _PLAN_COLUMNS, _best_plan),
     "pyramid": Question(("schedule",), OPTION_NAMES, _PYRAMID_COLUMNS, _pyramid_cells),
 }
+
+
+GROUP = "cdpsim.questions"
+
+
+def question_names() -> list[str]:
+    """Return the names of all questions, those of other packages last."""
+    return [*QUESTIONS, *_others()]
+
+
+@cache
+def find_question(name: str) -> Question:
+    """Return a question by its name; one of another package is imported, and refused if that lacks something."""
+    if choose("what", name, question_names()) in QUESTIONS:
+        return QUESTIONS[name]
+    try:
+        found = _others()[name].load()
+    except ImportError as error:
+        raise RequestError("what", f"{name!r} cannot be imported: {error}; install what it needs") from None
+    if not isinstance(found, Question):
+        raise RequestError("what", f"{name!r} is no question; mend the package that brings it")
+    return found
+
+
+def _others() -> dict[str, EntryPoint]:
+    """Return the questions of other packages, by their names."""
+    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in QUESTIONS}
 
 
 def cell(value: Any) -> Any:

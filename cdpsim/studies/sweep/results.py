@@ -15,7 +15,7 @@ from cdpsim.errors import RequestError
 from cdpsim.files.tables import as_csv
 from cdpsim.files.writing import check_writable, write_file
 from cdpsim.studies.sweep.points import Points, SweepPart, SweepPlan, value_key
-from cdpsim.studies.sweep.questions import QUESTIONS, completed
+from cdpsim.studies.sweep.questions import completed, find_question
 from cdpsim.studies.sweep.store import DONE, FAILED, PARTS, REFUSED, RETRY, Segment, Store, head_of, load_study, row_of
 
 TABLE_ENDINGS = (".csv", ".jsonl", ".parquet")
@@ -94,14 +94,14 @@ def table_columns(plan: SweepPlan) -> list[str]:
     """Return the columns of a table: the axes, the results that are no axes, and why a point has none."""
     axes = [axis.name for axis in plan.axes]
     options = {axis.of for axis in plan.axes} | {axis.name for axis in plan.axes}
-    results = [name for name in QUESTIONS[plan.what].columns if name not in options]
+    results = [name for name in find_question(plan.what).columns if name not in options]
     return [*axes, *results, REFUSED, FAILED]
 
 
 def table_rows(folder: Path) -> Iterator[list[Any]]:
     """Iterate over the rows of all points that are done, in the order of points."""
     plan = load_study(folder)
-    store, points, question = Store(folder), Points(plan), QUESTIONS[plan.what]
+    store, points, question = Store(folder), Points(plan), find_question(plan.what)
     options = {axis.of for axis in plan.axes} | {axis.name for axis in plan.axes}
     kept = [k for k, name in enumerate(question.columns) if name not in options]
     for index in points.in_file_order():

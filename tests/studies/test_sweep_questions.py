@@ -1,0 +1,64 @@
+"""Questions of other packages: found by their entry points, imported when they are asked."""
+
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdpsim import RequestError, study
+from cdpsim.studies.sweep import questions
+from cdpsim.studies.sweep.questions import GROUP, QUESTIONS, Question, find_question, question_names
+
+DOUBLED = Question(("number",), ("number",), ("doubled",), lambda options: [2 * options["number"]])
+
+
+@pytest.fixture(autouse=True)
+def others(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Four packages with a question, of which one has the name of ours."""
+    found = {
+        "double": "tests.studies.test_sweep_questions:DOUBLED",
+        "gone": "tests.studies.no_such_module:QUESTION",
+        "word": "tests.studies.test_sweep_questions:GROUP",
+        "compare": "tests.studies.test_sweep_questions:DOUBLED",
+    }
+    given = [EntryPoint(name, value, GROUP) for name, value in found.items()]
+    monkeypatch.setattr(questions, "entry_points", lambda *, group: given if group == GROUP else [])
+    find_question.cache_clear()
+    yield
+    find_question.cache_clear()
+
+
+def test_a_question_of_another_package_is_asked(tmp_path: Path) -> None:
+    assert question_names() == [*QUESTIONS, "double", "gone", "word"]
+    table = study({"number": [1, 2, 3]}, {}, tmp_path / "sweep", what="double", executor=Here()).table()
+    assert table["doubled"] == [2, 4, 6]
+
+
+def test_ours_keep_their_names() -> None:
+    assert find_question("compare") is QUESTIONS["compare"]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("gone", "'gone' cannot be imported: .*no_such_module.*; install what it needs"),
+        ("word", "'word' is no question; mend the package that brings it"),
+        ("duble", "unknown what 'duble'"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_a_line(name: str, problem: str) -> None:
+    with pytest.raises(RequestError, match=problem):
+        find_question(name)
+
+
+class Here:
+    """An executor that does at once what it is given."""
+
+    def submit(self, call: Any, *arguments: Any) -> Any:
+        from concurrent.futures import Future
+
+        done: Future[Any] = Future()
+        done.set_result(call(*arguments))
+        return done
