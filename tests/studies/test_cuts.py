@@ -195,6 +195,6 @@ def test_one_run_is_enough_for_what_is_folded(monkeypatch: pytest.MonkeyPatch) -
     folding.KNOWN_GROWTHS.forget()
     asked = request("1f1b", 4, 1000)
     found = folding.fold_micro_batches(asked)
-    assert found is not None and found.run.request.shape.m == 10
+    assert found is not None and found.run.request.shape.m == 8
     again = folding.fold_micro_batches(asked.with_micro_batches(600))
     assert again is not None and again.run is found.run

@@ -46,17 +46,15 @@ def fold_micro_batches(request: Request) -> Folded | None:
     if "m" not in schedule.options or schedule.shape is not None or not isinstance(request.rule.record(shape), str):
         return None
     budget: float = _cost(shape.m * shape.n)  # where few show nothing, at most as long again is lost
-    single = may_be_separate(request)
-    for few, more in _counts_to_try(request):
-        alone = _LOOKING * _cost(few * shape.n)
-        both = alone + _LOOKING * _cost(more * shape.n)
-        if (alone if single else both) > budget or _devices(request, few) != _devices(request, shape.m):
+    for few, more, alone in _counts_to_try(request):
+        needed = _LOOKING * sum(_cost(m * shape.n) for m in ((few,) if alone else (few, more)))
+        if needed > budget or _devices(request, few) != _devices(request, shape.m):
             continue
         try:
-            growth = _find_growth(request, few, more, alone=both > budget)
+            growth = _find_growth(request, few, more, alone=alone)
         except RequestError:  # as some schedules take multiples only
             continue
-        budget -= alone if both > budget else both
+        budget -= needed
         if growth and (figures := growth.after((shape.m - growth.m) // (more - few))):
             return Folded(growth.run, figures)
     return None
@@ -72,21 +70,28 @@ def _devices(request: Request, m: int) -> int:
     return 0 if schedule.order.lists else schedule.placement.devices(replace(request.shape, m=m))
 
 
-def _counts_to_try(request: Request) -> Iterator[tuple[int, int]]:
+def _counts_to_try(request: Request) -> Iterator[tuple[int, int, bool]]:
     """Yield numbers of micro-batches, a unit apart, from which that of a request is a number of units away.
 
-    A unit is one or two where a single stage, or messages between two of them, hold all others up; and as many as there
-    are devices where a cycle through all of them does, or where each device does so many of a chunk before another one.
+    Yield also whether the first one is run alone. A unit is one or two where a single stage, or messages between two of
+    them, hold all others up; and as many as there are devices where a cycle through all of them does, or where each
+    device does so many of a chunk before another one.
     """
     m, order = request.shape.m, request.schedule.order
     devices = 1 if order.one_place else request.shape.parts // request.shape.chunks
-    units = (devices,) if order.any_chunks else dict.fromkeys((2, devices) if devices > 1 else (1, 2))
+    units = [devices] if order.any_chunks else [*dict.fromkeys((2, devices) if devices > 1 else (1, 2))]
+    if may_be_separate(request):
+        # Devices are full with as many as they are; most runs have settled half as many later, or three times as many.
+        for least in (devices + max(devices // 2, 4), 4 * devices):
+            few = least + (m - least) % units[0]
+            if few + units[0] < m:
+                yield few, few + units[0], True
     least = 2 * devices
     while least < m:
         for unit in units:
             first = least + (m - least) % unit
             if first + 2 * unit < m:
-                yield first + unit, first + 2 * unit
+                yield first + unit, first + 2 * unit, False
         least *= 4
 
 
