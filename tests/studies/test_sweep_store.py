@@ -18,6 +18,7 @@ from cdpsim.studies.sweep import store as store_module
 from cdpsim.studies.sweep.results import retry_failures, study_status, table_of
 from cdpsim.studies.sweep.running import run_part
 from cdpsim.studies.sweep.store import RETRY, Segment, Store, head_of, load_study, row_of
+from cdpsim.version import RESULTS
 from tests.helpers.sweeps import MICRO_BATCHES, SCHEDULES, STAGES, saved
 
 
@@ -55,7 +56,7 @@ def names_of(folder: Path) -> list[bytes]:
 def test_a_row_is_json_and_says_nothing_of_where_or_when(done: Path) -> None:
     lines = segment_of(done).read_bytes().splitlines()
     head, first = json.loads(lines[0]), json.loads(lines[1])
-    assert head == {"what": "compare", "results": 1, "axes": ["schedule", "n", "m"], "crc": head["crc"]}
+    assert head == {"what": "compare", "results": RESULTS, "axes": ["schedule", "n", "m"], "crc": head["crc"]}
     assert [*first] == ["id", "point", "result", "crc"]
     assert first["point"] in [[*point] for point in product(SCHEDULES, STAGES, MICRO_BATCHES)]
     assert len(lines) == 1 + 18
@@ -237,7 +238,7 @@ def test_another_file_of_the_same_name_is_refused(toy: Path) -> None:
 
 def test_results_of_another_version_are_refused(done: Path) -> None:
     study = done / "study.json"
-    study.write_text(study.read_text().replace('"results":1', '"results":0'))
+    study.write_text(study.read_text().replace(f'"results":{RESULTS}', '"results":0'))
     with pytest.raises(RequestError, match="this version of cdpsim gives other results"):
         saved(done)
 
