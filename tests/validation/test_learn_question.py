@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("sklearn")  # has the digits
 
 from cdpsim import RequestError, study
 from validation.__main__ import main
