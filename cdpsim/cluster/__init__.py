@@ -143,13 +143,13 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
     def peak_flops(self, count: int, precision: str) -> float | None:
         """Return the peak FLOP/s of the first `count` devices together; None where one has no such speed."""
         try:
-            if len(self.devices) == 1:
-                peak = self.devices[0].peak_in(precision or None)
-                return None if peak is None else count * peak
-            peaks = [self.devices[group].peak_in(precision or None) for group in self._groups(count)]
+            many = np.bincount(self._groups(count)).tolist()
+            peaks = [group.peak_in(precision or None) for group in self.devices[: len(many)]]
         except KeyError:
             return None
-        return None if None in peaks else fsum(peak for peak in peaks if peak is not None)
+        return (
+            None if None in peaks else fsum(k * peak for k, peak in zip(many, peaks, strict=True) if peak is not None)
+        )
 
     def memory_bytes(self, count: int) -> Floats:
         """Return the memory of each of the first `count` devices; inf where it has no limit."""
@@ -196,9 +196,10 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
 
     def has_alike_devices(self, count: int) -> bool:
         """Whether the first `count` devices are all alike."""
-        if len(self.devices) == 1:
-            return True
-        groups = {msgspec.structs.replace(self.devices[group], count=None) for group in set(self._groups(count))}
+        numbers = set(self._groups(count).tolist())
+        groups = (
+            {msgspec.structs.replace(self.devices[k], count=None) for k in numbers} if len(numbers) > 1 else numbers
+        )
         return len(groups) == 1
 
     def is_alike(self, count: int) -> bool:

@@ -255,7 +255,7 @@ def test_shared_edges_are_those_of_routes_that_have_a_limit(cluster: Cluster, sh
 @given(shaped())
 @settings(max_examples=examples(150), deadline=None)
 def test_ways_that_are_alike_in_a_layout_cost_the_same(cluster: Cluster) -> None:
-    """Whatever cables cost: replicas are alike if their ways in the layout are."""
+    """Replicas are alike if their ways in the layout are, whatever cables cost."""
     count = cluster.count or 0
     src, dst = (ends.ravel() for ends in np.indices((count, count)))
     costs: dict[tuple[float, float], set[tuple[float, float]]] = {}

@@ -1,4 +1,4 @@
-"""What was asked for last is kept, as much as fits."""
+"""Values are kept while they fit; those that were not asked for longest go first."""
 
 from cdpsim.numeric.kept import Kept
 

@@ -1,19 +1,21 @@
 """One run of few micro-batches shows what any number of them takes, or says that it does not."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import isclose
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from cdpsim import Cluster, Model, Request, Stage, evaluate
 from cdpsim.cluster import Devices, Link
+from cdpsim.program import Category, Kind, Program
 from cdpsim.studies import folding
 from cdpsim.studies.at_rest import steps_at_rest
 from cdpsim.studies.compare import measure
 from cdpsim.studies.figures import Figures, figures_of_steps
-from cdpsim.studies.folding.cuts import Cut, Repetition, find_cut, find_repetition
+from cdpsim.studies.folding.cuts import Cut, Repetition, find_cut, find_repetition, is_level
 from cdpsim.studies.folding.growth import Growth, growth_of_unit
 
 LINKS = {
@@ -108,6 +110,44 @@ def test_programs_that_do_not_repeat_a_unit_have_no_cut(name: str, few: int, mor
     assert growth(asked, few, more) is None
 
 
+@pytest.mark.parametrize("changed", ["boundary", "activation", "parameters"])
+def test_a_longer_program_of_other_sizes_is_no_longer_one(changed: str) -> None:
+    """What is sent, or held, or updated is another amount in one of its stages."""
+    asked, model = request("1f1b", 4, 12), uneven(4)
+    stages = [*model.stages]
+    stages[1] = msgspec.structs.replace(stages[1], **{changed: 2 * getattr(stages[1], changed)})
+    other = Request("1f1b", 4, m=13, model=Model(stages=tuple(stages)), cluster=LINKS["free"], ignore_memory=True)
+    one, two, three = (steps_at_rest(each).program for each in (asked, asked.with_micro_batches(13), other))
+    assert find_cut(one, two) is not None
+    assert find_cut(one, three) is None
+
+
+def test_a_unit_that_leaves_something_behind_is_not_level() -> None:
+    """Its forwards alone hold more behind them, its backwards less; and an update ends a version."""
+    asked = request("1f1b", 4, 12)
+    program, longer = (steps_at_rest(asked.with_micro_batches(m)).program for m in (12, 13))
+    cut = find_cut(program, longer)
+    assert cut is not None and is_level(program, cut.unit)
+    kind = program.tasks.kind[cut.unit[cut.unit < program.compute]]
+    tasks = cut.unit[cut.unit < program.compute]
+    assert not is_level(program, tasks[kind == Kind.F]) and not is_level(program, tasks[kind == Kind.B])
+    assert not is_level(program, np.append(cut.unit, program.compute))
+
+
+def held_until_the_update(program: Program) -> Program:
+    """A program whose first device keeps the activations of all micro-batches."""
+    ends, held = program.buffers.end.copy(), program.buffers
+    ends[(held.category == Category.ACTIVATIONS) & (held.device == 0)] = 2 * program.compute + 1
+    return replace(program, buffers=replace(held, end=ends))
+
+
+def test_devices_that_hold_more_with_each_micro_batch_have_no_cut() -> None:
+    asked = request("1f1b", 4, 12)
+    one, two = (steps_at_rest(asked.with_micro_batches(m)).program for m in (12, 13))
+    assert find_cut(one, two) is not None
+    assert find_cut(held_until_the_update(one), held_until_the_update(two)) is None
+
+
 def test_a_run_that_has_not_settled_shows_nothing() -> None:
     """Of eight stages the last one, with the head, is the slowest: others work ahead of it at first."""
     asked = Request("zb-h1", 8, m=18, **LLAMA)
@@ -164,7 +204,7 @@ class TestRepetitions:
 
     @pytest.mark.parametrize(("at", "until"), [(4.25, 3.0), (3.75, 2.75)])
     def test_one_that_comes_later_or_earlier_ends_it(self, at: float, until: float) -> None:
-        """What comes earlier is within a unit behind the repetition, though the one before it is not."""
+        """Of the earlier time, only the later node of the pair is too soon: less than a unit behind the repetition."""
         start = self.start.copy()
         start[4] = at
         assert self.found(start) == (1.0, -0.5, until)
@@ -173,6 +213,13 @@ class TestRepetitions:
         start = self.start.copy()
         start[1] = 1.25
         assert self.found(start) == (1.0, 1.75, 5.0)
+
+    def test_a_node_of_the_unit_that_comes_late_begins_it(self) -> None:
+        """The same one before the cut has ended long before, and nothing waits for either."""
+        start = np.append(self.start, [2.0, 3.75])
+        one, again = self.cut.before
+        cut = self.cut._replace(before=(np.append(one, 6), np.append(again, 7)))
+        assert self.found(start, cut) == (1.0, 3.25, 5.0)
 
     def test_nodes_that_do_not_grow_in_number_are_on_their_side(self) -> None:
         start = np.append(self.start, [0.25, 5.5])

@@ -31,7 +31,7 @@ class Cut(NamedTuple):
 
 
 class Repetition(NamedTuple):
-    """What a run repeats: all that starts or ends after one time, and before another, is there again so much later."""
+    """A part of a run between two times: whatever starts or ends in it does so again, later by one amount."""
 
     later: Any
     since: Any
@@ -41,8 +41,9 @@ class Repetition(NamedTuple):
 def find_repetition(cut: Cut, start: Times, end: Times) -> Repetition | None:
     """Return what a run repeats around a cut; None where it has not settled there.
 
-    A run of a unit more is the same until a unit's time after its end, and goes on as this one does from its end on: so
-    each node of a pair that is not repeated is on the side of that time on which its program's cuts have it.
+    From `until` on, this run is what a run of a unit more is `later` by a unit; before that, both are the same. A node
+    that is not repeated must not spoil this: before the cut it ends by `since`, behind it it starts no sooner than
+    `until`, and the same node of a unit later no sooner than a unit after that.
     """
     one, again = cut.ends
     growth = end[again] - end[one]
@@ -85,11 +86,11 @@ def find_cut(program: Program, longer: Program) -> Cut | None:
         return None
     cut = _cut_of(program, nodes, more, here)
     sides = zip(here.facts(program), there.facts(longer), strict=True)
-    return cut if _is_level(program, cut.unit) and all(_are_same(one, other) for one, other in sides) else None
+    return cut if is_level(program, cut.unit) and all(_are_same(one, other) for one, other in sides) else None
 
 
 @once_a_program
-def _waits(program: Program) -> UnitPairs:
+def _waits(program: Program) -> tuple[Ints, Ints]:
     """Return who waits for whom, but where a node waits for many tasks that a lane makes one after another.
 
     Of such tasks of a class, as an update waits for in all micro-batches, it waits for the last one.
@@ -201,7 +202,7 @@ def _cut_of(program: Program, nodes: ByClass, more: Ints, sides: _Sides) -> Cut:
     )
 
 
-def _is_level(program: Program, unit: Ints) -> bool:
+def is_level(program: Program, unit: Ints) -> bool:
     """Return whether devices hold as much after a unit as before it, and the same versions of parameters throughout."""
     buffers, inside = program.buffers, np.zeros(program.nodes + 1, dtype=bool)
     inside[unit] = True
