@@ -10,12 +10,12 @@ import pytest
 
 from cdpsim import Cluster, Model, Request, Stage, evaluate
 from cdpsim.cluster import Devices, Link
-from cdpsim.program import Category, Kind, Program
+from cdpsim.program import Category, Program
 from cdpsim.studies import folding
 from cdpsim.studies.at_rest import steps_at_rest
 from cdpsim.studies.compare import measure
 from cdpsim.studies.figures import Figures, figures_of_steps
-from cdpsim.studies.folding.cuts import Cut, Repetition, find_cut, find_repetition, is_level
+from cdpsim.studies.folding.cuts import Cut, Repetition, find_cut, find_repetition
 from cdpsim.studies.folding.growth import Growth, growth_of_unit
 
 LINKS = {
@@ -120,18 +120,6 @@ def test_a_longer_program_of_other_sizes_is_no_longer_one(changed: str) -> None:
     one, two, three = (steps_at_rest(each).program for each in (asked, asked.with_micro_batches(13), other))
     assert find_cut(one, two) is not None
     assert find_cut(one, three) is None
-
-
-def test_a_unit_that_leaves_something_behind_is_not_level() -> None:
-    """Its forwards alone hold more behind them, its backwards less; and an update ends a version."""
-    asked = request("1f1b", 4, 12)
-    program, longer = (steps_at_rest(asked.with_micro_batches(m)).program for m in (12, 13))
-    cut = find_cut(program, longer)
-    assert cut is not None and is_level(program, cut.unit)
-    kind = program.tasks.kind[cut.unit[cut.unit < program.compute]]
-    tasks = cut.unit[cut.unit < program.compute]
-    assert not is_level(program, tasks[kind == Kind.F]) and not is_level(program, tasks[kind == Kind.B])
-    assert not is_level(program, np.append(cut.unit, program.compute))
 
 
 def held_until_the_update(program: Program) -> Program:

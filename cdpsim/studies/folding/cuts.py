@@ -12,7 +12,7 @@ import numpy as np
 
 from cdpsim.numeric.columns import Flags, Ints, Times, dense_ranks, group_starts, row_numbers, sort_by
 from cdpsim.numeric.paths import longest_paths
-from cdpsim.program import Category, Program, once_a_program
+from cdpsim.program import Program, once_a_program
 from cdpsim.studies.folding.matches import ByClass, nodes_by_class
 
 UnitPairs = tuple[Ints, Ints]  # nodes, and the same ones of a unit later
@@ -68,7 +68,8 @@ def _unrepeated(pairs: UnitPairs, start: Times, later: Any) -> UnitPairs:
 def find_cut(program: Program, longer: Program) -> Cut | None:
     """Return the cut in the middle of a step; None where a program of a unit more is not the same on both sides of it.
 
-    Neither may devices hold more behind the unit than before it, nor update what they have in between.
+    What is held is the same on both sides, too, and ends wherever it begins; so devices hold as much behind the unit as
+    before it.
     """
     has_several_ends = len(program.buffers.kept) or len(longer.buffers.kept)
     if program.steps > 1 or has_several_ends or len(program.releases) or len(program.parts):
@@ -86,7 +87,7 @@ def find_cut(program: Program, longer: Program) -> Cut | None:
         return None
     cut = _cut_of(program, nodes, more, here)
     sides = zip(here.facts(program), there.facts(longer), strict=True)
-    return cut if is_level(program, cut.unit) and all(_are_same(one, other) for one, other in sides) else None
+    return cut if all(_are_same(one, other) for one, other in sides) else None
 
 
 @once_a_program
@@ -200,17 +201,6 @@ def _cut_of(program: Program, nodes: ByClass, more: Ints, sides: _Sides) -> Cut:
         (np.flatnonzero(~grows & ~is_tail), np.flatnonzero(~grows & is_tail)),
         np.flatnonzero(sides.is_head[:-1] & is_tail),
     )
-
-
-def is_level(program: Program, unit: Ints) -> bool:
-    """Return whether devices hold as much after a unit as before it, and the same versions of parameters throughout."""
-    buffers, inside = program.buffers, np.zeros(program.nodes + 1, dtype=bool)
-    inside[unit] = True
-    begun, ended = inside[buffers.begin >> 1], inside[buffers.end >> 1]
-    change = buffers.size * (begun.astype(np.int64) - ended)
-    held = np.zeros((program.devices, len(Category)), dtype=np.int64)
-    np.add.at(held, (buffers.device, buffers.category), change)
-    return not held.any() and not (begun | ended)[buffers.category == Category.PARAMETERS].any()
 
 
 def _are_same(one: Sequence[Ints], other: Sequence[Ints]) -> bool:
