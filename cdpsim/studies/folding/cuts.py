@@ -41,9 +41,9 @@ class Repetition(NamedTuple):
 def find_repetition(cut: Cut, start: Times, end: Times) -> Repetition | None:
     """Return what a run repeats around a cut; None where it has not settled there.
 
-    A run of a unit more is the same as this one for `later` beyond `until`; then it does what this one does from `until`
-    on. For that, each node that is not repeated is on one side: before the cut it has ended by `since`; behind it, it
-    does not start before `until`, and the same node of the next unit does not start before `later` beyond that.
+    A run of a unit more is the same as this one for `later` beyond `until`; then it does what this one does from
+    `until` on. For that, each node that is not repeated is on one side: before the cut it has ended by `since`; behind
+    it, it does not start before `until`, and the same node of the next unit not before `later` beyond that.
     """
     one, again = cut.ends
     growth = end[again] - end[one]
