@@ -28,7 +28,6 @@ from cdpsim.cluster.disorder import Disorder
 from cdpsim.cluster.topology import Cable, Topology
 from cdpsim.front import runner_on_clusters
 from cdpsim.request.options import CollectiveName
-from tests.conftest import examples
 from tests.helpers.strategies import requests, streamed_requests
 
 MODEL = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=10, parameters=40, activation=5),) * 4)
@@ -40,7 +39,7 @@ def real(name: str, cluster: Cluster = LINKS[1], **words: Any) -> Request:
     return Request(name, model=MODEL, cluster=cluster, **words)
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=60)
 @given(requests() | streamed_requests(most=3))
 def test_a_run_in_parts_is_the_run_at_once(words: dict[str, Any]) -> None:
     """To the last bit, in all tables and the summary; and what is recorded asks for it again."""

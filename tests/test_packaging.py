@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import need
+from tests.conditions import need
 
 PROJECT = Path(__file__).parent.parent
 IGNORED = [line.strip("/") for line in (PROJECT / ".gitignore").read_text(encoding="utf-8").splitlines()]

@@ -23,7 +23,6 @@ from cdpsim.request.options import RENDEZVOUS
 from cdpsim.runs import Run
 from cdpsim.schedules.order import CYCLIC
 from cdpsim.studies.compare import measure
-from tests.conftest import examples
 from tests.helpers.saved_files import files
 from tests.helpers.strategies import disorders, schedules, streamed_requests, taken
 
@@ -96,7 +95,7 @@ def run(asked: dict[str, Any], **more: Any) -> Run:
         return simulate(**asked, **more, ignore_memory=True)
 
 
-@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(asked=combinations())
 def test_any_combination_makes_sense_and_is_the_same_again(asked: dict[str, Any]) -> None:
     """By every invariant; by both engines, where both can; and served again from what was written."""

@@ -17,8 +17,6 @@ from cdpsim.schedules.rule import CDP_V1, CDP_V2, matrix_rule
 from cdpsim.schedules.shape import Shape
 from tests.helpers.strategies import fitting, in_seconds, shapes
 
-pytestmark = pytest.mark.uncounted  # sweeps; single cases elsewhere reach the same lines
-
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 sizes = [(s, n) for s in SCHEDULES.values() for n in ((1, 2, 3, 4, 7, 12) if s.name in TABLE_1 else (1, 3, 7))]
 spaced = [s for s in SCHEDULES.values() if not s.order.lists and s.m is None]  # pipedream fills up as fast as it can

@@ -10,7 +10,7 @@ from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.runs import FoldedRun
 from cdpsim.studies.compare import measure
-from tests.conftest import examples
+from tests.selection import Examples
 
 PARTS = 4
 PIPELINES = [name for name, schedule in SCHEDULES.items() if "shard" in schedule.options]
@@ -56,9 +56,8 @@ def replicated(draw: st.DrawFn) -> dict[str, Any]:
     return asked
 
 
-@pytest.mark.uncounted
 @pytest.mark.parametrize("part", range(PARTS))
-def test_folded_runs_have_the_figures_of_all_replicas_to_the_last_bit(part: int) -> None:
+def test_folded_runs_have_the_figures_of_all_replicas_to_the_last_bit(part: int, examples: Examples) -> None:
     """A thousand runs, in parts for several workers."""
 
     @settings(max_examples=examples(1000 // PARTS))

@@ -22,15 +22,14 @@ from cdpsim.schedules.state import ALONG, REPLICATED, Home
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.engine import ENGINES
 from cdpsim.trace.metrics import memory
-from tests.conftest import examples
 from tests.helpers.strategies import requests, taken
+from tests.selection import Examples
 
 PARTS = 8
 
 
-@pytest.mark.uncounted
 @pytest.mark.parametrize("part", range(PARTS))
-def test_both_engines_give_the_same_times_to_the_last_bit(part: int) -> None:
+def test_both_engines_give_the_same_times_to_the_last_bit(part: int, examples: Examples) -> None:
     """Longest paths and the event loop are two readings of one program: 2,000 of them, in parts for several workers."""
 
     @settings(max_examples=examples(2000 // PARTS))

@@ -1,11 +1,10 @@
 """The long run (`make long`): a hundred thousand programs, ten thousand shuffles, ten thousand mutations.
 
 Each test counts what it did and says so at its end: hypothesis stops early when it thinks that it has seen everything.
-CDPSIM_TEST_SHARE is the share of all that which is done, CDPSIM_TEST_SEED any word that decides what is drawn; `make
-sample` sets both.
+`--share` is the share of all that which is done, and `--draw` the word that decides what is drawn; `make sample` gives
+the first.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,10 +25,10 @@ from cdpsim.program.check import check_program
 from cdpsim.runs import Run
 from cdpsim.timing.engine import ENGINES, discrete
 from tests.helpers.strategies import requests
+from tests.selection import long_run
 
 PARTS = 8
-SEED, SHARE = os.environ.get("CDPSIM_TEST_SEED", ""), float(os.environ.get("CDPSIM_TEST_SHARE", "1"))
-PROGRAMS, SHUFFLED, MUTATED = (ceil(SHARE * count / PARTS) for count in (100_000, 1_000, 10_000))
+PROGRAMS, SHUFFLED, MUTATED = (ceil(long_run["share"] * count / PARTS) for count in (100_000, 1_000, 10_000))
 SHUFFLES = 10
 ENOUGH = 1000  # draws, after which each of a few dozens of things has been drawn
 in_parts = pytest.mark.parametrize("part", range(PARTS))
@@ -43,7 +42,7 @@ def thoroughly(examples: int, part: int) -> Callable[[Callable[..., None]], Call
     )
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        return given_that(seed(f"{SEED} {part}")(test))
+        return given_that(seed(f"{long_run['draw']} {part}")(test))
 
     return decorate
 

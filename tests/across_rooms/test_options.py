@@ -14,8 +14,6 @@ from cdpsim.schedules.rule import RULES
 from cdpsim.trace import TABLES
 from tests.helpers.strategies import fitting
 
-pytestmark = pytest.mark.uncounted  # a sweep
-
 LAYER = Stage(
     forward=1.0,
     backward=2.0,

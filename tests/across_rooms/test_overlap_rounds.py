@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from cdpsim import Cluster, Model, Stage, simulate
 from cdpsim.cluster import Link
 from cdpsim.runs import Run
-from tests.conftest import examples
 from tests.helpers.rounds import METHODS, Case, Played, play
 
 BANDWIDTH = 8
@@ -114,14 +113,14 @@ def check_updates(run: Run, played: Played[int]) -> None:
 
 
 @given(requests())
-@settings(max_examples=examples(3000), deadline=None)
+@settings(max_examples=3000, deadline=None)
 def test_a_run_is_what_the_oracle_plays(wanted: Wanted) -> None:
     """By the recurrence, and the fast engine."""
     check(simulated(wanted), play(wanted.case))
 
 
 @given(requests())
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_so_is_one_of_events(wanted: Wanted) -> None:
     """By SimPy."""
     check(simulated(wanted, engine="simpy"), play(wanted.case))

@@ -73,7 +73,6 @@ def assert_agrees(reference: Reference, folder: Path, label: str = "") -> None:
     assert_same(f"{label} memory", reference.memory, memory_rows(trace, *CATEGORIES))
 
 
-@pytest.mark.uncounted
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("n", range(1, 7))
 def test_a_trace_is_what_the_specification_says(name: str, n: int, tmp_path: Path) -> None:

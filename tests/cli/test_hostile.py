@@ -10,7 +10,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from fractions import Fraction
-from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from cdpsim.program import EdgeKind
 from cdpsim.schedules import pipeline
 from cdpsim.schedules.rule import Rule
 from cdpsim.studies.table1 import compute_table1
-from tests.conftest import Command, need
+from tests.conftest import Command
 from tests.helpers.command_line import assert_refused
 
 FOLDER = "run"  # a run of 1f1b with three stages, in the folder of a test
@@ -96,7 +95,6 @@ def test_every_command_is_tried() -> None:
     assert set(SERVED) == {command.name for command in cli.COMMANDS}
 
 
-@pytest.mark.uncounted
 @pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize("name", SERVED)
 def test_no_value_of_any_option_is_answered_by_a_traceback(name: str, command: Command, here: Path) -> None:
@@ -160,7 +158,6 @@ VALUES: list[Any] = [
 KEYWORDS = [name for name in signature(simulate).parameters if name != "n"]
 
 
-@pytest.mark.uncounted
 @pytest.mark.parametrize("keyword", KEYWORDS)
 def test_no_value_of_any_keyword_raises_anything_else(keyword: str) -> None:
     """It is taken, or refused in one line; in slots, and with a model and a cluster."""
@@ -375,9 +372,8 @@ print(os.environ["MPLBACKEND"])
     assert (here / "a.svg").exists()
 
 
-def test_a_damaged_cache_of_numba_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_damaged_cache_of_numba_is_no_obstacle(tmp_path: Path, compiled: Any) -> None:
     """Loops are compiled again, give the same, and are kept again."""
-    need(find_spec("numba"), "numba")
     program = """
 import numpy as np
 from cdpsim.numeric.paths import compiled_loops

@@ -14,7 +14,6 @@ from cdpsim.cluster import Cable, Cluster, Devices, Edge, Topology
 from cdpsim.cluster.graph import Graph, draw_graph
 from cdpsim.cluster.routes import Routes
 from cdpsim.errors import RequestError
-from tests.conftest import examples
 
 latencies = st.integers(0, 3).map(float)
 bandwidths = st.sampled_from([1.0, 2.0, 8.0, inf])
@@ -72,7 +71,7 @@ def oracle(graph: Graph) -> nx.DiGraph:
 
 
 @given(joined() | shaped())
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_a_route_has_the_fewest_edges_and_of_these_the_least_latency(cluster: Cluster) -> None:
     """Held against networkx: all shortest ways, and the fastest of them."""
     graph = cluster.graph
@@ -219,7 +218,7 @@ def test_a_cluster_of_any_number_of_devices_has_no_routes_yet() -> None:
 
 
 @given(shaped(), st.lists(st.integers(0, 19), min_size=2, max_size=8, unique=True))
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_costs_between_alike_nodes_are_those_of_routes(cluster: Cluster, members: list[int]) -> None:
     """To the last bit what routes through the whole graph cost, for each pair and for groups."""
     routes, count = Routes(cluster.graph), cluster.count or 0
@@ -234,7 +233,7 @@ def test_costs_between_alike_nodes_are_those_of_routes(cluster: Cluster, members
 
 
 @given(shaped(), st.integers(1, 3))
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_shared_edges_are_those_of_routes_that_have_a_limit(cluster: Cluster, shift: int) -> None:
     """Rows with a common edge are the same, and so are their bandwidths, whichever numbers edges have."""
     count = cluster.count or 0
@@ -253,7 +252,7 @@ def test_shared_edges_are_those_of_routes_that_have_a_limit(cluster: Cluster, sh
 
 
 @given(shaped())
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_ways_that_are_alike_in_a_layout_cost_the_same(cluster: Cluster) -> None:
     """Replicas are alike if their ways in the layout are, whatever cables cost."""
     count = cluster.count or 0

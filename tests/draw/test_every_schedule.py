@@ -22,8 +22,6 @@ from cdpsim.schedules import TABLE_1
 from tests.helpers.figures import BOX, marked, one
 from tests.helpers.strategies import fitting
 
-pytestmark = pytest.mark.uncounted  # sweeps; single cases elsewhere reach the same lines
-
 STAGE = Stage(
     forward=0.1,
     backward=0.3,

@@ -16,8 +16,6 @@ from tests.helpers.command_line import content, refuse
 from tests.helpers.figures import HOSTILE, at, marked, one, words
 from tests.helpers.svg import drawn
 
-pytestmark = pytest.mark.uncounted  # sweeps; single cases elsewhere reach the same lines
-
 NAMES = ("resnet50", "vit-b16")
 TIMED = Model(
     name="timed",

@@ -20,7 +20,7 @@ from cdpsim.export.page import page
 from cdpsim.program import Content, Kind
 from cdpsim.schedules import TABLE_1
 from cdpsim.trace import TABLES, Trace
-from tests.conftest import need
+from tests.conditions import need
 from tests.helpers.hostile_names import HOSTILE_NAME
 from tests.helpers.made_traces import changed, some_rows
 from tests.helpers.strategies import fitting

@@ -3,7 +3,6 @@
 import copy
 import importlib.util
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,12 +23,12 @@ from cdpsim.export.chrome import _sort_slices, chrome, nanoseconds
 from cdpsim.program import EdgeKind
 from cdpsim.runs import Run
 from cdpsim.trace import Trace, load
-from tests.conftest import ALL
+from tests import conditions
+from tests.conditions import need
 from tests.helpers.strategies import fitting, requests
 from tests.helpers.trace_processor import FAULTS, TraceProcessor, query, started
 
-if importlib.util.find_spec("perfetto") is None and ALL not in os.environ:
-    pytest.skip("perfetto is not installed", allow_module_level=True)
+need(importlib.util.find_spec("perfetto"), "perfetto")
 
 SLICES = """select p.name as process, t.name as thread, s.name as name, s.ts as ts, s.dur as dur, depth,
     s.id as id from slice s join thread_track tt on s.track_id = tt.id
@@ -414,10 +413,10 @@ def test_a_trace_without_tasks_is_refused(tmp_path: Path) -> None:
 
 def test_without_node_the_check_is_skipped_or_fails_where_all_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
-    monkeypatch.delenv(ALL, raising=False)
+    monkeypatch.setitem(conditions.tools, "must be there", False)
     with pytest.raises(pytest.skip.Exception, match="needs node"):
         started()
-    monkeypatch.setenv(ALL, "1")
+    monkeypatch.setitem(conditions.tools, "must be there", True)
     with pytest.raises(pytest.fail.Exception, match="node is missing"):
         started()
 

@@ -15,7 +15,6 @@ from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Speeds
 from cdpsim.cluster.disorder import Disorder, Stop
 from cdpsim.files import config
 from cdpsim.request.options import Contention
-from tests.conftest import examples
 from tests.helpers.saved_files import files
 
 
@@ -120,7 +119,7 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
     return {"stages": stages, "tied": [{"stages": [0, 3]} | tie]}
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=30)
 @given(
     models(),
     clusters(),

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import need
+from tests.conditions import need
 
 SCRIPT = Path(__file__).with_suffix(".mjs")
 FAULTS = "select name, value from stats where severity in ('error', 'data_loss') and value != 0"

@@ -67,7 +67,6 @@ def test_fewer_layers_than_stages_are_refused(n: int) -> None:
         balanced([1, 1, 1], n)
 
 
-@pytest.mark.uncounted
 def test_a_thousand_layers_are_cut_exactly() -> None:
     """Equal ones into equal stages: any other cuts make one of more than ten layers."""
     assert balanced([1] * 1000, 100) == tuple(range(10, 1000, 10))

@@ -3,6 +3,7 @@
 from fractions import Fraction
 from itertools import permutations
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cdpsim.numeric.fair_shares import FairRates, share
-from cdpsim.numeric.paths import compiled_loops
 from cdpsim.timing.engine import sharing
-from tests.conftest import examples, need
 from tests.helpers.traffic import arrivals
 from tests.helpers.traffic_patterns import patterns
 
@@ -163,23 +162,20 @@ THIRDS: Case = ([[0, 3], [1, 3], [2, 3], [3]], [0.1, 0.7, 1.3, 1e3], [dict.fromk
 
 @given(cases() | st.integers(0).map(crowd))
 @example(THIRDS)
-@settings(max_examples=examples(300), deadline=None)
-def test_compiled_rates_have_the_same_bits(case: Case) -> None:
+@settings(max_examples=300, deadline=None)
+def test_compiled_rates_have_the_same_bits(compiled: Any, case: Case) -> None:
     """On lists, on arrays and compiled: the same routes, in the same order, to the last bit."""
-    loops = compiled_loops()
-    need(loops, "numba")
     routes, capacity, moments = case
     plain, arrays = FairRates(routes, capacity), FairRates(routes, capacity, share)
-    fast = loops.CompiledFairRates(routes, capacity)
+    fast = compiled.CompiledFairRates(routes, capacity)
     for changes in moments:
         expected = list(plain.share(changes).items())
         assert expected == list(arrays.share(changes).items()) == list(fast.share(changes).items())
 
 
 @pytest.mark.parametrize("number", range(0, len(patterns()), 5))
-def test_compiled_shares_have_the_same_bits(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_shares_have_the_same_bits(number: int, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times of whole patterns of traffic, with numba and without."""
-    need(compiled_loops(), "numba")
     _, cluster, traffic = patterns()[number]
     assert len(traffic) < sharing.COMPILED_FROM_MESSAGES
     plain = arrivals(traffic, cluster)

@@ -126,9 +126,8 @@ def test_thin_graphs_of_some_thousand_rows_are_swept_one_node_at_a_time(monkeypa
 
 
 @given(graphs())
-def test_compiled_and_numpy_agree(graph: tuple[Any, ...]) -> None:
+def test_compiled_and_numpy_agree(compiled: Any, graph: tuple[Any, ...]) -> None:
     """To the last bit; once as compiled code, once as the Python that it is compiled from."""
-    compiled = pytest.importorskip("cdpsim.numeric.compiled", reason="numba may be missing")
     expected = paths.longest_paths_by_fronts(*graph)
     before, after, duration, earliest = graph
     for sweep in (compiled.sweep_nodes, unwrap(compiled.sweep_nodes)):
@@ -164,28 +163,26 @@ def test_step_functions_agree(rows: list[tuple[int, int, int, int]]) -> None:
     assert list(zip(*found, strict=True)) == expected
 
 
-def test_moments_are_starts_and_ends_of_nodes() -> None:
+def test_moments_are_starts_and_ends_of_nodes(compiled: Any) -> None:
     """2 k is the start of node k, 2 k + 1 its end, and -1 the start of the run; the first node, too, may start late."""
-    compiled = pytest.importorskip("cdpsim.numeric.compiled", reason="numba may be missing")
     starts, ends = np.array([3, 7], dtype=np.int64), np.array([5, 8], dtype=np.int64)
     for times_of in (compiled.times_of_moments, unwrap(compiled.times_of_moments)):
         assert times_of(np.array([-1, 0, 1, 2, 3], dtype=np.int32), starts, ends).tolist() == [0, 3, 5, 7, 8]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("as_python", [True, False])
 @pytest.mark.parametrize("name", ["multi-cdp", "zero-dp", "single-dp", "single-cdp", "pp-cdp"])
 def test_large_programs_give_the_same_trace_with_and_without_compiled_code(
-    name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, as_python: bool, compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The threshold picks the code that sweeps, not the result; compiled and plain code agree."""
-    module = pytest.importorskip("cdpsim.numeric.compiled", reason="numba may be missing")
     monkeypatch.setattr(paths, "FEW_ROWS", 10**9)
     trace = simulate(name, 6)
     plain = {table: getattr(trace, table) for table in ("tasks", "messages", "memory")}  # found now, not when asked for
     monkeypatch.setattr(paths, "FEW_ROWS", 0)
-    if not compiled:
+    if as_python:
         for function in ("sweep_nodes", "times_of_moments", "step_function_of_slots"):
-            monkeypatch.setattr(module, function, unwrap(getattr(module, function)))
+            monkeypatch.setattr(compiled, function, unwrap(getattr(compiled, function)))
     swift = simulate(name, 6)
     for table, columns in plain.items():
         for column, values in columns.items():

@@ -16,7 +16,6 @@ from cdpsim.program import Content, EdgeKind, Kind, Op, Program, rendezvous
 from cdpsim.program.check import check_program
 from cdpsim.request.options import RENDEZVOUS, Rendezvous
 from cdpsim.runs import Run
-from tests.conftest import examples
 from tests.helpers.run_times import makespan, named
 from tests.helpers.strategies import alike, streamed_requests, taken
 from tests.helpers.stream_queue_player import play
@@ -120,7 +119,7 @@ def met_requests(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(met_requests())
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_streams_do_what_queues_do(request: dict[str, Any]) -> None:
     """By events, in the order of the unit-cost run: the same times but for ticks, and both engines to the last bit."""
     run = simulate(**request)
@@ -160,7 +159,7 @@ def test_messages_are_posted_where_torch_posts_them(n: int) -> None:
 
 
 @given(met_requests(), st.booleans())
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_every_rule_and_law_holds(request: dict[str, Any], expand: bool) -> None:
     """No deadlock, nothing out of turn, memory freed; expanded too. Edges are no more than a few for each node.
 
@@ -179,7 +178,7 @@ def test_every_rule_and_law_holds(request: dict[str, Any], expand: bool) -> None
 
 
 @given(met_requests())
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_what_devices_do_beside_each_other(request: dict[str, Any]) -> None:
     """Under "none" no task runs while a message of its device does; a collective has its device's stream for itself."""
     run = simulate(**request)
@@ -204,7 +203,7 @@ def ends_of(program: Program, node: int) -> list[int]:
 
 
 @given(met_requests())
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_meeting_is_only_waited_for(request: dict[str, Any]) -> None:
     """Nothing is earlier than where everything overlaps."""
     before, run = simulate(**whole(request)), simulate(**request)
@@ -217,7 +216,7 @@ def vars_of(group: Devices) -> dict[str, Any]:
 
 
 @given(met_requests())
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_deferred_receive_comes_after_the_task_before_its_reader(request: dict[str, Any]) -> None:
     """The input of a task starts to arrive when its device has done the task before it in the lane."""
     request |= {"rendezvous": "megatron"}
@@ -234,7 +233,7 @@ def test_a_deferred_receive_comes_after_the_task_before_its_reader(request: dict
 
 
 @given(alike(), st.sampled_from(RENDEZVOUS))
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_expanded_collectives_are_never_later_than_in_one_piece(wanted: dict[str, Any], how: Rendezvous) -> None:
     """A collective's messages keep its turn; a member is done with it, and goes on, with its own last one."""
     groups = (Devices(**{**vars_of(wanted["cluster"].devices[0]), "overlap": "none"}),)

@@ -16,7 +16,6 @@ from cdpsim.model.runtime import PAPER, Habits, Runtime, read_runtime
 from cdpsim.program import Category, Content, Kind
 from cdpsim.request.description import describe_request
 from cdpsim.request.options import InapplicableOption
-from tests.conftest import examples
 from tests.helpers.strategies import models, shapes
 
 HABITS: dict[str, list[Any]] = {
@@ -392,7 +391,7 @@ def retaining_models(draw: st.DrawFn, n: int) -> Model:
     return Model(stages=tuple(stages))
 
 
-@settings(max_examples=examples(30))
+@settings(max_examples=30)
 @given(st.data())
 def test_two_parts_that_retain_lower_a_peak_only_by_the_first_stages_gradients_to_come(data: st.DataObject) -> None:
     """On its device, by what its whole backward has yet to make at its highest moment; nowhere else."""

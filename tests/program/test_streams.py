@@ -22,7 +22,7 @@ from cdpsim.schedules import TABLE_1
 from cdpsim.studies.breakeven import scale_links
 from cdpsim.timing.engine import ENGINES
 from cdpsim.trace import TABLES
-from tests.conftest import Command, examples
+from tests.conftest import Command
 from tests.helpers.command_line import refuse
 from tests.helpers.message_turn_player import play
 from tests.helpers.run_times import makespan, named
@@ -158,7 +158,7 @@ def test_of_two_last_gathers_the_one_with_which_workers_would_go_on_is_first(ove
 
 
 @given(streamed_requests())
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_messages_take_what_the_rules_say(request: dict[str, Any]) -> None:
     """Event by event: the same times but for ticks, and to the last bit from both engines."""
     request.pop("rendezvous", None)
@@ -174,7 +174,7 @@ def test_messages_take_what_the_rules_say(request: dict[str, Any]) -> None:
 
 
 @given(streamed_requests())
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_more_overlap_never_ends_later_and_free_messages_slow_nothing(request: dict[str, Any]) -> None:
     """Full overlap, then a stream beside the tasks, then all in the lanes: each only adds waits.
 
@@ -192,7 +192,6 @@ def test_more_overlap_never_ends_later_and_free_messages_slow_nothing(request: d
             assert end is not free or are_close(before.start[:nodes], after.start[:nodes])
 
 
-@pytest.mark.uncounted
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_free_messages_never_slow_a_run(name: str, engine: str) -> None:
@@ -211,7 +210,7 @@ def test_free_messages_never_slow_a_run(name: str, engine: str) -> None:
 
 
 @given(streamed_requests())
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_rule_and_law_holds(request: dict[str, Any]) -> None:
     """No deadlock, nothing out of turn, memory freed; expanded too. Edges are no more than a few for each node."""
     request.pop("rendezvous", None)

@@ -19,7 +19,7 @@ from cdpsim.request.options import CollectiveName, Contention, EngineName, Train
 from cdpsim.schedules.table import write_actions
 from cdpsim.timing.costs import CONTENTION
 from cdpsim.timing.engine import ENGINES
-from tests.conftest import Command, examples
+from tests.conftest import Command
 from tests.helpers.command_line import refuse
 from tests.helpers.saved_files import files
 from tests.helpers.strategies import fitting, in_seconds, requests, streamed_requests
@@ -91,7 +91,7 @@ def test_every_request_above_is_one_of_some_schedule() -> None:
     assert not unserved
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=60)
 @given(requests(most=4) | streamed_requests(most=3))
 def test_any_request_can_be_asked_again(request: dict[str, Any]) -> None:
     trace = simulate(**request)

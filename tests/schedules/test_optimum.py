@@ -15,11 +15,8 @@ from cdpsim.schedules import pipeline
 from cdpsim.schedules.actions import Actions, check_actions
 from cdpsim.schedules.pipelines.zero_bubble import zb_h1, zb_h2
 from cdpsim.schedules.shape import Shape
-from tests.conftest import examples
 from tests.helpers.action_player import Named, in_flight, needs, order_of
 from tests.helpers.optimal_order import Starts, Step, optimum, starts_within, step_of
-
-pytestmark = pytest.mark.uncounted  # sweeps; single cases elsewhere reach the same lines
 
 PAGE = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `.*$", PAGE.partition("\n## How far from the best\n")[2].partition("\n## ")[0], re.MULTILINE)
@@ -172,7 +169,7 @@ def next_states(state: State, rows: Rows, memory: list[int], slots: int, stay: b
 
 
 @given(steps(), st.booleans())
-@settings(max_examples=examples(20))
+@settings(max_examples=20)
 def test_the_oracle_finds_what_trying_everything_finds(step: tuple[Actions, list[int]], stay: bool) -> None:
     actions, memory = step
     assert optimum(actions, memory, stay) == tried(order_of(actions), memory, stay)

@@ -11,16 +11,12 @@ from cdpsim.errors import RequestError
 from cdpsim.schedules.actions import Actions, check_actions
 from cdpsim.schedules.pipelines.alternating import gpipe, interleaved, looped_bfs, one_f_one_b
 from cdpsim.schedules.pipelines.both_ways import chimera, gems
-from tests.conftest import examples
 from tests.helpers.action_player import DOUBLE, UNIT, Played, in_flight, order_of, play
 from tests.helpers.declared_orders import ORDERS
 
-pytestmark = pytest.mark.uncounted  # sweeps; single cases elsewhere reach the same lines
-
-
 BOTH_WAYS = ("chimera", "gems")
 
-many = settings(max_examples=examples(500))
+many = settings(max_examples=500)
 names = st.sampled_from(sorted(ORDERS))
 sizes = (st.integers(1, 9), st.integers(1, 24), st.integers(1, 4))
 

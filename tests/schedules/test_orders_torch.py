@@ -12,8 +12,6 @@ pytest.importorskip("torch")
 
 from tests.helpers.torch_tables import torch_order, torch_schedule
 
-pytestmark = pytest.mark.uncounted  # sweeps; single cases elsewhere reach the same lines
-
 # Ours, and how many stages of each device torch's takes.
 ORDERS = {
     "GPipe": (gpipe, [1]),

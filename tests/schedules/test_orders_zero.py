@@ -15,8 +15,6 @@ from cdpsim.schedules.pipelines.fold import dualpipev, zbv
 from cdpsim.schedules.pipelines.zero_bubble import interleaved_zero_bubble, zb_h1, zb_h2
 from tests.helpers.action_player import Named, in_flight, order_of, play, together
 
-pytestmark = pytest.mark.uncounted  # sweeps; single cases elsewhere reach the same lines
-
 Order = Callable[[int, int, int], Actions]
 
 # Sizes that each order allows, made of any devices, micro-batches and chunks.

@@ -15,8 +15,6 @@ pytest.importorskip("torch")
 
 from tests.helpers.torch_tables import torch_cells, torch_schedule
 
-pytestmark = pytest.mark.uncounted  # sweeps; single cases elsewhere reach the same lines
-
 ORDERS: dict[str, Callable[[int, int, int], Actions]] = {
     "InterleavedZeroBubble": interleaved_zero_bubble,
     "ZBVZeroBubble": zbv,

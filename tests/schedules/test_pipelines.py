@@ -38,7 +38,6 @@ def step_of(name: str, n: int, **options: Any) -> int:
     return step
 
 
-@pytest.mark.uncounted
 @pytest.mark.parametrize("name", [*FLUSHED, *STREAMED])
 def test_both_engines_agree_and_every_invariant_holds(name: str) -> None:
     """In every small shape that a schedule allows, of one replica and of two."""

@@ -16,7 +16,7 @@ from cdpsim.schedules.rule import ALL_RULES, Rule, find_rule
 from cdpsim.schedules.shape import Shape
 from cdpsim.studies.compare import measure
 from cdpsim.trace import TABLES
-from tests.conftest import Command, examples
+from tests.conftest import Command
 from tests.helpers.command_line import content
 
 OLD = Rule("two", lambda i, j, shape: 0 * i + 2)
@@ -82,7 +82,7 @@ def tables(draw: st.DrawFn) -> dict[str, Any]:
     return {"lags": draw(rows)} | more | ({"barrier": True} if draw(st.booleans()) else {})
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=60)
 @given(tables(), st.sampled_from(PULLED))
 def test_a_table_of_lags_is_the_same_run_again(said: dict[str, Any], name: str) -> None:
     """Every task reads theta_(t-lag), or theta_0; and so says what is recorded, and every invariant."""

@@ -13,7 +13,6 @@ from cdpsim.schedules import table
 from cdpsim.schedules.actions import Action, Actions, check_actions
 from cdpsim.schedules.pipelines.alternating import interleaved, one_f_one_b
 from cdpsim.schedules.table import read_actions, write_actions
-from tests.conftest import examples
 from tests.helpers.action_player import Named, needs, order_of, pairs_of, play
 from tests.helpers.declared_orders import ORDERS
 
@@ -147,7 +146,7 @@ def test_an_unknown_kind_is_refused() -> None:
         check_actions(Actions(np.array([0, 2], dtype=np.int32), kind, zeros, zeros))
 
 
-@settings(max_examples=examples(500))
+@settings(max_examples=500)
 @given(st.integers(1, 4), st.integers(1, 3), st.booleans(), st.data())
 def test_orders_are_refused_if_they_deadlock_and_only_then(
     devices: int, m: int, split: bool, data: st.DataObject

@@ -17,8 +17,6 @@ from cdpsim.model import Runtime
 from cdpsim.studies.breakeven import find_break_even
 from cdpsim.studies.compare import Measured, measure
 
-pytestmark = pytest.mark.uncounted  # sweeps; single cases elsewhere reach the same lines
-
 PARAMETERS = 32 * (4 * 4096**2 + 3 * 4096 * 11_008 + 2 * 4096) + 2 * 32_000 * 4096 + 4096
 NETWORK, NVLINK = 0.96 * 12.5e9, 0.8 * 300e9  # what NCCL takes to be reached of both
 # Weights and gradients alone fill the memory; Adam's state, with which the model ships, would not fit beside them.
@@ -111,7 +109,6 @@ def test_four_passes_would_need_a_fifth_of_the_bandwidth() -> None:
     assert one.break_even == pytest.approx(2.32e9, rel=0.01)
 
 
-@pytest.mark.uncounted
 @pytest.mark.parametrize(
     ("asked", "precision", "number", "speed", "attention"),
     [

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from cdpsim import SCHEDULES, Model, Request, RequestError, Stage, evaluate
 from cdpsim.request.options import InapplicableOption
 from cdpsim.studies.plan.bounds import Loads, Sizes, bound_candidates, loads_of
-from tests.conftest import examples
 from tests.helpers.strategies import requests, streamed_requests
+from tests.selection import Examples
 
 RATIO = 1 + 1e-12  # of times that count as equal
 PARTS = 4
@@ -71,14 +71,12 @@ def try_law(part: int, many: int, **factors: float) -> None:
     law()
 
 
-@pytest.mark.uncounted
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, PARTS))])
-def test_bounds_are_at_most_what_a_simulation_gives(part: int) -> None:
+def test_bounds_are_at_most_what_a_simulation_gives(part: int, examples: Examples) -> None:
     """Any schedule, uneven stages, devices and links, messages beside or between tasks, replicas and shares."""
     try_law(part, examples(500))
 
 
-@pytest.mark.uncounted
 @pytest.mark.parametrize("kind", ["step", "memory"])
 def test_a_bound_that_is_a_hundredth_too_high_is_found_out(kind: str) -> None:
     with pytest.raises(AssertionError):

@@ -30,7 +30,7 @@ from cdpsim.studies.breakeven import (
     step_time,
     step_times_at,
 )
-from tests.conftest import Command, examples
+from tests.conftest import Command
 from tests.helpers.command_line import content, refuse
 from tests.helpers.figures import HOSTILE
 from tests.helpers.figures import one as one_of
@@ -99,7 +99,7 @@ def test_latency_alone_can_be_too_much() -> None:
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=5),
     st.sampled_from([0.01, 0.1]),
 )
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_all_reduces_hide_behind_the_forwards_of_stages_before(rows: list[tuple[int, int, int]], share: float) -> None:
     """All begin at the end of a step; that of stage j is due when the stages before have gone forward again."""
     stages = tuple(Stage(forward=float(f), backward=float(b), parameters=10**6 * s) for f, b, s in rows)
@@ -172,7 +172,7 @@ def test_who_sends_nothing_is_hidden_at_any_bandwidth(name: str) -> None:
 
 
 @given(st.data(), st.sampled_from(["multi-dp", "multi-cdp", "mp-dp", "mp-cdp", "pp-cdp", "zero-dp", "zero-cdp"]))
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_on_either_side_is_what_it_says(data: st.DataObject, name: str) -> None:
     """A cluster with a little more bandwidth hides its messages, one with a little less does not."""
     n, share = data.draw(st.integers(2, 4)), data.draw(st.sampled_from([0.001, 0.01, 0.2]))

@@ -20,7 +20,6 @@ from cdpsim.studies.compare import Measured, measure
 from cdpsim.studies.folding.nodes import growing_times, keeps_moments
 from cdpsim.studies.programs import KNOWN_PROGRAMS, KnownPrograms
 from cdpsim.trace.metrics import memory
-from tests.conftest import examples
 from tests.helpers import strategies
 
 SHARES = ("bubble", "exposed")  # differences of times, which need not be as exact as the times themselves
@@ -226,7 +225,7 @@ def test_memory_that_changes_beyond_the_runs_compared_is_not_extrapolated(
     assert differences(evaluate(**options, m=117), many) == []
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=60)
 @given(strategies.requests(), st.integers(1, 9))
 def test_an_evaluation_is_what_a_run_of_all_measures(request: dict[str, Any], steps: int) -> None:
     """Any request: also with data ranks, buckets, rules and lanes."""
@@ -350,7 +349,7 @@ class TestKnownPrograms:
         assert known.find(self.request(**options)).fold == 1
         assert known.find(self.request(**options, cluster=alike)).fold == 2
 
-    @settings(max_examples=examples(25))
+    @settings(max_examples=25)
     @given(st.data())
     def test_a_program_kept_from_another_request_gives_the_same_figures(self, data: st.DataObject) -> None:
         options = data.draw(strategies.requests()) | {"ignore_memory": True}
@@ -365,18 +364,19 @@ class TestKnownPrograms:
         assert kept == evaluate(**options | {"cluster": other})
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("as_python", [True, False])
 @pytest.mark.parametrize("name", ["1f1b", "zb-h2", "multi-cdp", "zero-cdp", "single-cdp", "dp"])
-def test_compiled_peaks_are_those_of_numpy(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_peaks_are_those_of_numpy(
+    name: str, as_python: bool, compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once as compiled code, once as the Python that it is compiled from."""
-    module = pytest.importorskip("cdpsim.numeric.compiled", reason="numba may be missing")
     options: dict[str, Any] = {"schedule": name, "n": 4, "model": "gpt2", "cluster": "a100-nodes"}
     monkeypatch.setattr(paths, "compiled_loops_for", lambda rows: None)
     monkeypatch.setattr(memory, "compiled_loops_for", lambda rows: None)
     expected = simulate(**options, ignore_memory=True).peaks.tolist()
-    monkeypatch.setattr(memory, "compiled_loops_for", lambda rows: module)
-    if not compiled:
-        monkeypatch.setattr(module, "fill_in_levels", unwrap(module.fill_in_levels))
+    monkeypatch.setattr(memory, "compiled_loops_for", lambda rows: compiled)
+    if as_python:
+        monkeypatch.setattr(compiled, "fill_in_levels", unwrap(compiled.fill_in_levels))
     assert simulate(**options, ignore_memory=True).peaks.tolist() == expected
 
 

@@ -16,7 +16,7 @@ from cdpsim import Cluster, Model, RequestError, Stage, load, simulate
 from cdpsim.errors import Stalled
 from cdpsim.studies import montecarlo
 from cdpsim.studies.montecarlo import quantiles, sample_runs
-from tests.conftest import Command, examples
+from tests.conftest import Command
 from tests.helpers.command_line import FILES, content, refuse
 from tests.helpers.strategies import requests, streamed_requests, taken
 
@@ -29,7 +29,7 @@ def one_task(k: int) -> Model:
     return Model(stages=(Stage(forward=1.0, backward=TINY), *[rest] * (k - 1)))
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=40)
 @given(
     requests(most=4) | streamed_requests(most=3),
     st.sampled_from(["uniform:0.5", "exponential:1", "lognormal:0.4"]),

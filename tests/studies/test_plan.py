@@ -25,7 +25,6 @@ from cdpsim.files.units import Work
 from cdpsim.studies.plan.bounds import bound_candidates
 from cdpsim.studies.plan.plan_table import candidate_cells, plan_table
 from cdpsim.studies.plan.search import FATES, OPEN, REFUSED, SIMULATED, TOO_LARGE, TWIN, WORSE
-from tests.conftest import examples
 
 WAITING = [name for name, schedule in SCHEDULES.items() if schedule.order.waits]
 FIGURES = ("step", "memory", "devices", "staleness")
@@ -119,7 +118,7 @@ def asked(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(asked(), st.floats(0, 1))
-@settings(max_examples=examples(25))
+@settings(max_examples=25)
 def test_a_plan_is_what_the_simulations_of_all_candidates_say(options: dict[str, Any], share: float) -> None:
     try:
         found = plan(**options)

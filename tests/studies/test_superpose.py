@@ -39,7 +39,7 @@ from cdpsim.studies.superpose import (
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.engine import find_engine
 from cdpsim.trace.metrics import memory
-from tests.conftest import Command, examples
+from tests.conftest import Command
 from tests.helpers import strategies
 from tests.helpers.command_line import refuse
 
@@ -92,7 +92,7 @@ def mean(curve: WorkerCurve) -> Fraction:
 
 
 @given(steps, st.integers(1, 12), st.sampled_from([1, 7, 2**70]))
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_folding_is_what_brute_force_finds(rows: list[tuple[int, int]], n: int, scale: int) -> None:
     """At every moment at which anything changes, also where 64 bits do not do."""
     curve = curve_of(rows, scale)
@@ -111,7 +111,7 @@ def test_folding_is_what_brute_force_finds(rows: list[tuple[int, int]], n: int, 
 
 
 @given(steps, st.integers(1, 40), st.integers(1, 9))
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_laws(rows: list[tuple[int, int]], n: int, times: int) -> None:
     curve = curve_of(rows)
     most, average = int(curve.size.max()), mean(curve)

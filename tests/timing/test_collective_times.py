@@ -117,7 +117,6 @@ def algorithms(op: Op, cluster: Cluster, members: np.ndarray) -> list[Algorithm]
     return [how for how in dict.fromkeys(found) if how.parts(len(members)) < 128]  # long trees add nothing new
 
 
-@pytest.mark.uncounted
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_a_price_is_when_the_last_message_arrives(name: str) -> None:
     """Every algorithm, group and size, to 1e-9; each message, too; and bounds are no more than that."""
@@ -136,7 +135,6 @@ def test_a_price_is_when_the_last_message_arrives(name: str) -> None:
                     assert max(bounds) <= end.max() * (1 + 1e-9), case
 
 
-@pytest.mark.uncounted
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_the_best_is_never_slower_than_another(name: str) -> None:
     cluster = CLUSTERS[name]

@@ -19,7 +19,7 @@ from cdpsim.request.options import RENDEZVOUS, Contention
 from cdpsim.runs import Run
 from cdpsim.studies.compare import measure
 from cdpsim.studies.montecarlo import sample_runs
-from tests.conftest import Command, examples
+from tests.conftest import Command
 from tests.helpers.strategies import fitting, taken
 from tests.helpers.traffic_patterns import joined
 
@@ -91,7 +91,7 @@ def contended(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(contended())
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_run_with_contention_keeps_every_rule(wanted: dict[str, Any]) -> None:
     """All invariants, of which one is that no message is faster than alone; and the same bits again."""
     trace = simulate(**wanted)

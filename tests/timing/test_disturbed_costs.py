@@ -19,7 +19,6 @@ from cdpsim.runs import Run
 from cdpsim.studies.compare import measure
 from cdpsim.timing.engine import ENGINES
 from cdpsim.trace.metrics.waiting import idle_spans
-from tests.conftest import examples
 from tests.helpers.strategies import disorders, requests, streamed_requests, taken
 from tests.helpers.times import are_no_later
 
@@ -42,7 +41,7 @@ def same(left: Run, right: Run) -> bool:
     return np.array_equal(left.start, right.start) and np.array_equal(left.end, right.end)
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=150)
 @given(disturbed_requests())
 def test_both_engines_give_the_same_times_to_the_last_bit(drawn: tuple[dict[str, Any], dict[str, Any]]) -> None:
     request, disorder = drawn
@@ -51,7 +50,7 @@ def test_both_engines_give_the_same_times_to_the_last_bit(drawn: tuple[dict[str,
     assert same(fast, discrete)
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=60)
 @given(disturbed_requests())
 def test_every_disturbed_run_keeps_the_invariants(drawn: tuple[dict[str, Any], dict[str, Any]]) -> None:
     request, disorder = drawn
@@ -61,7 +60,7 @@ def test_every_disturbed_run_keeps_the_invariants(drawn: tuple[dict[str, Any], d
     assert -1e-9 <= trace.summary()["bubble"] <= 1
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=60)
 @given(requests(most=4), st.integers(0, 20))
 def test_what_changes_nothing_gives_the_same_trace(request: dict[str, Any], at: int) -> None:
     """A factor of 1, a variation of 0, a stop of no length: also the same summary, but for nothing."""
@@ -72,7 +71,7 @@ def test_what_changes_nothing_gives_the_same_trace(request: dict[str, Any], at: 
     assert same(trace, simulate(**request))
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=60)
 @given(disturbed_requests(), st.sampled_from([1, 2, 3]), st.integers(0, 30))
 def test_slower_never_ends_earlier(drawn: tuple[dict[str, Any], dict[str, Any]], factor: int, at: int) -> None:
     """A slower device or one more stop ends no run earlier, with all other disorder the same.
@@ -90,7 +89,7 @@ def test_slower_never_ends_earlier(drawn: tuple[dict[str, Any], dict[str, Any]],
     assert are_no_later(before.end, after.end)
 
 
-@settings(max_examples=examples(50))
+@settings(max_examples=50)
 @given(disturbed_requests())
 def test_factors_are_drawn_by_number_of_step_micro_batch_and_phase(
     drawn: tuple[dict[str, Any], dict[str, Any]],
@@ -152,7 +151,7 @@ def by_ticks(run: Run, stops: Mapping[int, list[tuple[int, int]]]) -> tuple[list
     return [start[node] for node in range(program.nodes)], [end[node] for node in range(program.nodes)]
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=60)
 @given(
     st.sampled_from(["multi-dp", "multi-cdp", "pp-cdp", "mp-cdp", "zero-dp", "zero-cdp", "single-cdp"]),
     st.integers(1, 3),

@@ -19,7 +19,6 @@ from cdpsim.program.check import check_program
 from cdpsim.program.collectives import COLLECTIVES, algorithm
 from cdpsim.schedules import TABLE_1, find_schedule
 from cdpsim.timing.expand import expand, unroll
-from tests.conftest import examples
 from tests.helpers.strategies import DIVISIBLE, REPLICAS, alike, evenly, fitting, requests, taken
 
 COLLECTIVE = [
@@ -35,7 +34,7 @@ def bytes_sent(trace: Trace) -> list[int]:
 
 
 @given(alike())
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_a_collective_and_its_messages_take_the_same_time(wanted: dict[str, Any]) -> None:
     """To the last round, and every byte is sent by the device that sent it in one piece.
 
@@ -55,7 +54,7 @@ def test_a_collective_and_its_messages_take_the_same_time(wanted: dict[str, Any]
 
 
 @given(requests())
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_an_expanded_program_keeps_every_rule(wanted: dict[str, Any]) -> None:
     """With uneven stages, devices and links; both engines agree, and payloads are cut with a rest, too."""
     slots = {} if "model" in wanted else {"collective": "tree"}  # one part: it goes into slots

@@ -14,7 +14,7 @@ from cdpsim.invariants import violations
 from cdpsim.runs import Run
 from cdpsim.schedules.local import LocalSteps
 from cdpsim.schedules.shape import Shape
-from tests.conftest import Command, examples
+from tests.conftest import Command
 from tests.helpers.command_line import assert_refused
 from tests.helpers.rounds import Means, co2, local_round, played_means
 
@@ -98,7 +98,7 @@ def cases(draw: st.DrawFn, *, alike: bool = False) -> Case:
 
 
 @given(cases())
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_workers_do_what_the_oracle_plays(case: Case) -> None:
     """When means begin and end, what each worker sends, and both engines; nothing else is wrong."""
     run, played = case.run(engine="simpy"), case.play()
@@ -117,7 +117,7 @@ def test_workers_do_what_the_oracle_plays(case: Case) -> None:
 
 
 @given(cases(alike=True))
-@settings(max_examples=examples(3000), deadline=None)
+@settings(max_examples=3000, deadline=None)
 def test_workers_that_are_alike_take_what_the_forms_say(case: Case) -> None:
     """H (C + U) + T + O a round; late means start when the round's steps are made and the mean before is through."""
     run, own = case.run(), case.step()

@@ -24,7 +24,7 @@ from cdpsim.schedules.rule import ACCO
 from cdpsim.schedules.state import BESIDE
 from cdpsim.timing.rounds import counts_by_times
 from cdpsim.trace import load_counts
-from tests.conftest import Command, examples
+from tests.conftest import Command
 from tests.helpers.command_line import assert_refused
 
 NAMES = ("dpu", "wp", "acco")
@@ -60,7 +60,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(requests())
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_rounds_without_tasks_are_those_of_the_run(request: dict[str, Any]) -> None:
     """Every column to the bit."""
     found, ran = rounds(**request), simulate(**request).rounds
@@ -145,7 +145,7 @@ A_STOP = st.builds("{}:{} s:{} s".format, st.integers(0, 1), st.integers(0, 20),
     ),
     warm_up=st.integers(0, 2),
 )
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_recurrence_finds_counts_where_each_task_has_a_time_of_its_own(
     name: str,
     shape: dict[str, int],
@@ -428,7 +428,7 @@ def test_pipelines_that_overlap_their_sums_take_the_rule() -> None:
     times=st.tuples(st.integers(1, 3), st.integers(0, 3), st.integers(1, 60)),
     slow=st.integers(1, 4),
 )
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_rounds_are_those_that_a_run_asks_for_however_messages_overlap(
     name: str, overlap: str, replicas: int, m: int, times: tuple[int, int, int], slow: int
 ) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link
 from cdpsim.timing.engine.sharing import FairFlows, QueuedFlows, flows_on
-from tests.conftest import examples, need
+from tests.conditions import need
 from tests.helpers.simgrid_answers import COMMITTED, answer, digest, with_simgrid
 from tests.helpers.traffic import Sent, arrivals, as_json, costs_of, filled
 from tests.helpers.traffic_patterns import CLUSTERS, joined, many, patterns
@@ -62,7 +62,7 @@ def traffics(draw: st.DrawFn, most: int = 12) -> tuple[Cluster, list[Sent]]:
 
 
 @given(traffics())
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_fair_shares_are_those_of_progressive_filling(drawn: tuple[Cluster, list[Sent]]) -> None:
     """In fractions, from the definition."""
     cluster, traffic = drawn
@@ -88,7 +88,7 @@ def queued(traffic: list[Sent], cluster: Cluster) -> list[float]:
 
 
 @given(traffics(30))
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_a_queue_serves_who_comes_first(drawn: tuple[Cluster, list[Sent]]) -> None:
     """On every edge of the route at once."""
     cluster, traffic = drawn

@@ -17,7 +17,7 @@ from cdpsim.timing.costs import node_costs
 from cdpsim.timing.disturbed_costs import disturbed_costs
 from cdpsim.timing.engine import ENGINES
 from cdpsim.timing.stalled_runs import Wait, refuse_stalled, waits
-from tests.conftest import Command, examples
+from tests.conftest import Command
 from tests.helpers.command_line import content
 from tests.helpers.strategies import fitting
 
@@ -74,7 +74,7 @@ def test_a_device_that_has_done_all_may_stop() -> None:
     assert trace.summary()["makespan"] == 8
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=150)
 @given(
     st.sampled_from([name for name in SCHEDULES if not name.startswith("single")]),
     st.integers(2, 4),

@@ -15,7 +15,6 @@ from cdpsim.invariants import violations
 from cdpsim.program import Category
 from cdpsim.runs import FoldedRun
 from cdpsim.timing.ticks import are_exact, find_tick, in_ticks
-from tests.conftest import examples
 from tests.helpers import strategies
 
 
@@ -66,7 +65,7 @@ def test_the_step_of_even_stages_is_the_closed_form_in_ticks() -> None:
         assert abs(forward - Fraction(1, 10)) <= Fraction(made.costs.tick) / 2
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=40)
 @given(strategies.requests())
 def test_times_are_exact_sums_and_both_engines_find_them(options: dict[str, Any]) -> None:
     """In fractions of seconds, by a longest path that was written without a look at the engines."""

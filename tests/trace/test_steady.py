@@ -14,7 +14,6 @@ from cdpsim.runs import Run
 from cdpsim.schedules.rule import Rule
 from cdpsim.studies.compare import measure
 from cdpsim.trace.metrics import steady
-from tests.conftest import examples
 from tests.helpers.strategies import fitting, requests, streamed_requests
 
 BOX = Cluster(link=Link(latency=0.25, bandwidth=8.0))
@@ -73,7 +72,7 @@ def test_a_certified_period_is_that_of_every_later_step(name: str) -> None:
             )
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=40)
 @given(requests(most=4) | streamed_requests(most=3))
 def test_what_is_certified_goes_on(request: dict[str, Any]) -> None:
     """Of anything that can be asked for, too."""
@@ -156,8 +155,7 @@ def test_what_a_step_sends_is_what_a_longer_run_sends_more(name: str, lags: list
 LISTED = [name for name, schedule in SCHEDULES.items() if schedule.order.lists is not None]
 
 
-@pytest.mark.uncounted
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(requests(most=5).filter(lambda request: request["schedule"].name in LISTED))
 def test_a_first_step_that_shows_the_period_shows_that_of_longer_runs(request: dict[str, Any]) -> None:
     """And all else that is measured at rest, but for roundings: recounted from as many steps as take part elsewhere."""

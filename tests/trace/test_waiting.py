@@ -19,7 +19,6 @@ from cdpsim.studies.compare import measure
 from cdpsim.timing.engine import fast
 from cdpsim.trace.metrics import utilisation, waiting
 from cdpsim.trace.metrics.waiting import IdleReason
-from tests.conftest import examples
 from tests.helpers.strategies import requests, streamed_requests
 
 MESSAGE, STREAM, DEPENDENCY, NOTHING = IdleReason
@@ -156,7 +155,7 @@ def test_what_ends_a_run_of_rounds_may_be_brought_later() -> None:
     assert rows(run) == []
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=100)
 @given(requests() | streamed_requests())
 def test_idle_parts_are_all_of_a_lane_in_which_no_task_runs(request: dict[str, Any]) -> None:
     """Parts and tasks of a lane, in order, lie end to end from the start of the run to its end."""
@@ -176,7 +175,7 @@ def test_idle_parts_are_all_of_a_lane_in_which_no_task_runs(request: dict[str, A
     assert share == pytest.approx(utilisation.idle_share(program, run.start, run.end), abs=1e-9)
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=100)
 @given(requests() | streamed_requests())
 def test_reasons_are_what_can_be_seen_at_that_time(request: dict[str, Any]) -> None:
     """Walk back from each task, one node at a time: a task waited for the node that ended last."""
@@ -336,7 +335,7 @@ def test_parts_grow_as_costs_do(request: dict[str, Any], factor: float) -> None:
     assert np.array_equal(grown["end"], parts["end"] * factor)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("as_python", [False, True])
 @pytest.mark.parametrize(
     "options",
     [
@@ -350,20 +349,19 @@ def test_parts_grow_as_costs_do(request: dict[str, Any], factor: float) -> None:
     ids=lambda options: options["schedule"],
 )
 def test_compiled_loops_find_the_same_waits(
-    options: dict[str, Any], compiled: bool, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], as_python: bool, compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the last bit: once as compiled code, once as the Python that it is compiled from."""
-    module = pytest.importorskip("cdpsim.numeric.compiled", reason="numba may be missing")
-    if not compiled:
+    if as_python:
         for name in ("find_last_waits", "trace_waits"):
-            monkeypatch.setattr(module, name, unwrap(getattr(module, name)))
+            monkeypatch.setattr(compiled, name, unwrap(getattr(compiled, name)))
     asked: dict[str, Any] = {"n": 4, "steps": 3, "model": "gpt2", "cluster": "a100-nodes", "ignore_memory": True}
     run = simulate(**asked | options)
     run = getattr(run, "one", run)
     for starts_again in (False, True):
         for low, high in ((0.0, 1.0), (0.2, 0.7)):
             found = []
-            for loops in (None, module):
+            for loops in (None, compiled):
                 monkeypatch.setattr(waiting, "compiled_loops_for", lambda _, loops=loops: loops)
                 idle = waiting._IdleLanes(run.program, run.start, run.end, starts_again)
                 found.append([column.tolist() for column in idle.waits(low * run.makespan, high * run.makespan)])

@@ -1,0 +1,139 @@
+"""What a test runs under: with numba or without, module globals as they were, a limit to its processor time.
+
+A plugin of pytest. The draw hides numba from every second worker; a test that needs it takes the fixture `compiled`.
+"""
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from cdpsim import numeric
+from cdpsim.numeric.paths import compiled_loops
+from tests.selection import chance
+
+WITHOUT_NUMBA = "CDPSIM_TEST_WITHOUT_NUMBA"  # hides it from all
+LOOPS = "cdpsim.numeric.compiled"
+# What the process has swept without numba: counts until numba is worth its loading.
+COUNT_UP = {"_swept_rows"}
+PLAIN = int, float, str, tuple, type(None)
+OF_A_FUNCTION = 10 / 3  # times what one case may take, all cases together
+
+LATE = pytest.StashKey[list[str]]()
+
+tools = {"must be there": False}
+_set_aside: dict[str, ModuleType] = {}  # numba and the loops, between two tests that take them
+_seconds: dict[str, float] = defaultdict(float)  # of processor time, by test, but for what is marked slow
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the limit."""
+    group = parser.getgroup("which tests run")
+    group.addoption("--guard", type=float, metavar="S", help="fail where a quick test takes S processor seconds")
+
+
+@pytest.hookimpl(trylast=True)  # when the draw is settled
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide numba where the draw, or the environment, says so; note whether a tool may be missing."""
+    tools["must be there"] = config.option.ci
+    worker = getattr(config, "workerinput", {}).get("workerid", "")
+    drawn = worker and (int(worker[2:]) + (chance(config.option.draw, "numba") < 0.5)) % 2
+    if WITHOUT_NUMBA in os.environ or drawn:
+        sys.modules["numba"] = None  # type: ignore[assignment]
+
+
+def need(present: object, what: str) -> None:
+    """Skip where what a test needs is missing; fail with --ci."""
+    if not present:
+        if tools["must be there"]:
+            pytest.fail(f"{what} is missing, which --ci needs")
+        pytest.skip(f"needs {what}", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Iterator[Any]:
+    """Give the compiled loops, also to tests of a worker from which the draw hides numba."""
+    hidden = WITHOUT_NUMBA not in os.environ and "numba" in sys.modules and sys.modules["numba"] is None
+    if hidden:
+        del sys.modules["numba"]
+        sys.modules.update(_set_aside)
+        compiled_loops.cache_clear()
+    need(compiled_loops(), "numba")
+    yield compiled_loops()
+    if hidden:
+        _set_aside.update({name: sys.modules.pop(name) for name in ("numba", LOOPS)})
+        sys.modules["numba"] = None  # type: ignore[assignment]
+        vars(numeric).pop("compiled", None)
+        compiled_loops.cache_clear()
+
+
+@cache
+def plain_globals(modules: int) -> list[tuple[ModuleType, str, object]]:
+    """List the texts, numbers and tuples that the package's modules have, as they are when so many are imported."""
+    ours = [module for name, module in sys.modules.items() if name.partition(".")[0] == "cdpsim"]
+    found = [(module, name, value) for module in ours for name, value in vars(module).items()]
+    return [row for row in found if isinstance(row[2], PLAIN) and row[1] not in COUNT_UP]
+
+
+@pytest.fixture(autouse=True)
+def _modules_stay_as_they_were() -> Iterator[None]:
+    """Fail a test that leaves a global changed, by which a later test would run other code than it says."""
+    before = plain_globals(len(sys.modules))
+    yield
+    changed = [(module, name, value) for module, name, value in before if vars(module).get(name) is not value]
+    for module, name, value in changed:
+        setattr(module, name, value)
+    assert not changed, f"left changed: {', '.join(f'{module.__name__}.{name}' for module, name, _ in changed)}"
+
+
+def processor_time() -> float:
+    """Return the seconds of this process and of those that it has waited for."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Count a test's processor time."""
+    before = processor_time()
+    result = yield
+    if not any(map(item.get_closest_marker, ("slow", "long"))):
+        _seconds[item.nodeid] += processor_time() - before
+    return result
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Add up what workers counted."""
+    for test, seconds in getattr(node, "workeroutput", {}).get("seconds", {}).items():
+        _seconds[test] += seconds
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where a test took too long that is not marked slow, or all cases of a function together."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["seconds"] = dict(_seconds)
+    elif late := too_long(session.config.option.guard):
+        session.config.stash[LATE] = late
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+def too_long(most: float | None) -> list[str]:
+    """List which tests took more seconds, and which functions took more than all of their cases may."""
+    functions: dict[str, float] = defaultdict(float)
+    for test, seconds in _seconds.items():
+        functions[test.partition("[")[0]] += seconds
+    found = {test: seconds for test, seconds in _seconds.items() if most and seconds > most}
+    found |= {name: seconds for name, seconds in functions.items() if most and seconds > most * OF_A_FUNCTION}
+    return [f"{name} took {seconds:.1f} s: make it quicker, or mark it slow" for name, seconds in found.items()]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name what took too long."""
+    for line in config.stash.get(LATE, []):
+        terminalreporter.write_line(line, red=True)
