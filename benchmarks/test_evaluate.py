@@ -1,5 +1,6 @@
 """Evaluations of requests: a second on one core has as many as `evaluations` says."""
 
+from collections.abc import Iterator
 from functools import partial
 from itertools import count, cycle
 from typing import Any
@@ -31,8 +32,9 @@ def uneven_stages(n: int) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def compiled() -> None:
-    expect_many_runs()
+def compiled() -> Iterator[None]:
+    with expect_many_runs():
+        yield
 
 
 @pytest.mark.parametrize("replicas", [1, 4])

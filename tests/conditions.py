@@ -7,6 +7,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextvars import ContextVar
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -21,7 +22,7 @@ WITHOUT_NUMBA = "CDPSIM_TEST_WITHOUT_NUMBA"  # hides it from all
 LOOPS = "cdpsim.numeric.compiled"
 # What the process has swept without numba: counts until numba is worth its loading.
 COUNT_UP = {"_swept_rows"}
-PLAIN = int, float, str, tuple, type(None)
+PLAIN = int, float, str, tuple
 OF_A_FUNCTION = 10 / 3  # times what one case may take, all cases together
 
 LATE = pytest.StashKey[list[str]]()
@@ -72,23 +73,28 @@ def compiled() -> Iterator[Any]:
         compiled_loops.cache_clear()
 
 
+def state(value: object) -> object:
+    """Return what a global holds, if it is a text, a number, a tuple or a variable of the context."""
+    return value.get(None) if isinstance(value, ContextVar) else value if isinstance(value, PLAIN) else None
+
+
 @cache
-def plain_globals(modules: int) -> list[tuple[ModuleType, str, object]]:
-    """List the texts, numbers and tuples that the package's modules have, as they are when so many are imported."""
+def globals_of_the_package(modules: int) -> list[tuple[ModuleType, str, object]]:
+    """List module, name and state of all globals, as they are when so many modules are imported."""
     ours = [module for name, module in sys.modules.items() if name.partition(".")[0] == "cdpsim"]
-    found = [(module, name, value) for module in ours for name, value in vars(module).items()]
-    return [row for row in found if isinstance(row[2], PLAIN) and row[1] not in COUNT_UP]
+    found = [(module, name, state(value)) for module in ours for name, value in vars(module).items()]
+    return [row for row in found if row[2] is not None and row[1] not in COUNT_UP]
 
 
 @pytest.fixture(autouse=True)
 def _modules_stay_as_they_were() -> Iterator[None]:
-    """Fail a test that leaves a global changed, by which a later test would run other code than it says."""
-    before = plain_globals(len(sys.modules))
+    """Fail a test that leaves a global changed, by which later tests would run other code than they say."""
+    before = globals_of_the_package(len(sys.modules))
     yield
-    changed = [(module, name, value) for module, name, value in before if vars(module).get(name) is not value]
-    for module, name, value in changed:
-        setattr(module, name, value)
-    assert not changed, f"left changed: {', '.join(f'{module.__name__}.{name}' for module, name, _ in changed)}"
+    changed = [(module, name) for module, name, was in before if state(vars(module).get(name)) is not was]
+    if changed:  # of which one test is told
+        globals_of_the_package.cache_clear()
+    assert not changed, f"left changed: {', '.join(f'{module.__name__}.{name}' for module, name in changed)}"
 
 
 def processor_time() -> float:

@@ -1,7 +1,9 @@
 """Longest paths through a graph without cycles."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,7 +20,7 @@ NARROW_FRONT = 16  # nodes: of fewer, Python itself is done before numpy has beg
 PATIENCE = 256  # fronts that must be narrow, taken together, before the rest is swept one node at a time
 
 _swept_rows = 0  # so far, by this process, without numba
-_expects_many = False  # whether this process will do so much that all of it is compiled
+_MANY_RUNS = ContextVar("many runs", default=False)  # whether there will be so many that all of their work is compiled
 
 
 def longest_paths(
@@ -56,7 +58,7 @@ def compiled_loops_for(rows: int) -> Any:
     more of it is expected, and numba is loaded.
     """
     global _swept_rows
-    if _expects_many:
+    if _MANY_RUNS.get():
         return compiled_loops()
     if rows < FEW_ROWS:
         return None
@@ -67,10 +69,14 @@ def compiled_loops_for(rows: int) -> Any:
     return compiled_loops()
 
 
-def expect_many_runs() -> None:
-    """Load compiled code now, and use it for work of any size: of many runs all are faster by it."""
-    global _expects_many
-    _expects_many = compiled_loops() is not None
+@contextmanager
+def expect_many_runs(expected: bool = True) -> Iterator[None]:
+    """Within this context, use compiled code for work of any size: where many runs come, all are faster by it."""
+    before = _MANY_RUNS.set(_MANY_RUNS.get() or expected)
+    try:
+        yield
+    finally:
+        _MANY_RUNS.reset(before)
 
 
 @cache

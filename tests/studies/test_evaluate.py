@@ -393,7 +393,9 @@ def test_models_of_equal_sizes_and_other_ties_have_programs_of_their_own(name: s
 
 def test_who_expects_many_runs_has_all_of_them_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "compiled_loops", lambda: "compiled")
-    monkeypatch.setattr(paths, "_expects_many", False)
     assert paths.compiled_loops_for(1) is None
-    paths.expect_many_runs()
-    assert paths.compiled_loops_for(1) == "compiled"
+    with paths.expect_many_runs():
+        assert paths.compiled_loops_for(1) == "compiled"
+        with paths.expect_many_runs(False):
+            assert paths.compiled_loops_for(1) == "compiled"
+    assert paths.compiled_loops_for(1) is None

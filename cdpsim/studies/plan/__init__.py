@@ -15,6 +15,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.errors import choose, refuse_unknown, whole_number
 from cdpsim.front import end_check_at
 from cdpsim.model import UNIT_MODELS
+from cdpsim.numeric.paths import expect_many_runs
 from cdpsim.schedules import Schedule
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.evaluate import evaluate
@@ -26,6 +27,7 @@ from cdpsim.studies.plan.wanted import PLAN_OPTIONS, OneModel, read_amount, read
 
 __all__ = ["Plan", "plan"]
 
+_FEW_CANDIDATES = 500  # about a tenth is simulated: for fewer, compiled code is not worth loading
 _ENOUGH_STEPS = 12  # of a candidate's run: its makespan, which plans do not show, follows from that of fewer
 
 
@@ -63,8 +65,9 @@ def plan(
     refuse_without_candidates(space := find_candidates(wanted), wanted)
     end_check_at("program")
     settings: dict[str, Any] = {"objective": objective, "top": top, "seconds": read_amount("seconds", seconds)}
-    search = begin_search(space, _evaluate_candidate, begun=begun, limit=wanted.memory, **settings)
-    return plan_of(search, wanted)
+    with expect_many_runs(len(space.candidates) > _FEW_CANDIDATES):
+        search = begin_search(space, _evaluate_candidate, begun=begun, limit=wanted.memory, **settings)
+        return plan_of(search, wanted)
 
 
 def _evaluate_candidate(options: Mapping[str, Any]) -> Measured:

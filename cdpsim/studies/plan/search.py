@@ -11,7 +11,6 @@ import numpy as np
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.files.progress import ticker
 from cdpsim.numeric.columns import Flags, Floats, Ints
-from cdpsim.numeric.paths import expect_many_runs
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.plan.bounds import Sizes, bound_candidates, loads_of
 from cdpsim.studies.plan.front import OBJECTIVES, best_first, dominated_by, sorted_by
@@ -21,7 +20,6 @@ REFUSED, TWIN, TOO_LARGE, WORSE, SIMULATED, OPEN = FATES = (
     *("cannot be asked", "equal to another", "too large", "cannot be better", "simulated", "open"),
 )
 INTERRUPTED = "interrupted"
-_FEW_CANDIDATES = 500  # about a tenth is simulated: for fewer, compiled code is not worth loading
 Evaluate = Callable[[Mapping[str, Any]], Measured]
 
 
@@ -87,8 +85,6 @@ def begin_search(
     fate = [REFUSED if one.refusal else OPEN if one.twin is None else TWIN for one in candidates]
     least = np.full((len(candidates), len(OBJECTIVES)), np.inf)
     rows = np.array([number for number, state in enumerate(fate) if state == OPEN], dtype=np.int64)
-    if len(rows) > _FEW_CANDIDATES:
-        expect_many_runs()
     most, stopped = _most_memory(space) if limit is None else limit, ""
     if len(rows):
         try:

@@ -49,15 +49,16 @@ def work(folder: str, stamp: str, parent: int) -> None:
 
 def serve_blocks(evaluator: Evaluator, segment: Segment, blocks: IO[bytes], replies: Any) -> None:
     """Answer the blocks of an input, and write a reply to each."""
-    _warm_up()
-    replies.write(_encoded(Reply(segment=str(segment.path))))
-    for line in blocks:
-        try:
-            counts = evaluator.answer_all(msgspec.json.decode(line), segment.append)
-        except RequestError as error:  # of the segment
-            replies.write(_encoded(Reply(error=[error.subject, error.problem])))
-            return
-        replies.write(_encoded(Reply(result=counts.result, refused=counts.refused, failed=counts.failed)))
+    with expect_many_runs():
+        _warm_up()
+        replies.write(_encoded(Reply(segment=str(segment.path))))
+        for line in blocks:
+            try:
+                counts = evaluator.answer_all(msgspec.json.decode(line), segment.append)
+            except RequestError as error:  # of the segment
+                replies.write(_encoded(Reply(error=[error.subject, error.problem])))
+                return
+            replies.write(_encoded(Reply(result=counts.result, refused=counts.refused, failed=counts.failed)))
 
 
 def _encoded(reply: Reply) -> bytes:
@@ -66,7 +67,6 @@ def _encoded(reply: Reply) -> bytes:
 
 def _warm_up() -> None:
     """Import what the first point would import, compiled loops too: a death meanwhile is no point's fault."""
-    expect_many_runs()
     evaluate(next(iter(SCHEDULES)), 2)
 
 
