@@ -3,20 +3,22 @@ PYTHON ?= python
 SEED ?= $(shell git rev-parse HEAD 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help check docs pictures test long sample mutants bench presets format
+.PHONY: help check lint drawn docs pictures test long sample mutants bench presets format
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-check: ## Format, lint, types, then the tests with coverage: what CI runs
+check: lint docs drawn ## Format, lint, types, docs, then the tests that CI draws, with coverage
+
+lint: ## Format, lint and types
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
-	$(MAKE) docs PYTHON=$(PYTHON)
-	$(PYTHON) -m pytest --cov --cov-report= --cov-fail-under=0 --ignore=tests/validation
+
+drawn: ## The tests that CI draws, with coverage: all that `make test` runs, and a share of all others
+	$(PYTHON) -m pytest -q -n 2 --ci --shuffle --cov --cov-report= --cov-fail-under=0
 	$(PYTHON) -m coverage report --skip-covered --show-missing --omit='cdpsim/draw/*'
 	$(PYTHON) -m coverage report --skip-covered --show-missing --include='cdpsim/draw/*' --fail-under=0
-	$(PYTHON) -m pytest tests/validation
 
 docs: ## The pages of docs/ as HTML, in build/docs
 	$(PYTHON) -m sphinx -E -W --keep-going -q -b html docs build/docs

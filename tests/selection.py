@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--slow", action="store_true", help="also tests that are marked slow")
     group.addoption("--draw", metavar="WORD", help="what decides which cases are drawn (default: the commit)")
     group.addoption("--shuffle", action="store_true", help="run files, and the tests of each, in a drawn order")
-    group.addoption("--ci", action="store_true", help="also a drawn share of all else; a tool that is missing fails")
+    group.addoption("--ci", action="store_true", help="also a drawn share of all else, as CI does")
     group.addoption("--share", type=float, default=1.0, metavar="X", help="do so much of each long test (default: 1)")
 
 

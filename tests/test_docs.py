@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import pytest
@@ -22,7 +23,17 @@ from tests.helpers.pages import PAGES, PICTURES, REPOSITORY, pictures, play, ses
 FILES = sorted(PICTURES.iterdir())
 
 
-@pytest.mark.parametrize("page", [name for name, text in PAGES.items() if sessions(text)])
+SLOW = ("concepts", "gallery", "how-to/bring-a-hugging-face-model", "how-to/sweep-on-slurm", "how-to/which-schedule")
+SLOW += ("start",)  # pages whose commands take a second or more
+
+
+def marked(page: str) -> Any:
+    """Return a page as the parameter of a test."""
+    slow = page in {f"docs/{name}.md" for name in SLOW}
+    return pytest.param(page, marks=pytest.mark.slow) if slow else page
+
+
+@pytest.mark.parametrize("page", [marked(name) for name, text in PAGES.items() if sessions(text)])
 def test_the_sessions_of_a_page_print_and_draw_what_it_shows(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ DOCUMENTED = {"cdpsim.draw.text"}  # modules that pages of docs/ name
 HARNESS = {"cdpsim_validation.__main__", "validation.__main__"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", notebooks.NAMES)
 def test_a_notebook_executed_again_has_the_outputs_that_are_stored(name: str, tmp_path: Path) -> None:
     """In a folder with nothing in it. Pixels may differ by the rounding of another processor."""

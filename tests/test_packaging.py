@@ -60,6 +60,7 @@ def installed(unpacked: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_source_distribution_has_every_file(unpacked: Path) -> None:
     if not (PROJECT / ".git").exists():
         pytest.skip("is a source distribution itself")
@@ -69,6 +70,7 @@ def test_the_source_distribution_has_every_file(unpacked: Path) -> None:
     assert not [name for name in sorted(files) if not (unpacked / name).exists()]
 
 
+@pytest.mark.slow
 def test_tests_run_in_the_source_distribution(unpacked: Path) -> None:
     """Those of a page and of a room, with pytest's settings and the rooms' own doctests."""
     words = ("-q", "--numprocesses=0", "-p", "no:cacheprovider")
@@ -77,6 +79,7 @@ def test_tests_run_in_the_source_distribution(unpacked: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:]
 
 
+@pytest.mark.slow
 def test_an_installation_has_the_code_and_its_texts(installed: Path) -> None:
     """And no test, page or result."""
     found = {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}
@@ -100,6 +103,7 @@ def validate(installed: Path, folder: Path, words: str) -> subprocess.CompletedP
     return run(sys.executable, installed / "bin" / "cdpsim-validate", *words.split(), cwd=folder, path=installed)
 
 
+@pytest.mark.slow
 def test_the_installed_harness_works_anywhere(installed: Path, tmp_path: Path) -> None:
     """It profiles, starts ranks, and calls itself by the name of its script."""
     pytest.importorskip("torch")

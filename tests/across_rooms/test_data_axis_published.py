@@ -119,6 +119,7 @@ def held_at_updates(run: Run) -> dict[str, int]:
     return {category: size for category, size in ((row.category, row.size) for row in rows) if category in BYTES}
 
 
+@pytest.mark.slow
 def test_more_ranks_save_shares_of_states_alone() -> None:
     """When all gradients are reduced, to the byte; 15.8 GiB of 18 bytes a parameter, 14.0 of torchtitan's 16.
 

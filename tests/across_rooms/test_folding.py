@@ -12,7 +12,7 @@ from cdpsim.runs import FoldedRun
 from cdpsim.studies.compare import measure
 from tests.selection import Examples
 
-PARTS = 4
+PARTS = 8
 PIPELINES = [name for name, schedule in SCHEDULES.items() if "shard" in schedule.options]
 TIMES = st.floats(0.01, 3.0)
 FLAT = {

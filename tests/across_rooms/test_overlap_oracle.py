@@ -86,6 +86,7 @@ def unlike() -> list[tuple[list[Fraction], Case[Fraction], Played[Fraction]]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_draw_has_every_side_of_every_rule() -> None:
     """Blocks that end as a communication does, just before it and just after it; all methods; warm-ups."""
     sides = {

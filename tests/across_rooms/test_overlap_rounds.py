@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,6 +113,7 @@ def check_updates(run: Run, played: Played[int]) -> None:
             assert mine.base.tolist() == [update.base.number for update in made]
 
 
+@pytest.mark.slow
 @given(requests())
 @settings(max_examples=3000, deadline=None)
 def test_a_run_is_what_the_oracle_plays(wanted: Wanted) -> None:

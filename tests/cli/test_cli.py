@@ -623,6 +623,7 @@ def run(*arguments: str, stdout: int | IO[str] = subprocess.PIPE, **environment:
     return Outcome(done.returncode, (done.stdout or b"").decode(), done.stderr.decode())
 
 
+@pytest.mark.slow
 def test_the_module_is_the_command() -> None:
     served = run("table1", "-n", "2", "--format", "json")
     assert (served.code, served.err) == (0, "")
@@ -646,6 +647,7 @@ def test_the_command_is_installed_under_its_name() -> None:
     assert '[project.scripts]\ncdpsim = "cdpsim.cli:main"' in project
 
 
+@pytest.mark.slow
 def test_the_bytes_do_not_depend_on_the_encoding_of_the_terminal() -> None:
     plain = run("table1", "-n", "2", PYTHONIOENCODING="utf-8")
     assert "Ψ" in plain.out

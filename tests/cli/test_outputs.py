@@ -91,6 +91,7 @@ def test_what_is_there_is_refused_before_anything_runs(
     assert _contents(place) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [True, False], ids=["runs", "figures"])
 def test_each_other_mistake_is_named_first(
     runs: bool, command: Command, place: Path, monkeypatch: pytest.MonkeyPatch

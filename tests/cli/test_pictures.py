@@ -368,6 +368,7 @@ def test_no_setting_of_the_user_changes_a_picture(line: str, command: Command, h
         assert (here / f"a{form}").read_bytes() == (here / f"b{form}").read_bytes(), form
 
 
+@pytest.mark.slow
 def test_no_file_of_settings_and_no_backend_changes_a_picture(command: Command, here: Path) -> None:
     """In a process of its own, where matplotlib reads them as it is imported."""
     _style(here)

@@ -21,6 +21,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "sweep.toml"
 
 
+@pytest.mark.slow
 def test_a_sweep_is_run_its_state_printed_and_its_table_written(file: Path, command: Command) -> None:
     done = command("sweep", file, "-o", "out")
     assert (done.code, done.out) == (0, "")
@@ -55,6 +56,7 @@ def test_a_dry_run_prints_the_number_and_the_first_points(file: Path, command: C
     assert (record["points"], record["done"], record["first"][0]) == (18, 0, {"schedule": "gpipe", "n": 2, "m": 4})
 
 
+@pytest.mark.slow
 def test_parts_and_limits_do_what_they_say(file: Path, command: Command) -> None:
     assert "2 done, 0 refused, 0 failed, 16 to do" in command("sweep", file, "-o", "out", "--limit", "2").err
     done = command("sweep", file, "-o", "out", "--part", "2/9")
@@ -64,6 +66,7 @@ def test_parts_and_limits_do_what_they_say(file: Path, command: Command) -> None
     assert table.err == "cdpsim: 3 of 18 points; the others are to do\n"
 
 
+@pytest.mark.slow
 def test_failures_are_exit_code_1_with_the_first_three_until_they_are_tried_again(file: Path, command: Command) -> None:
     points = saved(Path("out"))
     with Segment(Path("out"), head_of(load_study(Path("out")))) as segment:
@@ -87,12 +90,14 @@ def test_failures_are_exit_code_1_with_the_first_three_until_they_are_tried_agai
     assert command("sweep", file, "-o", "out").code == 0
 
 
+@pytest.mark.slow
 def test_a_sweep_in_json_is_kept_as_json(file: Path, command: Command) -> None:
     Path("sweep.json").write_text('{"axes": {"n": [2], "schedule": ["1f1b"]}}')
     assert command("sweep", "sweep.json", "-o", "out").code == 0
     assert Path("out/sweep.json").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_s_own_copy_of_the_file_goes_on(file: Path, command: Command) -> None:
     assert command("sweep", file, "-o", "out", "--limit", "1").code == 0
     Path("out/sweep.toml").write_text(FILE.replace("to = 4", "to = 5"))
@@ -148,6 +153,7 @@ def test_a_table_is_not_overwritten_without_force(file: Path, command: Command) 
     assert Path("t.csv").read_text().startswith("schedule,n,m,rule,")
 
 
+@pytest.mark.slow
 def test_a_damaged_line_is_shown_by_status(file: Path, command: Command) -> None:
     command("sweep", file, "-o", "out", "--limit", "3", "--workers", "1")
     (segment,) = Path("out/parts").glob("*.jsonl")

@@ -43,6 +43,7 @@ for line in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_ordinary_commands_need_nothing_of_unix(tmp_path: Path) -> None:
     lines = ["simulate 1f1b -n 3 -o run", "simulate 1f1b -n 3 -o run --force", "table1 -n 3", "compare -n 4"]
     lines += ["timeline run -o a.svg", "timeline run -o a.json", "plot memory 1f1b -n 3 -o b.png"]

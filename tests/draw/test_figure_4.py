@@ -109,6 +109,7 @@ def test_the_legend_has_the_reductions_and_the_paper_s() -> None:
     assert "the paper: 30 % less at N = 32" in said
 
 
+@pytest.mark.slow
 def test_the_same_picture_is_the_same_bytes() -> None:
     for ending in (".svg", ".png", ".pdf"):
         assert rendered(figure_4((2, 3)), f"a{ending}") == rendered(figure_4((2, 3)), f"b{ending}")
@@ -158,6 +159,7 @@ def test_steps_that_cannot_be_seen_are_refused() -> None:
 # On the command line
 
 
+@pytest.mark.slow
 def test_the_command_draws_it(command: Command, here: Path) -> None:
     assert command("figure", 4, "-o", "a.svg") == (0, "", "")
     assert (here / "a.svg").read_bytes() == rendered(figure_4(), "a.svg")

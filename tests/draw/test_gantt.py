@@ -227,6 +227,7 @@ def test_any_run_can_be_drawn(request: dict[str, Any]) -> None:
         assert sum(right - left for left, right in row) >= 0.9 * (picture.right - picture.left)
 
 
+@pytest.mark.slow
 def test_the_same_run_gives_the_same_bytes() -> None:
     """Also where the same is simulated again."""
     for name in ("a.svg", "a.pdf", "a.png"):
@@ -594,7 +595,7 @@ def test_an_axis_of_time_has_one_unit() -> None:
     assert all(re.fullmatch(r"[\d.]+", label.get_text()) for label in axes.get_xticklabels())
 
 
-@pytest.mark.parametrize("place", ["column", "page", "slide"])
+@pytest.mark.parametrize("place", ["column", "page", pytest.param("slide", marks=pytest.mark.slow)])
 def test_a_gantt_fits_its_place(place: str) -> None:
     figure = gantt(simulate("1f1b", 4, m=8), look=Look(place=place))
     assert figure.get_figwidth() == pytest.approx(PLACES[place].width)

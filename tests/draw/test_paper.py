@@ -291,6 +291,7 @@ def test_a_split_backward_has_a_mark_of_its_own() -> None:
     assert "backward of weights" in picture.said()
 
 
+@pytest.mark.slow
 def test_many_stages_lose_numbers_and_then_arrows() -> None:
     few, more, many = (drawn(paper([simulate("multi-cdp", n, steps=1)])) for n in (8, 29, 40))
     assert [sum(text.size == 6 for text in picture.texts) for picture in (few, more, many)] == [2 * 8 * 8, 0, 0]

@@ -921,6 +921,7 @@ def test_what_assistive_technology_needs(scheme: str, opened: Opener) -> None:
     assert {name for name in wanted if tab.locator(f"#{name}").is_visible()} <= reached
 
 
+@pytest.mark.slow
 def test_beside_a_run_a_trace_without_its_program_has_no_path(opened: Opener, tmp_path: Path) -> None:
     run = simulate("1f1b", 3, m=6, steps=1)
     run.save(tmp_path / "run")

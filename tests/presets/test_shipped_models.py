@@ -104,6 +104,7 @@ def test_transformers_compute_again_in_all_ways(name: str, how: str) -> None:
         assert (trained.computed_flop or 0) > (trained.flop or 0) == plain.flop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_is_what_its_command_makes(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -109,6 +109,7 @@ def test_four_passes_would_need_a_fifth_of_the_bandwidth() -> None:
     assert one.break_even == pytest.approx(2.32e9, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "precision", "number", "speed", "attention"),
     [

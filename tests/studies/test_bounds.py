@@ -71,6 +71,7 @@ def try_law(part: int, many: int, **factors: float) -> None:
     law()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, PARTS))])
 def test_bounds_are_at_most_what_a_simulation_gives(part: int, examples: Examples) -> None:
     """Any schedule, uneven stages, devices and links, messages beside or between tasks, replicas and shares."""

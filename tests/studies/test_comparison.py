@@ -266,6 +266,7 @@ def test_what_is_not_equal_is_refused(problem: str) -> None:
 COMMAND = "compare --devices 8 --batch 256 --model llama2-7b --cluster a100-nodes"
 
 
+@pytest.mark.slow
 def test_the_table_fits_a_line_and_says_what_differs(command: Command) -> None:
     """Throughput falls from row to row; the rows that train otherwise are marked."""
     done = command(*COMMAND.split())

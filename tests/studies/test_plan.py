@@ -196,6 +196,7 @@ def test_a_candidate_that_cannot_be_asked_is_refused_by_a_request_for_the_same_r
         assert error.value.subject == one.refusal.subject  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_candidates_that_are_equal_have_equal_figures() -> None:
     """A zero bubble with one stage on each device is the interleaved one with one chunk."""
     found = plan(stages(4), box(), devices=4, batch=8, seconds=0)
@@ -242,6 +243,7 @@ def test_what_no_candidate_beats_is_known_before_any_is_simulated() -> None:
     assert float(nothing.status.split("no better than ")[1].split()[0]) >= best.measured.micro_batch_rate * 0.999
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "exchange",
     [
@@ -321,6 +323,7 @@ def test_a_request_that_is_refused_only_when_it_runs_is_counted_by_its_subject(m
     assert [row["schedule"] for row in found.rows] == ["1f1b"]
 
 
+@pytest.mark.slow
 def test_every_row_has_a_command_that_shows_its_figures(command: Any) -> None:
     """Of a model and a cluster that have names, with all kinds of options."""
     found = plan("gpt2", "a100-nodes", devices=4, batch=64, schedules="dp,1f1b,pipemare,multi-cdp", top=4)
@@ -345,6 +348,7 @@ def test_a_command_gives_the_figures_in_a_process_of_its_own() -> None:
     assert (shown["step"], shown["memory"]) == (found.best.measured.step, found.best.measured.memory)
 
 
+@pytest.mark.slow
 def test_the_same_bytes_whatever_the_hash_seed() -> None:
     program = "import cdpsim; from cdpsim.studies.plan.plan_table import plan_table\n"
     program += "found = cdpsim.plan(devices=4, batch=8, memory=7)\nprint(found, plan_table(found, 'json'))"
@@ -451,6 +455,7 @@ def test_a_frame_has_every_candidate() -> None:
     assert found.frame()["fate"].tolist() == found.search.fate
 
 
+@pytest.mark.slow
 def test_the_memory_of_the_devices_is_the_limit_by_default() -> None:
     model = stages(4)
     sizes = sorted({one.memory for one in simulated_all(plan(model, box(), devices=2, batch=4, seconds=0)).values()})

@@ -383,6 +383,7 @@ def test_the_bound_needs_no_steps_of_its_own() -> None:
     assert [few[key] for key in ("period", "period_is")] == [many[key] for key in ("period", "period_is")]
 
 
+@pytest.mark.slow
 def test_path_covers_are_left_out_of_large_pyramids() -> None:
     """Null above 64 stages."""
     assert pyramid(simulate("mp-cdp", 65, steps=2))["stages"][0]["path_cover"] is None

@@ -47,10 +47,12 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> str:
     return csv_of(folder)
 
 
+@pytest.mark.slow
 def test_a_table_has_the_figures_of_a_loop_over_evaluate(table: str) -> None:
     assert shown(table) == serial_rows()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, pytest.param(7, marks=pytest.mark.long)])
 def test_more_workers_make_the_same_bytes(table: str, tmp_path: Path, count: int) -> None:
     saved(tmp_path)
@@ -79,6 +81,7 @@ class InThisProcess:
         return future
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*(pytest.param(seed, marks=pytest.mark.long) for seed in ("0", "1")), "random"])
 def test_the_seed_of_hashes_changes_no_byte(table: str, tmp_path: Path, seed: str) -> None:
     saved(tmp_path)
@@ -96,6 +99,7 @@ def test_so_many_points_at_most_are_done_and_the_next_run_goes_on(table: str, tm
     assert csv_of(tmp_path) == table
 
 
+@pytest.mark.slow
 @NEEDS_PROCESSES
 def test_a_point_that_ends_every_worker_fails_and_the_others_do_not(
     table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -117,6 +121,7 @@ def test_a_point_that_ends_every_worker_fails_and_the_others_do_not(
     assert run_part(tmp_path, workers=1).all == 0
 
 
+@pytest.mark.slow
 @NEEDS_PROCESSES
 def test_a_worker_that_dies_once_costs_nothing(table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     marker = tmp_path / "died"
@@ -142,6 +147,7 @@ def test_a_worker_of_another_sweep_is_refused(tmp_path: Path, monkeypatch: pytes
         run_part(tmp_path, workers=1)
 
 
+@pytest.mark.slow
 def test_a_worker_without_space_ends_the_sweep_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     harm = (
         "import errno\nfrom cdpsim.studies.sweep import store\ndef write(*_): raise OSError(errno.ENOSPC, 'No space')\n"
@@ -397,6 +403,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @NEEDS_PROCESSES
 def test_a_killed_parent_takes_its_workers_with_it_and_the_next_run_goes_on(table: str, tmp_path: Path) -> None:
     """It is killed when the first rows are written."""
@@ -414,6 +421,7 @@ def test_a_killed_parent_takes_its_workers_with_it_and_the_next_run_goes_on(tabl
     assert csv_of(tmp_path / "sweep") == table
 
 
+@pytest.mark.slow
 @NEEDS_PROCESSES
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
@@ -433,6 +441,7 @@ def test_an_interrupted_sweep_keeps_its_rows(table: str, tmp_path: Path, number:
     assert csv_of(tmp_path / "sweep") == table
 
 
+@pytest.mark.slow
 @NEEDS_PROCESSES
 def test_two_sweeps_at_once_in_one_folder_make_the_same_table(table: str, tmp_path: Path) -> None:
     file = tmp_path / "sweep.toml"

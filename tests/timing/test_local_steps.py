@@ -116,6 +116,7 @@ def test_workers_do_what_the_oracle_plays(case: Case) -> None:
     assert case.run(engine="fast").makespan == run.makespan
 
 
+@pytest.mark.slow
 @given(cases(alike=True))
 @settings(max_examples=3000, deadline=None)
 def test_workers_that_are_alike_take_what_the_forms_say(case: Case) -> None:

@@ -107,6 +107,7 @@ for name in names:
 """
 
 
+@pytest.mark.slow
 def test_the_hash_seed_changes_no_byte(toy: Path) -> None:
     contents = []
     for seed in ("0", "1", "4242"):

@@ -130,6 +130,7 @@ def temporary() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_battery_that_is_ended_leaves_what_was_measured(
     tmp_path: Path, temporary: Path, how: signal.Signals, code: int

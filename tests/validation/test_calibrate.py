@@ -46,6 +46,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     return Done(folder, calibrate.calibrate_machine(folder / "box.toml", request, stages_output=folder / "stages.toml"))
 
 
+@pytest.mark.slow
 def test_a_run_writes_all_of_its_files(done: Done) -> None:
     assert sorted(path.name for path in done.folder.iterdir()) == ["box.json", "box.png", "box.toml", "stages.toml"]
     assert (done.folder / "box.png").read_bytes().startswith(b"\x89PNG")

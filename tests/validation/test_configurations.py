@@ -149,6 +149,7 @@ def gradients(module: nn.Module, architecture: Architecture, output: Tensor) -> 
     return torch.autograd.grad(architecture.loss(output, architecture.targets(1)), list(module.parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_saved_configuration_is_profiled_as_the_built_in_model(name: str, tmp_path: Path) -> None:
     kind, fields = BUILT_IN[name]

@@ -125,6 +125,7 @@ def sizes_of(name: str) -> dict[str, Any]:
     return {} if name == "resnet-mini" else {"attention": "eager"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_superposed_workers_are_those_of_a_real_run_in_one_piece(name: str) -> None:
     """To the byte: what one worker holds at most, and N of them, from operations that this file follows by itself."""
@@ -139,6 +140,7 @@ def test_superposed_workers_are_those_of_a_real_run_in_one_piece(name: str) -> N
         assert superpose(model, n, contents="gradients").cdp == given + Fraction(together(rows, n), n)
 
 
+@pytest.mark.slow
 def test_cuts_do_not_change_what_workers_hold() -> None:
     """Layers one by one or some together: the operations are the same.
 
@@ -152,6 +154,7 @@ def test_cuts_do_not_change_what_workers_hold() -> None:
         assert 0 <= wide.cdp - fine.cdp <= longer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "transformer"])
 def test_measured_curves_have_times_of_the_same_steps(name: str) -> None:
     """Each step takes some nanoseconds, and a stage as long as its steps; bytes are those of fake tensors."""

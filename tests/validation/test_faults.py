@@ -128,6 +128,7 @@ def launcher(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     """Even one that is stopped, and hears of nothing."""
     with launcher(tmp_path) as (process, below):
@@ -137,6 +138,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     """All processes of a terminal receive the signal; only the launcher prints a line."""
     with launcher(tmp_path) as (process, below):
@@ -154,6 +156,7 @@ def run_alone(world: int, port: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=os.environ | own, capture_output=True, text=True, timeout=HANGS)
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -161,6 +164,7 @@ def test_a_port_in_use_is_one_line() -> None:
     assert (found.returncode, found.stderr) == (2, f"error: MASTER_PORT: {port} is in use; choose another\n")
 
 
+@pytest.mark.slow
 def test_other_ranks_that_torchrun_does_not_start_are_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

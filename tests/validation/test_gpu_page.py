@@ -69,6 +69,7 @@ def run_here(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_what_follows_calibrate_runs_on_one_node(tmp_path: Path) -> None:
     """A comparison, and a replay by ranks of torchrun; a profile and a cluster that ships stand in for `calibrate`."""
     profile = shlex.split("profile mlp -n 2 --batch 8 --dtype float32 --optimizer momentum -o")
@@ -88,6 +89,7 @@ def test_calibrate_lacks_nothing_but_gpus(tmp_path: Path, capsys: pytest.Capture
     assert "nccl needs a GPU for each rank; there are 0 for 8 ranks" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_script_for_slurm_replays_on_two_nodes(tmp_path: Path) -> None:
     (script,) = re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
     done = run_here(script, tmp_path)

@@ -18,6 +18,7 @@ every_step = pytest.mark.parametrize("step", STEPS, ids=[f"{step.name}-{step.dty
 LARGEST_ERROR = {"float32": 0.0, "bfloat16": 0.002, "autocast": 0.16}
 
 
+@pytest.mark.slow
 @every_step
 def test_a_profile_has_the_peak(step: HuggingFaceStep) -> None:
     """To the byte in float32; under autocast it lacks a part."""

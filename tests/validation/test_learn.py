@@ -379,6 +379,7 @@ def replace_name(curve: LearningCurve, name: str) -> LearningCurve:
 LINE = "learn multi-dp multi-cdp pipemare -n 2 --data sequences:addition --layers 4 --width 16 --seeds 2 --epochs 2"
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -405,6 +406,7 @@ def test_the_command_writes_the_same_bytes(
     assert "already exists" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "n"),
     [(["multi-dp", "multi-cdp", "pipedream-2bw", "pipemare", "pipedream"], 2), (["acco", "wp", "dpu"], 1)],
@@ -440,6 +442,7 @@ KILLED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("names", "more"), KILLED.items(), ids=[line.split()[0] for line in KILLED])
 def test_a_killed_training_goes_on_and_ends_with_the_same_bytes(
     names: str, more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -473,6 +476,7 @@ def test_a_killed_training_goes_on_and_ends_with_the_same_bytes(
         assert Path("parts", name).read_bytes() == Path("whole", name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_rule_that_was_edited_is_another_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -541,6 +545,7 @@ def test_a_state_that_is_none_is_refused(tmp_path: Path) -> None:
         state.load("multi-cdp-0")
 
 
+@pytest.mark.slow
 def test_the_picture_has_a_row_for_each_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*LINE.split(), "--lr", "0.05,0.1", "-o", "one"]) == 0

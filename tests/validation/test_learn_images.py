@@ -100,6 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["bin", "py"])
 def test_cifar10_is_read_in_the_order_of_its_files(folder: Path, version: str) -> None:
     """Of the folder itself, or of one that has it."""

@@ -248,6 +248,7 @@ long = pytest.mark.long
 STALE = ["multi-cdp", "pipedream-2bw"]  # CDP-v1 has the lags of PipeDream-2BW
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "schedules", "course"),
     [

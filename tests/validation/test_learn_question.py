@@ -17,6 +17,7 @@ SMALL: dict[str, Any] = {"n": 2, "epochs": 2, "seeds": 3, "layers": 2, "width": 
 COLUMNS = [*LEARN.columns[1:]]
 
 
+@pytest.mark.slow
 def test_a_point_is_a_line_of_the_command(tmp_path: Path) -> None:
     """The mean lag, accuracies and losses of two schedules at two rates, to the last bit."""
     axes: dict[str, Any] = {"schedule": ["multi-dp", "multi-cdp"], "lr": [0.05, 0.2]}

@@ -101,6 +101,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+@pytest.mark.slow
 @given(cases())
 @settings(max_examples=20)
 def test_any_case_holds_what_its_program_says(case: Case) -> None:
@@ -166,6 +167,7 @@ def cyclic_slot(stages: tuple[Stage, ...], parity: int) -> tuple[int, int]:
 every_n = pytest.mark.parametrize("n", [2, 3, 4, 8])
 
 
+@pytest.mark.slow
 @every_n
 def test_simultaneous_micro_batches_hold_n_times_psi(n: int) -> None:
     """N psi + tau: of the last stage's transients one, where one device has all micro-batches, else of each."""

@@ -176,6 +176,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "venv" / "bin" / "python"
 
 
+@pytest.mark.slow
 def test_wheels_are_installed_where_there_is_no_network(clone: Path, offline: Path, tmp_path: Path) -> None:
     """Missing modules are installed once; one without a wheel is named."""
     pytest.importorskip("pip")
@@ -194,6 +195,7 @@ def test_wheels_are_installed_where_there_is_no_network(clone: Path, offline: Pa
     assert call(*words, python=offline, root=clone) == first
 
 
+@pytest.mark.slow
 def test_a_module_that_cannot_be_imported_is_named(clone: Path, offline: Path, tmp_path: Path) -> None:
     pytest.importorskip("pip")
     wheel(tmp_path / "wheels", "cdpsim_tests_need_this", "raise OSError('for another\\nmachine')")

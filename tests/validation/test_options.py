@@ -250,6 +250,7 @@ CHANGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CHANGED.values(), ids=CHANGED)
 def test_what_is_computed_again_or_comes_back_changes_no_bit_of_the_result(case: Case) -> None:
     case = replace(case, steps=2)

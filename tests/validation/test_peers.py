@@ -259,12 +259,14 @@ def test_owners_have_whole_tensors() -> None:
                 assert device.contents["optimizer"] == 2 * sum(own) + 4 * len(own)
 
 
+@pytest.mark.slow
 def test_the_simulator_still_says_what_it_said() -> None:
     """Every peak, category, task and message, from stages profiled now; `peers --from` makes the file anew."""
     for report in [*committed(), *by_data_ranks()]:
         assert simulate_anew(report) == report, report.name
 
 
+@pytest.mark.slow
 def test_the_read_me_shows_four_ranks() -> None:
     """Its tables are what `peers --from` makes of the files."""
     text = (RESULTS.parents[1] / "README.md").read_text()

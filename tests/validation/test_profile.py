@@ -64,6 +64,7 @@ def torchs_peak(model: Architecture) -> int:
     return tracker.activations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "batch"), [("resnet50", 32), ("vit-b16", 32), ("gpt2", 2)])
 def test_peak_is_that_of_torchs_tracker(model: str, batch: int) -> None:
     assert whole_peak(architecture(model, batch)) == torchs_peak(architecture(model, batch))
@@ -87,12 +88,14 @@ def test_flops_of_a_vision_transformer_can_be_counted_by_hand() -> None:
     assert sum(stage.forward for stage in profile("vit-b16", batch=1).model.stages) == 2 * whole
 
 
+@pytest.mark.slow
 def test_flops_of_a_resnet_are_those_that_it_is_known_for() -> None:
     """4.09 G multiply-adds for an image."""
     pytest.importorskip("transformers")
     assert sum(stage.forward for stage in profile("resnet50", batch=1).model.stages) == 2 * 4_089_184_256
 
 
+@pytest.mark.slow
 def test_attention_counts_alike_in_either_kernel() -> None:
     """In the forward; in the backward the fused kernel computes scores again."""
     fused, eager = (
@@ -103,6 +106,7 @@ def test_attention_counts_alike_in_either_kernel() -> None:
     assert fused == eager
 
 
+@pytest.mark.slow
 def test_optimizers_weigh_what_they_keep() -> None:
     stages = {name: profile("mlp", 2, optimizer=name).model.stages[0] for name in OPTIMIZERS}
     parameters = stages["sgd"].parameters
@@ -116,6 +120,7 @@ def test_optimizers_weigh_what_they_keep() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "names"),
     [
@@ -135,6 +140,7 @@ def small_layers() -> tuple[Stage, ...]:
     return profile("gpt2-mini").model.stages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", [*PARTITIONS, "1,2,5"])
 def test_stages_are_those_of_the_cuts(partition: str) -> None:
     """For every way of cutting, the stages together are all of the layers."""
@@ -151,6 +157,7 @@ def test_stages_are_those_of_the_cuts(partition: str) -> None:
         assert abs(stage.backward - sum(layer.backward for layer in own)) <= 1
 
 
+@pytest.mark.slow
 def test_partitions_balance_what_they_say() -> None:
     """GPT-2's first layer has no FLOP and many bytes; the exact cuts of one are not those of the other."""
     pytest.importorskip("transformers")
@@ -168,6 +175,7 @@ def test_partitions_balance_what_they_say() -> None:
     assert held(by_memory) < held(balanced)
 
 
+@pytest.mark.slow
 def test_memory_of_a_stage_is_what_its_layers_were_cut_by() -> None:
     """The bytes that the partition sums equal the bytes of the stage, for layers that keep their input."""
     pytest.importorskip("transformers")
@@ -188,6 +196,7 @@ def test_half_the_bytes_in_half_the_type() -> None:
     assert single.forward == half.forward
 
 
+@pytest.mark.slow
 def test_a_loss_in_float32_keeps_its_probabilities_in_float32() -> None:
     """Of a model in bfloat16, 2 bytes more for each logit and for the loss, and 4 for the cast while it is computed."""
     for dtype, wider in (("float32", 0), ("bfloat16", 1)):
@@ -278,6 +287,7 @@ def test_parameters_of_several_layers_are_tied(tmp_path: Path, monkeypatch: pyte
     assert (whole.size("parameters").tolist(), whole.tied) == ([240 + 168 + 48], ())
 
 
+@pytest.mark.slow
 def test_language_models_are_tied_as_their_configurations_say(tmp_path: Path) -> None:
     """GPT-2's and 64 x 32 of a Qwen2 that says so; a Llama's, which is silent, are not."""
     pytest.importorskip("transformers")
@@ -301,6 +311,7 @@ def test_mixed_precision_leaves_the_state_to_the_models_recipe() -> None:
         profile("transformer", 2, **asked)
 
 
+@pytest.mark.slow
 def test_a_language_model_has_tokens() -> None:
     """As many as its samples are long; numbers of other models are no tokens."""
     pytest.importorskip("transformers")
@@ -316,6 +327,7 @@ def command(*words: str) -> int:
     return serve_harness([profile_command], ["profile", *words])
 
 
+@pytest.mark.slow
 def test_what_the_command_writes_can_be_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, box = tmp_path / "model.toml", tmp_path / "box.toml"
     box.write_text(BOX)
@@ -351,6 +363,7 @@ print(process_time() - begin, most, len(found.model.stages))
 """
 
 
+@pytest.mark.slow
 def test_eight_billion_parameters_fit_anywhere() -> None:
     """In a process of its own: at most 2 GB, in ten seconds of a processor that may be much slower."""
     pytest.importorskip("transformers")

@@ -126,6 +126,7 @@ CORES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype", "how"), CORES)
 def test_attention_that_is_computed_again_is_what_torch_lets_go_of(
     name: str, dtype: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -149,6 +150,7 @@ def test_attention_that_is_computed_again_is_what_torch_lets_go_of(
             assert 0 <= getattr(mine, kind) - getattr(theirs, kind) <= layer.attention_activation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "batch"), [("resnet-mini", 2), ("llama-mini", 2), ("vit-b16", 32)])
 def test_grouped_stages_are_those_of_a_profile(name: str, batch: int) -> None:
     """To the byte; but in the last stage, whose loss lets go of its layer's input, and holds its own gradient.

@@ -205,6 +205,7 @@ def test_a_picture_shows_every_device_of_every_report() -> None:
     assert curves == [f"{name}, n = 3, mlp" for name in ("mp-cdp", "zero-dp", "one-of-tomorrow")]
 
 
+@pytest.mark.slow
 def test_a_picture_of_all_schedules_has_a_colour_and_a_curve_for_each() -> None:
     """The run without options; the key is within the figure."""
     made = [Made(name, 2).report() for name in SCHEDULES]

@@ -77,6 +77,7 @@ def test_a_report_has_the_keys_of_the_contract(replay: Replay) -> None:
     assert {"simulated_seconds", "measured_seconds", "relative_error"} <= written["time"].keys()
 
 
+@pytest.mark.slow
 def test_a_request_is_reported_as_it_was_made(replay: Replay) -> None:
     replay(*("--steps", "2", "--rule", "cdp-v1", "--model", "transformer", "--size", "width=8", "--size", "layers=2"))
     asked = reportform.read_report("report.json")[0].request

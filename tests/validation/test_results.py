@@ -109,6 +109,7 @@ def alike(path: Path) -> list[Report]:
     return [report for name, report in read(path).by_name.items() if name not in DIFFERENT.get(path.stem, ())]
 
 
+@pytest.mark.slow
 @every_result
 def test_what_was_measured_is_what_is_simulated_today(path: Path) -> None:
     """Each device's peak of each category, and all activations slot by slot: to the byte, but for attention."""

@@ -55,6 +55,7 @@ def less(schedule: str, *habits: str) -> list[float]:
     return ((np.array(peaks(schedule, "torch")) - without) / BOUNDARY).tolist()
 
 
+@pytest.mark.slow
 def test_the_parameters_of_a_stage() -> None:
     assert block_model(4).size("parameters").tolist() == [STAGE] * 4 == [3_155_968] * 4
 

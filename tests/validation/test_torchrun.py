@@ -23,6 +23,7 @@ def torchrun(*arguments: object, ranks: int = 2) -> subprocess.CompletedProcess[
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS)
 
 
+@pytest.mark.slow
 def test_replays_under_torchrun_end_where_the_equation_does() -> None:
     """Point to point, collectives, and a schedule that leaves one of the two ranks without a device."""
     found = torchrun("multi-cdp,single-cdp,zero-dp,multi-dp", 2, "", 60)
@@ -32,6 +33,7 @@ def test_replays_under_torchrun_end_where_the_equation_does() -> None:
     assert "rror" not in found.stderr
 
 
+@pytest.mark.slow
 def test_too_few_ranks_end_at_once() -> None:
     """Each rank prints the line, unless another rank that ends first takes it along."""
     found = torchrun("multi-cdp", 3, "", 60)
@@ -41,6 +43,7 @@ def test_too_few_ranks_end_at_once() -> None:
     assert "exitcode  : 2" in found.stderr
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_under_torchrun_is_told_once() -> None:
     """By rank 0, of all ranks, and of all that wait."""
     found = torchrun("multi-cdp", 2, "raises", 10)

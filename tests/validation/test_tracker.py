@@ -208,6 +208,7 @@ def test_storages_may_end_in_another_thread() -> None:
     assert observer.level == 0 and observer.kinds() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit-b16", "resnet50"])
 def test_kernels_of_convolutions_take_more_than_storages(name: str) -> None:
     """Scratch memory of oneDNN, unseen by trackers, is a few per cent of a large model's peak, and below ten."""

@@ -123,6 +123,7 @@ def test_a_forward_is_the_same_one_twice(name: str) -> None:
     assert torch.equal(layers(x), layers(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MINIS)
 def test_stages_hold_for_real_what_their_profile_says(name: str) -> None:
     """To the byte, also where kernels are convolutions and fused attention."""
@@ -133,6 +134,7 @@ def test_stages_hold_for_real_what_their_profile_says(name: str) -> None:
         assert found == real[:4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MINIS)
 def test_a_replay_of_their_stages_is_the_equation(name: str) -> None:
     prepared = prepare(Case("mp-cdp", 3, steps=2, model=name))
