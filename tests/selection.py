@@ -160,8 +160,9 @@ def is_drawn(item: pytest.Item) -> bool:
 
 def try_fewer_examples(law: pytest.Function) -> None:
     """Let hypothesis try a law with fewer examples than it says."""
-    said = law.obj._hypothesis_internal_use_settings
-    law.obj._hypothesis_internal_use_settings = settings(said, max_examples=ceil(said.max_examples / FEWER))
+    test = law.function
+    said = test._hypothesis_internal_use_settings  # type: ignore[attr-defined]
+    test._hypothesis_internal_use_settings = settings(said, max_examples=ceil(said.max_examples / FEWER))
 
 
 @pytest.hookimpl(wrapper=True)  # in between, hypothesis marks laws, and -m and -k leave out tests

@@ -35,6 +35,9 @@ if not {runs} or os.fork():
 nowhere = os.open(os.devnull, os.O_RDWR)
 for stream in range(3):
     os.dup2(nowhere, stream)
+folder = os.path.dirname(sys.argv[-1])
+while not all(os.path.exists(f"{{folder}}/{{job}}_{{task}}_submitted.pkl") for task in tasks):
+    time.sleep(0.01)  # a job begins when its task has been written
 for task in tasks:
     environment = {{**os.environ, "SLURM_JOB_ID": job, "SLURM_JOB_NODELIST": "here", "SLURM_NTASKS": "1"}}
     environment |= {{"SLURM_JOB_NUM_NODES": "1", "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}}
