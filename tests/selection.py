@@ -46,7 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Refuse bad values, and settle the draw for all workers."""
     option = config.option
     markers = {line.partition(":")[0].partition("(")[0].strip() for line in config.getini("markers")}
-    asked = set(re.findall(r"[^\W\d]\w*", re.sub(r"\(.*?\)", "", option.markexpr))) - {"and", "or", "not"}
+    without_arguments = re.sub(r"\b(?!(?:and|or|not)\b)(\w+)\([^)]*\)", r"\1", option.markexpr)
+    asked = set(re.findall(r"[^\W\d]\w*", without_arguments)) - {"and", "or", "not"}
     if unknown := sorted(asked - markers):
         raise pytest.UsageError(f"-m: {unknown[0]!r} is no marker; one of {', '.join(sorted(markers))}")
     if not re.fullmatch("all|[1-9][0-9]*", option.cases):
