@@ -1,12 +1,22 @@
 PYTHON ?= python
-# The seed of random tests: any word.
+# The seed of mutants: any word.
 SEED ?= $(shell git rev-parse HEAD 2>/dev/null)
+PYTEST = $(PYTHON) -m pytest -q -n 2
+EVERYTHING = --cases all --slow
+# The word that decides which tests and examples are drawn; without one, the commit.
+WITH_DRAW = $(if $(DRAW),--draw $(DRAW))
 
 .DEFAULT_GOAL := help
-.PHONY: help check lint drawn docs pictures test long sample mutants bench presets format
+.PHONY: help quick test check lint drawn all room long sample release-check mutants docs pictures bench presets format
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+quick: ## What a change of one room needs, in under 20 seconds
+	@$(PYTHON) -m tests.quick
+
+test: ## The small suite, as in the README: make test DRAW=word
+	$(PYTEST) $(WITH_DRAW)
 
 check: lint docs drawn ## Format, lint, types, docs, then the tests that CI draws, with coverage
 
@@ -26,21 +36,28 @@ docs: ## The pages of docs/ as HTML, in build/docs
 pictures: ## The pictures of docs/, drawn anew by the commands that pages show
 	$(PYTHON) -m tests.helpers.pages
 
-test: ## The tests alone, as in the README
-	$(PYTHON) -m pytest -q
+all: ## Every case of every test that this environment can run; with torch those of the harness, too
+	$(PYTEST) $(EVERYTHING)
 
-long: ## The tests marked long
-	CDPSIM_TEST_SEED=$(SEED) $(PYTHON) -m pytest -m long --timeout=3600
+room: ## Every case of one room: make room ROOM=trace
+	$(if $(TESTS),,$(error ROOM=$(ROOM) has no tests; give a folder of tests/, such as ROOM=trace))
+	$(PYTEST) $(EVERYTHING) $(TESTS)
+TESTS = $(if $(ROOM),$(wildcard tests/$(ROOM) tests/test_$(ROOM).py cdpsim/$(ROOM) cdpsim/$(ROOM).py))
 
-sample: ## A hundredth of them, drawn by SEED (default: the commit), as CI runs it
-	@echo "to repeat what is drawn: make sample SEED=$(SEED)"
-	CDPSIM_TEST_SEED=$(SEED) CDPSIM_TEST_SHARE=0.01 $(PYTHON) -m pytest -m long tests/across_rooms/test_long.py
+long: ## The tests that take minutes: make long DRAW=word
+	$(PYTEST) $(EVERYTHING) $(WITH_DRAW) -m long --timeout=3600
+
+sample: ## A hundredth of them: make sample DRAW=word
+	$(PYTEST) $(EVERYTHING) $(WITH_DRAW) -m long --share 0.01 tests/across_rooms/test_long.py
+
+release-check: ## What a release needs beside that: results of every schedule, measured on a CPU and on a GPU
+	$(PYTEST) $(EVERYTHING) -m release
 
 mutants: ## A hundred mutants of the core, drawn by SEED: do the tests that cover them fail?
 	$(PYTHON) -m tests.mutation $(or $(SEED),1)
 
 bench: ## The benchmarks, one at a time
-	$(PYTHON) -m pytest benchmarks --benchmark-only --numprocesses=0
+	$(PYTHON) -m pytest benchmarks --benchmark-only
 
 MODELS ?= $(patsubst cdpsim/presets/models/%.toml,%,$(wildcard cdpsim/presets/models/*.toml))
 

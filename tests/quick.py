@@ -1,0 +1,148 @@
+"""What a change needs, in under 20 seconds: `python -m tests.quick`, or `make quick`.
+
+Checks the Python files that have changed since the last commit, the house rules, and the small suite of the rooms that
+changed. Tests come in the order of how near they are to the change; those for which no time is left are skipped.
+"""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.conditions import processor_time
+
+PROJECT = Path(__file__).parent.parent
+HOUSE = "tests/test_house.py"
+# What is tested by a file of another name; a page of docs/ is a test itself.
+ELSEWHERE = {
+    "README.md": "tests/test_readme.py",
+    "DESIGN.md": "tests/test_design.py",
+    "docs/papers/": "tests/test_papers.py",
+    "docs/reference/": "tests/test_reference_pages.py",
+    "notebooks/": "tests/test_notebooks.py",
+    "cdpsim/cli/completion/": "tests/cli/test_completion.py",
+    "cdpsim/cli/help/": "tests/cli/test_help.py",
+    "validation/help/": "tests/validation/test_harness_options.py",
+}
+SESSIONS = "tests/test_docs.py::test_the_sessions_of_a_page_print_and_draw_what_it_shows"
+SECONDS = 11  # of each worker's processor time, in which tests may begin
+
+
+# What has changed.
+
+
+def git(*words: str) -> list[str]:
+    """Return the lines that git prints in the project; none where it fails."""
+    done = subprocess.run(["git", "-C", str(PROJECT), *words], capture_output=True, text=True, check=False)
+    return done.stdout.splitlines() if not done.returncode else []
+
+
+def changed_files() -> tuple[str, list[str]]:
+    """Return since when files have changed, and which: since the last commit, or in commits that are not pushed."""
+    ignored = ("ls-files", "--others", "--exclude-standard")
+    if changed := [*git("diff", "--name-only", "HEAD"), *git(*ignored)]:
+        return "the last commit", changed
+    pushed = git("merge-base", "HEAD", "@{upstream}")
+    before = pushed if pushed != git("rev-parse", "HEAD") and pushed else git("rev-parse", "HEAD~1")
+    return (f"{before[0][:12]}", git("diff", "--name-only", before[0])) if before else ("the last commit", [])
+
+
+# What that needs.
+
+
+def tests_of(changed: Iterable[str], project: Path = PROJECT) -> list[str]:
+    """Return what pytest runs for files that have changed: the nearest first, and at the end all of their rooms."""
+    changed = list(changed)
+    near = [tests for each in changed for tests in beside(each, project)]
+    rooms = [tests for each in changed for tests in room_of(each, project)]
+    naming = [tests for tests in rooms if any(names(project / tests, each) for each in changed)]
+    return list(dict.fromkeys([*near, *naming, *rooms]))
+
+
+def beside(changed: str, project: Path) -> Iterator[str]:
+    """Yield what a file has of tests and examples itself, and the file of tests that is about it."""
+    path = project / changed
+    if not path.exists():
+        return
+    if path.match("test_*.py") or is_doctested(changed):
+        yield changed
+    if path.suffix == ".md" and is_doctested(changed) and "\n```console\n" in path.read_text(encoding="utf-8"):
+        yield f"{SESSIONS}[{changed}]"
+    yield from (tests for what, tests in ELSEWHERE.items() if changed.startswith(what))
+
+
+def is_doctested(name: str) -> bool:
+    """Return whether pytest looks for examples in a file."""
+    return name == "README.md" or bool(re.match(r"docs/.*\.md$|cdpsim/.*\.py$", name))
+
+
+def room_of(changed: str, project: Path) -> list[str]:
+    """Return the files of tests of the room that a file is in; of one that has none, all that import the file."""
+    package, _, inner = changed.partition("/")
+    if package not in ("cdpsim", "tests", "validation") or Path(inner).name.startswith("test_"):
+        return []
+    room = "validation" if package == "validation" else Path(inner).parts[0].removesuffix(".py")
+    folder = project / "tests"
+    found = [*(folder / room).glob("test_*.py"), *folder.glob(f"test_{room}.py")]
+    found = found or [path for path in folder.rglob("test_*.py") if names(path, changed)]
+    return sorted(str(path.relative_to(project)) for path in found)
+
+
+def names(tests: Path, changed: str) -> bool:
+    """Return whether a file of tests has the name of a module, or imports it."""
+    module = Path(changed).with_suffix("")
+    dotted = ".".join(module.parent.parts if module.name == "__init__" else module.parts)
+    imported = rf"^(from|import) {re.escape(dotted)}\b"
+    return tests.stem == f"test_{module.name}" or bool(re.search(imported, tests.read_text("utf-8"), re.MULTILINE))
+
+
+# A plugin of pytest: `-p tests.quick`.
+
+
+def pytest_runtest_setup() -> None:
+    """Skip a test for which there is no time left."""
+    if processor_time() > SECONDS:
+        pytest.skip(f"after {SECONDS} seconds; make room runs all of a room")
+
+
+# The command.
+
+
+def run(*words: str) -> bool:
+    """Run a module of Python, and return whether it ended well."""
+    print("python -m", *words, flush=True)
+    return not subprocess.run([sys.executable, "-m", *words], cwd=PROJECT, check=False).returncode
+
+
+def check(changed: list[str]) -> bool:
+    """Check files that have changed, the house rules, and rooms."""
+    python = [name for name in changed if name.endswith(".py") and (PROJECT / name).exists()]
+    good = []
+    if python and find_spec("ruff"):
+        good += [run("ruff", "check", "-q", *python), run("ruff", "format", "-q", "--check", *python)]
+    elif python:
+        print("ruff is not installed: pip install -c constraints.txt ruff")
+    words = ("pytest", "-q", "-n", "2", "--dist=load", "-p", "tests.quick", "-rs")
+    return all([*good, run(*words, HOUSE, *tests_of(changed))])
+
+
+def main() -> int:
+    """Check what has changed, and say in how many seconds."""
+    began = time.monotonic()
+    if not (PROJECT / ".git").exists() or not git("rev-parse", "HEAD"):
+        print("there is no git history to say what has changed; make room ROOM=trace tests a room, make test all")
+        return 2
+    since, changed = changed_files()
+    print(f"changed since {since}: {', '.join(changed) or 'nothing'}")
+    good = check(changed)
+    print(f"{time.monotonic() - began:.1f} s; {'good' if good else 'not good'}")
+    return not good
+
+
+if __name__ == "__main__":
+    sys.exit(main())
