@@ -1,7 +1,7 @@
 """Fixtures and settings for all tests: how hypothesis searches, the command line in this process, small input files."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,12 @@ pytest_plugins = ["tests.selection", "tests.conditions"]
 # A busy machine is no reason to fail; a build that others judge by tries the same examples every time.
 settings.register_profile("cdpsim", deadline=None, max_examples=50, derandomize="CI" in os.environ)
 settings.load_profile("cdpsim")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for no doctests in these folders, where there are none: that would import all helpers."""
+    return [found for found in (yield) if type(found) is pytest.Module]
 
 
 TOY_MODEL = """name = "toy"

@@ -4,7 +4,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib.util import resolve_name
 from pathlib import Path
@@ -40,7 +41,7 @@ ROOMS = [
     "__init__",
     "__main__",
 ]
-# Packages that take long to import. The modules in LATE import them, and are imported late themselves.
+# Packages that take long to import. The modules of late() import them, and are imported late themselves.
 HEAVY = {"torch", "matplotlib", "networkx", "numba", "pandas", "perfetto"}
 # The modules of draw/ that exports, commands and doctests need, which draw nothing themselves.
 LIGHT = {"draw", "draw.canvas", "draw.html", "draw.look", "draw.palette", "draw.plots", "draw.text", "draw.views"}
@@ -52,11 +53,23 @@ def name_of(path: Path) -> str:
     return ".".join(parts if len(parts) == 1 or parts[-1] != "__init__" else parts[:-1])
 
 
-MODULES = {name_of(path): ast.parse(path.read_text()) for path in sorted((PROJECT / "cdpsim").rglob("*.py"))}
+@cache
+def modules() -> dict[str, ast.Module]:
+    """The package's modules by their names, parsed when a test asks first."""
+    return {name_of(path): ast.parse(path.read_text()) for path in sorted((PROJECT / "cdpsim").rglob("*.py"))}
 
-LATE = {"numeric.compiled": {"numba"}} | {
-    name: {"matplotlib"} for name in MODULES if name.startswith("draw.") and name not in LIGHT
-}
+
+def modules_in(*beginnings: str) -> dict[str, ast.Module]:
+    """Those whose names begin so, of which there are some."""
+    found = {name: tree for name, tree in modules().items() if name.startswith(beginnings)}
+    assert found
+    return found
+
+
+def late() -> dict[str, set[str]]:
+    """The modules that import packages of HEAVY, and which."""
+    drawing = modules_in("draw.").keys() - LIGHT
+    return {"numeric.compiled": {"numba"}} | {name: {"matplotlib"} for name in drawing}
 
 
 # The modules that import late from rooms below them: their objects draw themselves in notebooks.
@@ -66,7 +79,7 @@ SHOWN = {"trace": {"draw.html", "draw.plots"}, "studies.table1": {"studies.table
 def module_named(dotted: str) -> str:
     """The module that a dotted name leads to: `cdpsim.errors.suggestion` to `errors`."""
     parts = dotted.split(".")[1:]
-    while parts and ".".join(parts) not in MODULES:
+    while parts and ".".join(parts) not in modules():
         parts.pop()
     return ".".join(parts) or "__init__"
 
@@ -102,36 +115,43 @@ def room(name: str) -> str:
     return name.partition(".")[0]
 
 
-OWN = {
-    name: {module_named(dotted) for dotted in imports(tree) if dotted.split(".")[0] == "cdpsim"}
-    - {name}
-    - SHOWN.get(name, set())
-    for name, tree in MODULES.items()
-}  # what each module imports of the package
+def of_the_package(dotted: Iterable[str]) -> set[str]:
+    """The modules of the package that dotted names lead to."""
+    return {module_named(name) for name in dotted if name.split(".")[0] == "cdpsim"}
+
+
+@cache
+def own_imports() -> dict[str, set[str]]:
+    """What each module imports of the package, but for what is called late."""
+    return {name: of_the_package(imports(tree)) - {name} - SHOWN.get(name, set()) for name, tree in modules().items()}
 
 
 def test_every_module_is_in_a_room() -> None:
-    assert {room(name) for name in MODULES} == set(ROOMS), "give a new room its place in ROOMS, here and in DESIGN.md"
+    assert {room(name) for name in modules()} == set(ROOMS), "give a new room its place in ROOMS, here and in DESIGN.md"
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_imports_only_from_its_room_and_those_above(name: str) -> None:
-    rooms = {room(imported) for imported in OWN[name]}
-    assert rooms <= set(ROOMS[: ROOMS.index(room(name)) + 1]), sorted(rooms)
+def test_modules_import_only_from_their_rooms_and_those_above() -> None:
+    below = [
+        f"{name} imports {other}"
+        for name, others in own_imports().items()
+        for other in others
+        if ROOMS.index(room(other)) > ROOMS.index(room(name))
+    ]
+    assert not below
 
 
 def test_only_what_is_called_late_imports_from_rooms_below() -> None:
     for name, shown in SHOWN.items():
-        now = {module_named(dotted) for dotted in imported_with(MODULES[name])}
-        assert shown <= {module_named(dotted) for dotted in imports(MODULES[name])} and not shown & now
+        assert shown <= of_the_package(imports(modules()[name]))
+        assert not shown & of_the_package(imported_with(modules()[name]))
 
 
 def test_no_modules_import_each_other() -> None:
     """Not in a room, either; a package's modules may import the package itself."""
-    packages = {name for name in MODULES if any(other.startswith(f"{name}.") for other in MODULES)}
+    packages = {name for name in modules() if any(other.startswith(f"{name}.") for other in modules())}
     above = {
         name: {other for other in own if other not in packages or not name.startswith(f"{other}.")}
-        for name, own in OWN.items()
+        for name, own in own_imports().items()
     }
     assert list(TopologicalSorter(above).static_order())
 
@@ -153,22 +173,30 @@ HARNESS = (
     "hugging_face",
     "__main__",
 )
-HARNESS_FILES = sorted((PROJECT / "validation").rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", HARNESS_FILES, ids=lambda path: str(path.relative_to(PROJECT / "validation")))
-def test_the_harness_imports_only_from_packages_above(path: Path) -> None:
+def wrong_in_the_harness(within: tuple[str, ...], tree: ast.AST) -> list[str]:
+    """What a module of the harness may not import: from itself by its name, or from a package below its own."""
+    height = -1 if within[0] == "__init__" else HARNESS.index(within[0])
+    wrong = []
+    for dotted in imports(tree, ".".join(("harness", *within[:-1]))):
+        first, second, *_ = *dotted.split("."), ""
+        below = first == "harness" and second in HARNESS[height + 1 :]
+        wrong += [dotted] * (below or first in ("validation", "cdpsim_validation"))
+    return wrong
+
+
+def test_the_harness_imports_only_from_packages_above() -> None:
     """And from itself without its name, which is another one where it is installed."""
-    within = path.relative_to(PROJECT / "validation").with_suffix("").parts
-    package = ".".join(("harness", *within[:-1]))
-    dotted = [name.split(".") for name in imports(ast.parse(path.read_text()), package)]
-    assert not {names[0] for names in dotted} & {"validation", "cdpsim_validation"}
-    used = {names[1] for names in dotted if names[0] == "harness" and names[1] in HARNESS}
-    assert used <= set(HARNESS[: HARNESS.index(within[0]) + 1]) if within[0] != "__init__" else not used
+    harness = PROJECT / "validation"
+    files = {path.relative_to(harness).with_suffix(""): path for path in harness.rglob("*.py")}
+    assert {path.parts[0] for path in files} == {"__init__", *HARNESS}
+    wrong = {path: wrong_in_the_harness(path.parts, ast.parse(files[path].read_text())) for path in files}
+    assert not [f"validation/{path}.py: {names}" for path, names in wrong.items() if names]
 
 
 def test_the_package_knows_nothing_of_the_harness() -> None:
-    assert not {dotted for tree in MODULES.values() for dotted in imports(tree) if dotted.startswith("validation")}
+    assert not {dotted for tree in modules().values() for dotted in imports(tree) if dotted.startswith("validation")}
 
 
 def test_design_shows_the_rooms_in_this_order() -> None:
@@ -197,18 +225,40 @@ def imported_tests(tree: ast.AST) -> list[str]:
     return [dotted for dotted in imports(tree) if re.match(r"tests\.(\w+\.)*test_", dotted)]
 
 
+@cache
+def modules_of_tests() -> dict[str, ast.Module]:
+    """The modules of the tests by their files."""
+    return {str(path.relative_to(TESTS)): ast.parse(path.read_text()) for path in TESTS.rglob("*.py")}
+
+
 def test_nothing_is_imported_from_a_test() -> None:
     """Helpers have modules of their own, in `tests/helpers` and `tests/validation`."""
-    imported = {path: imported_tests(ast.parse(path.read_text())) for path in TESTS.rglob("*.py")}
-    assert not [f"{path.relative_to(TESTS)}: {names}" for path, names in imported.items() if names]
+    imported = {path: imported_tests(tree) for path, tree in modules_of_tests().items()}
+    assert not {path: names for path, names in imported.items() if names}
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_what_takes_long_to_import_waits_until_it_is_needed(name: str) -> None:
-    now = {dotted.split(".")[0] for dotted in imported_with(MODULES[name])}
-    assert now & HEAVY <= LATE.get(name, set())
-    own = {module_named(dotted) for dotted in imported_with(MODULES[name]) if dotted.split(".")[0] == "cdpsim"}
-    assert not {imported for imported in own & set(LATE) if room(imported) != room(name) or name in LIGHT}
+def has_examples(tree: ast.AST) -> bool:
+    """Whether a docstring has an example, which only those of the package and of pages run."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    return any(">>> " in (ast.get_docstring(node) or "") for node in ast.walk(tree) if isinstance(node, documented))
+
+
+def test_docstrings_of_tests_have_no_examples() -> None:
+    """Nothing would run them."""
+    assert not [path for path, tree in modules_of_tests().items() if has_examples(tree)]
+
+
+def imported_too_early(name: str, tree: ast.Module) -> list[str]:
+    """What of HEAVY, or of the modules of late(), a module imports as soon as it is imported itself."""
+    now = list(imported_with(tree))
+    heavy = HEAVY & {dotted.split(".")[0] for dotted in now} - late().get(name, set())
+    own = of_the_package(now) & late().keys()
+    return sorted(heavy | {other for other in own if room(other) != room(name) or name in LIGHT})
+
+
+def test_what_takes_long_to_import_waits_until_it_is_needed() -> None:
+    early = {name: imported_too_early(name, tree) for name, tree in modules().items()}
+    assert not {name: imported for name, imported in early.items() if imported}
 
 
 @pytest.mark.parametrize("module", ["cdpsim", "cdpsim.cli"])
@@ -243,16 +293,16 @@ def documented(tree: ast.Module, name: str) -> Iterator[tuple[str, ast.Module | 
                 waiting.append((f"{name}.{child.name}", child))
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_what_is_public_says_what_it_is_in_a_sentence(module: str) -> None:
-    """The module, and all of its public classes, functions and methods."""
-    for name, node in documented(MODULES[module], module):
-        docstring = ast.get_docstring(node)
-        assert docstring, f"{name} has no docstring"
-        first, *rest = docstring.splitlines()
-        assert first.endswith("."), f"{name}: {first}"
-        assert len(first.split()) > 1, f"{name}: {first}"
-        assert not rest or not rest[0], f"{name}: a blank line comes after {first!r}"
+def is_a_sentence(docstring: str | None) -> bool:
+    """Whether a docstring begins with words that end in a full stop, and a blank line comes after them."""
+    first, *rest = (docstring or "-").splitlines()
+    return first.endswith(".") and len(first.split()) > 1 and not (rest and rest[0])
+
+
+def test_what_is_public_says_what_it_is_in_a_sentence() -> None:
+    """All modules, and their public classes, functions and methods."""
+    every = [each for name, tree in modules().items() for each in documented(tree, name)]
+    assert not [name for name, node in every if not is_a_sentence(ast.get_docstring(node))]
 
 
 def top_level_names(tree: ast.Module) -> set[str]:
@@ -285,7 +335,7 @@ def test_functions_are_short() -> None:
     """From `def` to the last line, docstring included."""
     functions = [
         (node.end_lineno - node.lineno + 1, f"{name}.{node.name}")
-        for name, tree in MODULES.items()
+        for name, tree in modules().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and node.end_lineno
     ]
@@ -314,23 +364,29 @@ def words(tree: ast.AST) -> Iterator[str]:
                 yield word
 
 
-DERIVED = [name for name in MODULES if name.startswith(("program.", "timing.", "trace.metrics"))]
-ENGINES = [name for name in MODULES if name.startswith("timing.engine")]
-
-
-@pytest.mark.parametrize("name", DERIVED)
-def test_what_is_derived_knows_no_schedule_by_its_name(name: str) -> None:
+def named_schedules(tree: ast.AST) -> list[str]:
+    """The texts of a module that have a schedule's name."""
     known = SCHEDULES.keys() - RULES.keys()  # a rule, dp, is of the same name as a schedule
-    named = [text for text in texts(MODULES[name]) if any(schedule in text for schedule in known)]
-    assert not named
+    return [text for text in texts(tree) if any(schedule in text for schedule in known)]
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_an_engine_knows_no_schedule_and_no_slot(name: str) -> None:
+def test_what_is_derived_knows_no_schedule_by_its_name() -> None:
+    derived = modules_in("program.", "timing.", "trace.metrics")
+    named = {name: named_schedules(tree) for name, tree in derived.items()}
+    assert not {name: found for name, found in named.items() if found}
+
+
+def known_of_order(tree: ast.AST) -> list[str]:
+    """What a module imports, or names, of the order in which devices work."""
+    rooms = "schedules", "program.assembly", "front", "studies"
+    imported = [name for name in of_the_package(imports(tree)) if name.startswith(rooms)]
+    return imported + [word for word in words(tree) if "slot" in word or "position" in word]
+
+
+def test_engines_know_no_schedule_and_no_slot() -> None:
     """Times come out of dependencies, lane orders and costs alone."""
-    imported = {module_named(dotted) for dotted in imports(MODULES[name])}
-    assert not [each for each in imported if each.startswith(("schedules", "program.assembly", "front", "studies"))]
-    assert not [word for word in words(MODULES[name]) if "slot" in word or "position" in word]
+    known = {name: known_of_order(tree) for name, tree in modules_in("timing.engine").items()}
+    assert not {name: found for name, found in known.items() if found}
 
 
 def test_the_scans_find_what_they_look_for() -> None:
@@ -339,11 +395,26 @@ def test_the_scans_find_what_they_look_for() -> None:
     assert list(imported_with(tree)) == ["numba"]
     assert list(imports(tree)) == ["numba", "torch"]
     assert list(imports(ast.parse("from ..b import c\nfrom . import d"), "x.a")) == ["x.b.c", "x.a.d"]
-    assert [text for text in texts(tree) if "-" in text] == [" of mp-cdp"]
-    assert "slot" in list(words(tree))
+    assert imported_too_early("x", tree) == ["numba"]
+    assert imported_too_early("front", ast.parse("from cdpsim.draw.gantt import gantt")) == ["draw.gantt"]
+    assert named_schedules(tree) == [" of mp-cdp"]
+    assert known_of_order(tree) == ["slot", "slot"]
+    assert known_of_order(ast.parse("from cdpsim.schedules import order")) == ["schedules.order"]
     assert [name for name, _ in documented(tree, "x")] == ["x", "x.f"]
+    assert [is_a_sentence(text) for text in (None, "Run it", "Run.", "Run it.\nNow.", "Run it.\n\nNow.")] == [
+        0,
+        0,
+        0,
+        0,
+        1,
+    ]
     assert module_named("cdpsim.schedules.rule.RULES") == "schedules.rule"
     assert module_named("cdpsim.front.simulate") == "front"
     assert module_named("cdpsim") == "__init__"
     tree = ast.parse("from tests import conftest\nfrom tests.cli.test_cli import here\nimport tests.test_front")
     assert imported_tests(tree) == ["tests.cli.test_cli.here", "tests.test_front"]
+    assert has_examples(ast.parse('def f():\n    """Add.\n\n    >>> 1 + 1\n    3\n    """'))
+    tree = ast.parse("from .report import page\nfrom .replay import case\nimport validation.modules")
+    assert wrong_in_the_harness(("ranks", "x"), tree) == ["validation.modules"]
+    tree = ast.parse("from ..report import page\nfrom ..replay import case")
+    assert wrong_in_the_harness(("ranks", "x"), tree) == ["harness.report.page"]
