@@ -73,62 +73,36 @@ def test_a_quantity_is_read_in_its_base_unit(read: Read, given: object, amount: 
     assert isinstance(got, Work) == isinstance(amount, Work)
 
 
-NO_NUMBERS = [
-    "",
-    " ",
-    "s",
-    "inf s",
-    "inf B/s",
-    "nan",
-    "nan s",
-    "∞ s",
-    "-inf",
-    "1e s",
-    "1.2.3 s",
-    "--5 s",
-    "$5",
-]
-NO_NUMBERS += [
-    "1,000 s",
-    "1_000 s",
-    "1'000 s",
-    "0x10 s",
-    "\u0665 s",
-    "\uff15 s",
-    "x" * 10_000,
-    "1" * 10_000 + " s",
-]
-NO_UNITS = ["5", "5 k", "5 %", "5 min", "5 S", "5 cs", "5 parsec", "5 gb", "5 Kis", "5 s/s", "5 FLOP / s"]
-NOT_ALONE = ["5 s x", "1e3 ms", "5 s -- as measured", "x = 5 s", "5\ns", "5 s\n", " 5 s", "5  s"]
-TOO_LARGE = ["1e400 s", "1e400 B", "1e400 FLOPS", "1e400 B/s", "1e400 FLOP", "2e9 s", "2 EB", "2e18 B/s"]
-TOO_SMALL = ["-1 s", "-1 B", "-1 FLOP", "-1 FLOPS", "-1 B/s", "0 FLOPS", "0 B/s", "0 FLOP"]
-NUMBERS = [math.nan, -math.inf, -1, -0.5, 1e30, 10**400, 10**5000, np.float64("nan")]
-WORKS = [Work(-1), Work(0), Work(math.inf), Work(1e25)]
-NO_QUANTITIES: list[object] = [np.ones(2), True, False, None, [], {}, b"5 s", 1j, np.bool_(True)]
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        pytest.param(value, id="huge" if isinstance(value, int) and value > 10**999 else repr(value)[:20])
-        for value in [
-            *NO_NUMBERS,
-            *NO_UNITS,
-            *NOT_ALONE,
-            *TOO_LARGE,
-            *TOO_SMALL,
-            *NUMBERS,
-            *WORKS,
-            *NO_QUANTITIES,
-        ]
+REFUSED: dict[str, list[object]] = {
+    "no number": [
+        *("", " ", "s", "inf s", "inf B/s", "nan", "nan s", "∞ s", "-inf", "1e s", "1.2.3 s", "--5 s", "$5"),
+        *("1,000 s", "1_000 s", "1'000 s", "0x10 s", "\u0665 s", "\uff15 s", "x" * 10_000, "1" * 10_000 + " s"),
     ],
-)
-@pytest.mark.parametrize("read", READERS)
-def test_everything_else_is_refused_in_one_line_with_an_example(read: Read, given: object) -> None:
-    with pytest.raises(RequestError, match="; write for example '") as refusal:
+    "no unit": ["5", "5 k", "5 %", "5 min", "5 S", "5 cs", "5 parsec", "5 gb", "5 Kis", "5 s/s", "5 FLOP / s"],
+    "not alone": ["5 s x", "1e3 ms", "5 s -- as measured", "x = 5 s", "5\ns", "5 s\n", " 5 s", "5  s"],
+    "too large": ["1e400 s", "1e400 B", "1e400 FLOPS", "1e400 B/s", "1e400 FLOP", "2e9 s", "2 EB", "2e18 B/s"],
+    "too small": ["-1 s", "-1 B", "-1 FLOP", "-1 FLOPS", "-1 B/s", "0 FLOPS", "0 B/s", "0 FLOP"],
+    "number": [math.nan, -math.inf, -1, -0.5, 1e30, 10**400, 10**5000, np.float64("nan")],
+    "work": [Work(-1), Work(0), Work(math.inf), Work(1e25)],
+    "no quantity": [np.ones(2), True, False, None, [], {}, b"5 s", 1j, np.bool_(True)],
+}
+
+
+def refuses(read: Read, given: object) -> bool:
+    """Whether a reader answers with one short line and an example."""
+    try:
         read(given)
-    assert str(refusal.value).isprintable()
-    assert len(str(refusal.value)) < 200
+    except RequestError as refusal:
+        said = str(refusal)
+        return "; write for example '" in said and said.isprintable() and len(said) < 200
+    return False
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_everything_else_is_refused_in_one_line_with_an_example(kind: str) -> None:
+    """By each reader."""
+    pairs = [(read, given) for read in READERS for given in REFUSED[kind]]
+    assert not [(read.__name__, given) for read, given in pairs if not refuses(read, given)]
 
 
 @pytest.mark.parametrize(
