@@ -26,7 +26,7 @@ lint: ## Format, lint and types
 	$(PYTHON) -m mypy
 
 drawn: ## The tests that CI draws, with coverage: all that `make test` runs, and a share of all others
-	$(PYTHON) -m pytest -q -n 2 --ci --shuffle --cov --cov-report= --cov-fail-under=0
+	$(PYTEST) $(WITH_DRAW) --ci --shuffle --cov --cov-report= --cov-fail-under=0
 	$(PYTHON) -m coverage report --skip-covered --show-missing --omit='cdpsim/draw/*'
 	$(PYTHON) -m coverage report --skip-covered --show-missing --include='cdpsim/draw/*' --fail-under=0
 
