@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, simulate
+from cdpsim.cluster import Devices, Link
 from cdpsim.invariants import violations
 from cdpsim.model.runtime import PAPER, Habits, Runtime, read_runtime
 from cdpsim.program import Category, Content, Kind
@@ -528,6 +529,15 @@ def test_ranks_gather_for_the_backward_before_a_sum_is_let_go_of() -> None:
     assert shared("torch:collective_copies=no", **zero_3) == shares + 3 * SHARED
     in_forward = 4 * SHARE + 3 * SHARED  # the parameters, their buffer and the one before
     assert shared("torch:collective_copies=no,reductions=until-summed", **zero_3) == in_forward > shares + 2 * SHARED
+
+
+def test_parameters_that_are_prefetched_are_not_gathered_once_more() -> None:
+    """FSDP2 gathers for the next backward by itself; with --prefetch that has been done before, on a slow link, too."""
+    slow: dict[str, Any] = {"cluster": Cluster(devices=(Devices(overlap="stream"),), link=Link(bandwidth=SHARED / 4))}
+    for prefetch in (0, 1, 2):
+        options = slow | {"zero": 3, "prefetch": prefetch}
+        own_gather = shared("torch", **options) - shared("torch:backward_prefetch=no", **options)
+        assert (own_gather == 0) == (prefetch > 0)
 
 
 def test_kept_parameters_are_copied_from_two_buffers() -> None:

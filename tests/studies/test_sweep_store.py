@@ -17,7 +17,7 @@ from cdpsim import RequestError
 from cdpsim.studies.sweep import store as store_module
 from cdpsim.studies.sweep.results import retry_failures, study_status, table_of
 from cdpsim.studies.sweep.running import run_part
-from cdpsim.studies.sweep.store import RETRY, Segment, Store, head_of, load_study, row_of
+from cdpsim.studies.sweep.store import RETRY, Segment, Store, head_of, load_study, names_in, row_of
 from cdpsim.version import RESULTS
 from tests.helpers.sweeps import MICRO_BATCHES, SCHEDULES, STAGES, saved
 
@@ -204,6 +204,17 @@ def test_a_segment_without_rows_is_no_file(tmp_path: Path) -> None:
     with Segment(tmp_path, head_of(load_study(tmp_path))):
         pass
     assert not list(tmp_path.glob("parts/*"))
+
+
+def test_rows_of_a_worker_that_died_are_told_by_how_they_ended(tmp_path: Path) -> None:
+    """The folder is made with the first row; a row that was cut when the worker died is none."""
+    outcomes = {b"one": ("result", [1]), b"two": ("refused", "no"), b"three": ("failed", "killed")}
+    rows = [row_of(name, [], kind, outcome) for name, (kind, outcome) in outcomes.items()]
+    with Segment(tmp_path / "sweep", {}) as segment:
+        assert names_in(segment.path) == {}
+        for row in [*rows, row_of(b"four", [], "result", [4])[:-9]]:
+            segment.append(row)
+    assert names_in(segment.path) == {b"one": "result", b"two": "refused", b"three": "failed"}
 
 
 def test_a_folder_takes_more_values_and_axes_and_keeps_its_points(done: Path) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -617,6 +618,16 @@ def test_what_cannot_be_is_refused(
     assert (out, err.count("\n")) == ("", 1)
     assert fragment in err
     assert not Path("out").exists()
+
+
+def test_an_update_has_a_momentum_below_1_and_a_finite_decay() -> None:
+    """With all of a momentum kept, the sum of gradients has no end."""
+    for momentum in (1, -0.01, math.nan):
+        with pytest.raises(RequestError, match=f"^momentum: {momentum:g} must be at least 0 and below 1$"):
+            Update("momentum", momentum)
+    for decay in (math.inf, -0.01, math.nan):
+        with pytest.raises(RequestError, match=f"^weight-decay: {decay:g} must be at least 0$"):
+            Update("momentum", 0.9, decay)
 
 
 @pytest.mark.parametrize("kind", KINDS)
