@@ -42,10 +42,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Hide numba where the draw, or the environment, says so; note whether a tool may be missing."""
     tools["must be there"] = config.option.ci and "CI" in os.environ
+    if hides_numba(config):
+        sys.modules["numba"] = None  # type: ignore[assignment]
+
+
+def hides_numba(config: pytest.Config) -> bool:
+    """Return whether this process has no numba: all where the environment says so, else every second worker."""
     worker = getattr(config, "workerinput", {}).get("workerid", "")
     drawn = worker and (int(worker[2:]) + (chance(config.option.draw, "numba") < 0.5)) % 2
-    if WITHOUT_NUMBA in os.environ or drawn:
-        sys.modules["numba"] = None  # type: ignore[assignment]
+    return WITHOUT_NUMBA in os.environ or bool(drawn)
 
 
 def need(present: object, what: str) -> None:
@@ -75,7 +80,7 @@ def compiled() -> Iterator[Any]:
 
 def state(value: object) -> object:
     """Return what a global holds, if it is a text, a number, a tuple or a variable of the context."""
-    return value.get(None) if isinstance(value, ContextVar) else value if isinstance(value, PLAIN) else None
+    return value.get("unset") if isinstance(value, ContextVar) else value if isinstance(value, PLAIN) else None
 
 
 @cache
@@ -86,15 +91,21 @@ def globals_of_the_package(modules: int) -> list[tuple[ModuleType, str, object]]
     return [row for row in found if row[2] is not None and row[1] not in COUNT_UP]
 
 
+def changed_since(before: list[tuple[ModuleType, str, object]]) -> list[str]:
+    """Name the globals that have another state than before."""
+    changed = [(module, name) for module, name, was in before if state(vars(module).get(name)) is not was]
+    return [f"{module.__name__}.{name}" for module, name in changed]
+
+
 @pytest.fixture(autouse=True)
 def _modules_stay_as_they_were() -> Iterator[None]:
     """Fail a test that leaves a global changed, by which later tests would run other code than they say."""
     before = globals_of_the_package(len(sys.modules))
     yield
-    changed = [(module, name) for module, name, was in before if state(vars(module).get(name)) is not was]
+    changed = changed_since(before)
     if changed:  # of which one test is told
         globals_of_the_package.cache_clear()
-    assert not changed, f"left changed: {', '.join(f'{module.__name__}.{name}' for module, name in changed)}"
+    assert not changed, f"left changed: {', '.join(changed)}"
 
 
 def processor_time() -> float:
