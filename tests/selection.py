@@ -162,7 +162,7 @@ def is_drawn(item: pytest.Item) -> bool:
 def try_fewer_examples(law: pytest.Function) -> None:
     """Let hypothesis try a law with fewer examples than it says."""
     test = law.function
-    said = test._hypothesis_internal_use_settings  # type: ignore[attr-defined]
+    said = test._hypothesis_internal_use_settings
     test._hypothesis_internal_use_settings = settings(said, max_examples=ceil(said.max_examples / FEWER))
 
 

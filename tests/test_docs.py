@@ -23,8 +23,8 @@ from tests.helpers.pages import PAGES, PICTURES, REPOSITORY, pictures, play, ses
 FILES = sorted(PICTURES.iterdir())
 
 
-SLOW = ("concepts", "gallery", "how-to/bring-a-hugging-face-model", "how-to/sweep-on-slurm", "how-to/which-schedule")
-SLOW += ("start",)  # pages whose commands take a second or more
+SLOW = ["concepts", "gallery", "how-to/bring-a-hugging-face-model", "how-to/sweep-on-slurm", "how-to/which-schedule"]
+SLOW += ["start"]  # pages whose commands take a second or more
 
 
 def marked(page: str) -> Any:
