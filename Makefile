@@ -53,8 +53,8 @@ sample: ## A hundredth of them: make sample DRAW=word
 release-check: ## What a release needs beside that: results of every schedule, measured on a CPU and on a GPU
 	$(PYTEST) $(EVERYTHING) -m release
 
-mutants: ## A hundred mutants of the core, drawn by SEED: do the tests that cover them fail?
-	$(PYTHON) -m tests.mutation $(or $(SEED),1)
+mutants: ## A hundred mutants, drawn by SEED: do the tests that cover them fail? (QUICK=1: drawn tests first)
+	$(PYTHON) -m tests.mutation $(or $(SEED),1) $(if $(QUICK),--quick)
 
 bench: ## The benchmarks, one at a time
 	$(PYTHON) -m pytest benchmarks --benchmark-only

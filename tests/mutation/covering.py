@@ -1,4 +1,4 @@
-"""Which tests run which lines of the core: measured once for each test file and state of the package."""
+"""Which tests run which lines of what is mutated: measured once for each test file and state of what it imports."""
 
 import contextlib
 import hashlib
@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ import pytest
 from cdpsim.numeric.kept import Kept
 
 PROJECT = Path(__file__).parents[2]
+CORE, LEARN = "cdpsim", "validation/learn"  # what is mutated; the second needs torch, as its tests do
+OF_HARNESS = "tests/validation/"
+OURS = ("cdpsim", "cdpsim_validation", "tests", "validation")  # packages
 # Tests of pictures and texts, tests that take minutes, and those that start other programs; mutants have tests, too.
 LEFT_OUT = "design every_schedule gantt house long mutants notebooks"
 LEFT_OUT += " page page_browser palette paper perfetto readme snapshot views"
@@ -30,17 +34,36 @@ CALLED_AS = {"cdpsim/numeric/compiled.py": "loops."}
 STUCK, BUDGET, MEMORY = 120, 60, 8 * 2**30
 OPTIONS = ["-q", "--tb=no", "--numprocesses=0", "-p", "no:cacheprovider", "-p", "no:cov"]
 OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+EVERY_CASE = ["--cases=all", "--slow"]
 # A thread ends a test that does not end by itself: no signal reaches compiled code.
 UNTIL_ONE_FAILS = ["-x", f"--timeout={STUCK}", "--timeout-method=thread"]
 
 
-def test_files() -> list[str]:
+def files_with_tests(package: str) -> list[str]:
     """List the files whose tests are used, relative to the project; a module with examples is one, too."""
-    left_out = {f"test_{name}.py" for name in LEFT_OUT.split()}
-    every = [path for path in (PROJECT / "tests").rglob("test_*.py") if "validation" not in path.parts]
-    tests = [path for path in every if path.name not in left_out]
-    examples = [path for path in (PROJECT / "cdpsim").rglob("*.py") if "    >>> " in path.read_text()]
-    return [str(path.relative_to(PROJECT)) for path in sorted(tests + examples)]
+    if package == LEARN:
+        harness = (PROJECT / OF_HARNESS).glob("test_*.py")
+        every = [path for path in harness if "validation.learn" in path.read_text()]
+    else:
+        left_out = {f"test_{name}.py" for name in LEFT_OUT.split()}
+        every = [path for path in (PROJECT / "tests").rglob("test_*.py") if "validation" not in path.parts]
+        every = [path for path in every if path.name not in left_out]
+        every += [path for path in (PROJECT / "cdpsim").rglob("*.py") if "    >>> " in path.read_text()]
+    return [str(path.relative_to(PROJECT)) for path in sorted(every)]
+
+
+def drawn_tests(files: list[str], word: str) -> set[str]:
+    """List the tests of files that pytest alone runs, drawn by a word."""
+    command = [sys.executable, "-m", "pytest", *OPTIONS, "--collect-only", f"--draw={word}", *files]
+    done = subprocess.run(command, cwd=PROJECT, env=environment(PROJECT), capture_output=True, text=True, check=False)
+    if done.returncode != pytest.ExitCode.OK:
+        sys.exit(done.stdout + done.stderr)
+    return {line for line in done.stdout.splitlines() if "::" in line}
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """Give the environment of tests of a tree: hypothesis tries the same examples each time."""
+    return os.environ | {"PYTHONPATH": str(tree), "CI": "1"}
 
 
 def kept_as(file: str) -> str:
@@ -50,18 +73,23 @@ def kept_as(file: str) -> str:
 
 def key_of(file: str) -> str:
     """Give the hash of a test file and of all that it may import."""
+    tests = PROJECT / "tests"
+    found = [tests / "conditions.py", tests / "conftest.py", tests / "selection.py"]
+    folders = [PROJECT / "cdpsim", tests / "helpers"]
+    if file.startswith(OF_HARNESS):
+        found += [path for path in (PROJECT / OF_HARNESS).glob("*.py") if not path.name.startswith("test_")]
+        folders.append(PROJECT / "validation")
+    found += [path for folder in folders for path in folder.rglob("*.*") if path.suffix in (".py", ".toml")]
     digest = hashlib.sha256((PROJECT / file).read_bytes())
-    shared = [PROJECT / "tests" / "conftest.py", *(PROJECT / "tests" / "helpers").rglob("*.py")]
-    for path in sorted([*(PROJECT / "cdpsim").rglob("*.*"), *shared]):
-        if path.suffix in (".py", ".toml"):
-            digest.update(str(path.relative_to(PROJECT)).encode() + b"\0" + path.read_bytes())
+    for path in sorted(found):
+        digest.update(str(path.relative_to(PROJECT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
 def empty_caches() -> None:
     """Empty the caches of all functions: what one test left in them, the next one computes as well."""
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in ("cdpsim", "tests"):
+        if name.partition(".")[0] in OURS:
             for value in list(vars(module).values()):
                 if hasattr(value, "cache_clear"):
                     value.cache_clear()
@@ -89,7 +117,8 @@ class Measuring:
             self.key = key_of(self.file)
             data = self.kept / kept_as(self.file)
             data.unlink(missing_ok=True)
-            self.lines = coverage.Coverage(data_file=data, source=["cdpsim"], config_file=False)
+            source = LEARN if self.file.startswith(OF_HARNESS) else CORE
+            self.lines = coverage.Coverage(data_file=data, source=[source], config_file=False)
             self.lines.set_option("run:relative_files", True)
             self.lines.start()
         empty_caches()
@@ -137,12 +166,12 @@ class Chosen:
 class Covering:
     """The tests that cover a line, and the seconds that each takes."""
 
-    def __init__(self, kept: Path) -> None:
+    def __init__(self, kept: Path, files: Iterable[str]) -> None:
         import coverage
 
         self.seconds: dict[str, float] = {}
         self.data = []
-        for file in test_files():
+        for file in files:
             self.seconds |= json.loads((kept / f"{kept_as(file)}.json").read_text())["seconds"]
             data = coverage.CoverageData(str(kept / kept_as(file)))
             data.read()
@@ -159,8 +188,8 @@ class Covering:
             self.known[file] = found
         return self.known[file]
 
-    def tests(self, file: str, lines: Iterable[int]) -> list[str]:
-        """List the cheapest tests of lines, or of their file where they run only when it is imported.
+    def tests(self, file: str, lines: Iterable[int], among: Container[str]) -> list[str]:
+        """List the cheapest of some tests of lines, or of their file where they run only when it is imported.
 
         The file's own tests come first; then a test of each function, a cheap one, before another one of the same.
         """
@@ -168,15 +197,14 @@ class Covering:
         found = found or set().union(*self.lines(file).values())
         total, turn = 0.0, Counter[str]()
         turns: dict[str, int] = {}
-        for test in sorted(found, key=lambda test: (self.seconds[test], test)):
+        for test in sorted(filter(among.__contains__, found), key=lambda test: (self.seconds[test], test)):
             total += self.seconds[test]
             if total > BUDGET and turns:
                 break
             function = test.partition("[")[0]
             turns[test] = turn[function]
             turn[function] += 1
-        path = Path(file).relative_to("cdpsim")
-        own = f"tests/{path.parts[0]}/test_{path.parent.name if path.stem == '__init__' else path.stem}.py"
+        own = own_tests(file)
         return sorted(turns, key=lambda test: (not test.startswith(own), turns[test], self.seconds[test]))
 
     def _of_callers(self, file: str) -> Iterator[str]:
@@ -188,16 +216,26 @@ class Covering:
                     yield from self.lines(str(path.relative_to(PROJECT)))[number]
 
 
-def measure(kept: Path) -> None:
-    """Measure the test files that have changed, or all if the package has."""
+def own_tests(file: str) -> str:
+    """Give how the names of a file's own tests begin."""
+    if file.startswith(LEARN):
+        return f"{OF_HARNESS}test_learn"
+    path = Path(file).relative_to(CORE)
+    return f"tests/{path.parts[0]}/test_{path.parent.name if path.stem == '__init__' else path.stem}.py"
+
+
+def measure(kept: Path, files: list[str]) -> list[str]:
+    """Measure the test files that have changed, or all if the package has; list those that have tests here."""
     kept.mkdir(parents=True, exist_ok=True)
-    late = [file for file in test_files() if not measured(kept, file)]
+    late = [file for file in files if not measured(kept, file)]
     if late:
         print(f"measuring which lines {len(late)} test files run", file=sys.stderr, flush=True)
-        environment = os.environ | {"PYTHONPATH": str(PROJECT), "CI": "1"}
-        subprocess.run(
-            [sys.executable, "-m", "tests.mutation.covering", kept, *late], cwd=PROJECT, env=environment, check=False
-        )
+        command = [sys.executable, "-m", "tests.mutation.covering", str(kept), *late]
+        subprocess.run(command, cwd=PROJECT, env=environment(PROJECT), check=False)
+    without = [file for file in late if not measured(kept, file)]
+    if without:
+        print(f"no test runs here of {', '.join(without)}", file=sys.stderr, flush=True)
+    return [file for file in files if file not in without]
 
 
 def measured(kept: Path, file: str) -> bool:
@@ -206,11 +244,11 @@ def measured(kept: Path, file: str) -> bool:
     return path.exists() and json.loads(path.read_text())["key"] == key_of(file)
 
 
-def failing(tree: Path, tests: list[str]) -> str | None:
+def failing(tree: Path, tests: list[str], options: list[str]) -> str | None:
     """Run tests in a tree until one fails or does not end; give its name."""
     last = tree / "last.txt"
     last.write_text("import")
-    process = get_context("fork").Process(target=_run, args=(tree, tests, last))
+    process = get_context("fork").Process(target=_run, args=(tree, tests, options, last))
     process.start()
     process.join(10 * STUCK)
     code = process.exitcode
@@ -221,29 +259,32 @@ def failing(tree: Path, tests: list[str]) -> str | None:
     return None if code in (None, pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) else last.read_text()
 
 
-def _run(tree: Path, tests: list[str], last: Path) -> None:
+def _run(tree: Path, tests: list[str], options: list[str], last: Path) -> None:
     """Run tests with the package and the tests of a tree, in a process that has imported all else."""
     os.setsid()
     os.chdir(tree)
-    os.environ |= {"PYTHONPATH": str(tree), "CI": "1"}
+    os.environ |= environment(tree)
     sys.path.insert(0, str(tree))
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("cdpsim", "tests")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
         del sys.modules[name]
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     files = sorted({test.partition("::")[0] for test in tests})
-    os._exit(pytest.main([*OPTIONS, *UNTIL_ONE_FAILS, *files], plugins=[Chosen(tests, last)]))
+    os._exit(pytest.main([*OPTIONS, *options, *UNTIL_ONE_FAILS, *files], plugins=[Chosen(tests, last)]))
 
 
-def import_what_tests_need() -> None:
+def import_what_tests_need(files: Iterable[str]) -> None:
     """Import what takes long, once for all runs: each of them is a fork."""
     for plugin in entry_points(group="pytest11"):
         plugin.load()
-    for name in ("hypothesis.strategies", "msgspec", "networkx", "numba", "numpy", "simpy"):
+    names = ["hypothesis.strategies", "msgspec", "networkx", "numba", "numpy", "simpy"]
+    if any(file.startswith(OF_HARNESS) for file in files):
+        names += filter(find_spec, ("sklearn", "torch"))
+    for name in names:
         import_module(name)
 
 
 if __name__ == "__main__":
-    sys.exit(pytest.main([*OPTIONS, *sys.argv[2:]], plugins=[Measuring(Path(sys.argv[1]))]))
+    sys.exit(pytest.main([*OPTIONS, *EVERY_CASE, *sys.argv[2:]], plugins=[Measuring(Path(sys.argv[1]))]))

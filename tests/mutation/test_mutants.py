@@ -1,7 +1,12 @@
-"""Mutants of a small source, all of them."""
+"""Mutants of a small source, all of them, and the tests that one meets."""
 
 import ast
+import json
+from pathlib import Path
 
+import pytest
+
+from tests.mutation.covering import CORE, LEARN, Covering, files_with_tests
 from tests.mutation.mutants import mutants
 
 SOURCE = '''"""A module."""
@@ -61,3 +66,27 @@ def test_a_mutant_has_the_lines_of_its_statement() -> None:
     by_after = {after: run for (_, after), run in lines.items()}
     assert by_after["if value < (3) and not wanted:"] == range(14, 15)
     assert by_after["def least(self, values: tuple[1], wanted=(False)):"] == range(10, 20)
+
+
+def test_a_mutant_meets_the_cheapest_tests_of_its_lines(tmp_path: Path) -> None:
+    """Three in all take 81 s, so the one of 50 is left out, unless it alone is to be met; a file's own come first."""
+    data = pytest.importorskip("coverage").CoverageData(str(tmp_path / "tests.room.test_page"))
+    seconds = {"own": 30.0, "one": 1.0, "long": 50.0, "of_another_line": 1.0}
+    named = {name: f"tests/room/test_{'page' if name == 'own' else 'book'}.py::{name}" for name in seconds}
+    for name, test in named.items():
+        data.set_context(test)
+        data.add_lines({"cdpsim/room/page.py": [8 if name == "of_another_line" else 7]})
+    data.write()
+    answer = {"key": "", "seconds": {named[name]: spent for name, spent in seconds.items()}}
+    (tmp_path / "tests.room.test_page.json").write_text(json.dumps(answer))
+    covering = Covering(tmp_path, ["tests/room/test_page.py"])
+    found = covering.tests("cdpsim/room/page.py", range(7, 8), among=covering.seconds)
+    assert found == [named["own"], named["one"]]
+    assert covering.tests("cdpsim/room/page.py", [7], among={named["long"]}) == [named["long"]]
+
+
+def test_mutants_of_the_harness_meet_its_tests_and_no_others_do() -> None:
+    ours, of_harness = set(files_with_tests(CORE)), set(files_with_tests(LEARN))
+    assert "tests/validation/test_learn.py" in of_harness
+    assert {"tests/trace/test_waiting.py", "cdpsim/files/units.py"} <= ours
+    assert not ours & of_harness
