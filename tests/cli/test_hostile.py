@@ -373,7 +373,10 @@ print(os.environ["MPLBACKEND"])
 
 
 def test_a_damaged_cache_of_numba_is_no_obstacle(tmp_path: Path, compiled: Any) -> None:
-    """Loops are compiled again, give the same, and are kept again."""
+    """Loops are compiled again, give the same, and are kept again.
+
+    A file that is empty, as a full disk leaves it, is an end of the file; other damage is what pickle has an error for.
+    """
     program = """
 import numpy as np
 from cdpsim.numeric.paths import compiled_loops
@@ -385,10 +388,7 @@ print(compiled_loops().times_of_moments(moments, starts, ends).tolist())
         assert python(program, NUMBA_CACHE_DIR=str(tmp_path)) == "[0, 2, 5]\n"
         return [path for path in tmp_path.rglob("*.nb?") if path.is_file()]
 
-    files = kept()
-    for damage in (b"", b"garbage", b"\x80\x05K"):
-        for path in files:
-            path.write_bytes(damage)
-        kept()  # finds the damage, and empties the cache
-        files = kept()
-        assert all(path.read_bytes() != damage for path in files if path.suffix == ".nbi")
+    for path in kept():
+        path.write_bytes(b"")
+    kept()  # finds the damage, and empties the cache
+    assert all(path.read_bytes() for path in kept())

@@ -20,7 +20,8 @@ from cdpsim.model import Model, Stage
 from cdpsim.program import Category
 from cdpsim.schedules import TABLE_1
 from cdpsim.schedules.rule import CDP_V2
-from tests.validation.cases import OPTIMIZERS, cyclic, every_model, every_schedule, rules_of, stages_of
+from tests.helpers.half_of_cases import every_second
+from tests.validation.cases import OPTIMIZERS, cyclic, rules_of, stages_of
 from tests.validation.known import known
 from validation.comparison import memory
 from validation.comparison.memory import MemoryBySlot
@@ -32,6 +33,7 @@ from validation.replay.contents import Holding
 from validation.replay.watch import Reading
 from validation.report.schema import Memory
 from validation.training import passes
+from validation.training.models import MODELS
 from validation.training.passes import Pass
 from validation.training.stages import Training
 
@@ -66,18 +68,10 @@ def check_equal(case: Case) -> None:
 # Every schedule
 
 
-@every_schedule
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
-@every_model
+@pytest.mark.parametrize(("schedule", "n", "model"), every_second(TABLE_1, (1, 2, 3, 5, 8), MODELS))
 def test_every_schedule_holds_what_its_program_says(schedule: str, n: int, model: str) -> None:
     for rule in rules_of(schedule):
         check_equal(Case(schedule, n, steps=2, rule=rule, model=model, optimizer=OPTIMIZERS["momentum"]))
-
-
-@every_schedule
-@pytest.mark.parametrize(("n", "model"), [(6, "transformer"), (7, "mlp"), (8, "mlp"), (8, "transformer")])
-def test_so_does_it_with_more_stages(schedule: str, n: int, model: str) -> None:
-    check_equal(Case(schedule, n, steps=2, model=model, optimizer=OPTIMIZERS["momentum"]))
 
 
 @st.composite
@@ -108,11 +102,11 @@ def test_any_case_holds_what_its_program_says(case: Case) -> None:
     check_equal(case)
 
 
-@pytest.mark.parametrize(
-    "schedule", ["single-cdp", "multi-cdp", "zero-cdp", "mp-cdp"]
-)  # fastest: a model is built once
-@pytest.mark.parametrize("n", [2, 4])
-@pytest.mark.parametrize("model", ["resnet-mini", "vit-mini", "gpt2-mini", "llama-mini"])
+BUILT_ONCE = "single-cdp", "multi-cdp", "zero-cdp", "mp-cdp"  # whose cases with one model and n share its profile
+SMALL = "resnet-mini", "vit-mini", "gpt2-mini", "llama-mini"
+
+
+@pytest.mark.parametrize(("schedule", "n", "model"), every_second(BUILT_ONCE, (2, 4), SMALL))
 def test_models_of_transformers_hold_what_their_programs_say(schedule: str, n: int, model: str) -> None:
     """To the byte too, where a report asks for two per cent: also stages of unlike layers."""
     pytest.importorskip("transformers")

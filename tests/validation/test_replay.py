@@ -12,7 +12,7 @@ import numpy as np
 
 from cdpsim.program import Category, Content, Kind, Program
 from cdpsim.schedules.rule import CDP_V2
-from tests.validation.cases import OPTIMIZERS, cyclic, every_model, every_optimizer, every_schedule, rules_of, tolerance
+from tests.validation.cases import OPTIMIZERS, cyclic, every_schedule, rules_of, tolerance
 from tests.validation.known import known
 from validation.comparison.lifetimes import compare_lives
 from validation.comparison.needs import compare_needs
@@ -23,19 +23,21 @@ from validation.replay.plan import Plan
 from validation.replay.transport import InProcess, Mailboxes
 from validation.replay.watch import NoWatch
 from validation.training.models import MODELS
-from validation.training.optimizer import Optimizer
 
 every_size = pytest.mark.parametrize("n", [1, 2, 3, 4])
 
 
+# All optimizers and models with three stages; with others those that have most state, and most kinds of layers.
+trained = [(3, optimizer, model) for optimizer in OPTIMIZERS for model in MODELS]
+trained += [(n, "adamw", "transformer") for n in (1, 2, 4)]
+
+
 @every_schedule
-@every_size
-@every_optimizer
-@every_model
-def test_it_ends_where_the_equation_does(schedule: str, n: int, optimizer: Optimizer, model: str) -> None:
+@pytest.mark.parametrize(("n", "optimizer", "model"), trained)
+def test_it_ends_where_the_equation_does(schedule: str, n: int, optimizer: str, model: str) -> None:
     """After four steps, bit for bit where nothing is summed by a collective."""
     for rule in rules_of(schedule):
-        prepared = prepare(known(Case(schedule, n, rule=rule, optimizer=optimizer, model=model)))
+        prepared = prepare(known(Case(schedule, n, rule=rule, optimizer=OPTIMIZERS[optimizer], model=model)))
         assert largest_difference(play_in_process(prepared), expected_parameters(prepared)) <= tolerance(schedule)
 
 
