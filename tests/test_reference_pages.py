@@ -24,6 +24,7 @@ from cdpsim.model import Recipe, Runtime, Tie, _ModelFile, _RepeatedStage
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.program import Category, Content, Op, Stream
 from cdpsim.request.options import DEFAULTS, OPTION_NAMES
+from cdpsim.schedules import Schedule
 from cdpsim.studies.sweep.axes import MOST_SWEPT_POINTS, AxisTable, SweepFile
 from cdpsim.studies.sweep.questions import question_names
 from cdpsim.trace import ROUNDS_HEADER, RUNS_HEADER, TABLES, WIDER_TABLES, names_of
@@ -208,16 +209,27 @@ def test_the_page_of_the_api_has_every_public_name() -> None:
         assert hasattr(importlib.import_module(module), name)
 
 
+def options_of(schedule: Schedule) -> str:
+    """Return the cell of the options that a schedule takes."""
+    return ", ".join(f"`{option}`" for option in schedule.option_words) or "–"
+
+
 def test_the_page_of_schedules_has_each_with_its_options_and_the_paper_s_page() -> None:
     rows = tables("schedules.md")["Schedules"][0]
+    missing = [
+        f"| `{s.name}` | {s.about} | {options_of(s)} | [the heading of its page](../papers/its-page.md) |"
+        for s in cdpsim.SCHEDULES.values()
+        if not any(row[0] == f"`{s.name}`" for row in rows)
+    ]
+    assert not missing, "rows for docs/reference/schedules.md, in the registry's order:\n" + "\n".join(missing)
     assert [(name, about) for name, about, *_ in rows] == [(f"`{s.name}`", s.about) for s in cdpsim.SCHEDULES.values()]
     for name, _, options, page in rows:
         schedule = cdpsim.SCHEDULES[name.strip("`")]
-        assert options == (", ".join(f"`{option}`" for option in schedule.option_words) or "–")
+        assert options == options_of(schedule)
         title, file = re.findall(r"\[(.*)\]\((.*)\)", page)[0]
         text = (PAGES / file).read_text(encoding="utf-8")
         assert text.startswith(f"# {title}\n")
-        assert name in text
+        assert name in text, f"docs/reference/{file} says nothing of {name}"
 
 
 def examples_of(page: str) -> list[str]:

@@ -11,6 +11,7 @@ from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, simula
 from cdpsim.cluster import Cable, Devices, Link, Topology
 from cdpsim.request.options import CollectiveName
 from cdpsim.schedules.rule import RULES
+from cdpsim.schedules.shape import Shape
 from cdpsim.trace import TABLES
 from tests.helpers.strategies import fitting
 
@@ -107,6 +108,15 @@ OTHER = {
     "recompute": ["training"],
     "offload": ["training"],
 }
+
+
+def has_a_stage_on_each_device(name: str) -> bool:
+    """Tell whether no device of a pipeline has more stages than one."""
+    size, schedule = fitting(name, 4), SCHEDULES[name]
+    actions = schedule.actions(Shape(size["n"], size["m"], size.get("chunks", schedule.order.chunks)))
+    return len({*zip(actions.device.tolist(), actions.stage.tolist(), strict=True)}) == actions.devices
+
+
 # An option for something that a schedule does anyway is accepted. The devices of multi-dp are alike here, so they come
 # to their all-reduces together, whether they wait for each other or not.
 ALREADY = {("rule", rule): {name for name in SCHEDULES if SCHEDULES[name].rule.name == rule} for rule in RULES}
@@ -116,7 +126,7 @@ ALREADY |= {("defer_receives", "True"): {"multi-dp"}}
 # is all. Data parallelism sums in its last pass, in one bucket here, drops what it has gathered, and is best in a ring.
 PIPELINES = {name for name in SCHEDULES if "by-layer" in SCHEDULES[name].options}
 ALREADY |= {("reduce", "end"): {*PIPELINES, "dp"}, ("reshard", "no"): PIPELINES, ("reshard", "step"): PIPELINES}
-ALREADY |= {("gather", "step"): {"dp", "gpipe", "1f1b", "zb-h1", "zb-h2"}}  # one gather a device
+ALREADY |= {("gather", "step"): {"dp", *(name for name in PIPELINES if has_a_stage_on_each_device(name))}}
 ALREADY |= {each: {"dp"} for each in (("reduce", "last"), ("reshard", "yes"))}
 ALREADY |= {("collective", "ring"): {"dp", *(name for name, each in SCHEDULES.items() if not each.order.waits)}}
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cdpsim import SCHEDULES
 from cdpsim.errors import RequestError
 from cdpsim.schedules.actions import Actions, check_actions
 from cdpsim.schedules.pipelines.alternating import gpipe, interleaved, looped_bfs, one_f_one_b
@@ -16,9 +17,24 @@ from tests.helpers.declared_orders import ORDERS
 
 BOTH_WAYS = ("chimera", "gems")
 
+# Orders of pipelines that ship; test_orders_zero.py plays those of zero bubbles, folds and DualPipe.
+SHIPPED = {
+    name: one.order.lists.actions for name, one in SCHEDULES.items() if one.order.lists and not one.order.one_place
+}
+PLAYED_ELSEWHERE = ("zero_bubble", "fold", "dual")
+
 many = settings(max_examples=500)
 names = st.sampled_from(sorted(ORDERS))
 sizes = (st.integers(1, 9), st.integers(1, 24), st.integers(1, 4))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_an_order_that_ships_has_laws_and_a_timetable(name: str) -> None:
+    order, known = SHIPPED[name], {declared.of for declared in ORDERS.values()}
+    has_laws = order in known or order.__module__.rpartition(".")[2] in PLAYED_ELSEWHERE
+    assert has_laws, f"add {name} to ORDERS in tests/helpers/declared_orders.py, with the sizes that it takes"
+    shows = ".timetable())" in str(order.__doc__)
+    assert shows, f"show {name} in the docstring of its order: `>>> print({order.__name__}(2, 3).timetable())`"
 
 
 @many

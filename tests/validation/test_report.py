@@ -22,6 +22,7 @@ from tests.validation.made_reports import Made
 from validation.__main__ import main
 from validation.report import command as report
 from validation.report import schema as reportform
+from validation.report.figure import CURVES
 from validation.report.schema import (
     Account,
     AllocatorComparison,
@@ -207,14 +208,15 @@ def test_a_picture_shows_every_device_of_every_report() -> None:
 
 @pytest.mark.slow
 def test_a_picture_of_all_schedules_has_a_colour_and_a_curve_for_each() -> None:
-    """The run without options; the key is within the figure."""
-    made = [Made(name, 2).report() for name in SCHEDULES]
+    """And of others that are new, as many as fit; the run without options. The key is within the figure."""
+    names = [*SCHEDULES, *(f"z-of-tomorrow-{k}" for k in range(8))]
+    made = [Made(name, 2).report() for name in names]
     made += [replace(each, request=each.request | {"n": 3, "prefetch": 1}) for each in made[:2]]
     drawn = report.reports_figure([report.StoredReport("report.json", each) for each in made])
     curves = [axes.get_title("left") for axes in drawn.axes[2:] if axes.get_visible()]
-    assert curves == [f"{name}\nn = 2, mlp" for name in SCHEDULES]
+    assert curves == [f"{name}\nn = 2, mlp" for name in names[:CURVES]]
     shown = [axes for axes in drawn.axes[2:] if axes.get_visible()]
-    assert len({axes.get_lines()[0].get_color() for axes in shown}) == len(SCHEDULES)
+    assert len({axes.get_lines()[0].get_color() for axes in shown}) == CURVES
     canvas.rendered(drawn, "report.png")
     (key,) = drawn.legends
     assert drawn.bbox.x0 <= key.get_window_extent().x0 and key.get_window_extent().x1 <= drawn.bbox.x1

@@ -1,6 +1,8 @@
 """The figure of many replays: simulated against measured, their errors, and curves over time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from colorsys import hsv_to_rgb
+from itertools import count
 from typing import TYPE_CHECKING
 
 from cdpsim.draw.canvas import GREY, PALE, plain
@@ -30,6 +32,7 @@ _OTHERS = (
     *("#66a61e", "#a6761d", "#f781bf", "#08306b", "#bcbd22", "#99000d", "#80b1d3", "#00441b", "#fed976", "#ef3b2c"),
     *("#4daf4a", "#6a3d9a", "#d95f02", "#fb8072", "#5e3c99"),
 )
+_GOLDEN = 0.618034  # of a turn: every further hue falls into the widest gap between those before
 _MARKS = "osD^vP*Xhp"
 
 
@@ -59,7 +62,7 @@ def _colours(reports: list[Report]) -> dict[str, str]:
     """Return a colour for each schedule, always the same for the paper's."""
     names = {report.asked.schedule for report in reports}
     known = [name for name in SCHEDULES if name in names]
-    colours, others = {}, iter(_OTHERS * len(names))
+    colours, others = {}, _other_colours()
     for name in known + sorted(names - set(known)):
         family, _, timing = name.rpartition("-")
         colours[name] = (
@@ -68,6 +71,14 @@ def _colours(reports: list[Report]) -> dict[str, str]:
             else next(others)
         )
     return colours
+
+
+def _other_colours() -> Iterator[str]:
+    """Yield colours of schedules that have no family: those that were chosen, then further hues."""
+    yield from _OTHERS
+    for k in count():
+        red, green, blue = (round(255 * share) for share in hsv_to_rgb(k * _GOLDEN % 1, 0.7, 0.85))
+        yield f"#{red:02x}{green:02x}{blue:02x}"
 
 
 def _marks(reports: list[Report]) -> dict[str, str]:
