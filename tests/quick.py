@@ -30,6 +30,7 @@ ELSEWHERE = {
     "validation/help/": "tests/validation/test_harness_options.py",
 }
 SESSIONS = "tests/test_docs.py::test_the_sessions_of_a_page_print_and_draw_what_it_shows"
+FAR = 2  # from tests to a module that they do not import
 SECONDS = 11  # of each worker's processor time, in which tests may begin
 
 
@@ -58,10 +59,10 @@ def changed_files() -> tuple[str, list[str]]:
 def tests_of(changed: Iterable[str], project: Path = PROJECT) -> list[str]:
     """Return what pytest runs for files that have changed: the nearest first, and at the end all of their rooms."""
     changed = list(changed)
-    near = [tests for each in changed for tests in beside(each, project)]
-    rooms = [tests for each in changed for tests in room_of(each, project)]
-    naming = [tests for tests in rooms if any(names(project / tests, each) for each in changed)]
-    return list(dict.fromkeys([*near, *naming, *rooms]))
+    own = [tests for each in changed for tests in beside(each, project)]
+    rooms = {tests for each in changed for tests in room_of(each, project)}
+    far = {tests: min(distance(project / tests, each) for each in changed) for tests in rooms}
+    return list(dict.fromkeys([*own, *sorted(rooms, key=lambda tests: (far[tests], tests))]))
 
 
 def beside(changed: str, project: Path) -> Iterator[str]:
@@ -81,24 +82,26 @@ def is_doctested(name: str) -> bool:
     return name == "README.md" or bool(re.match(r"docs/.*\.md$|cdpsim/.*\.py$", name))
 
 
-def room_of(changed: str, project: Path) -> list[str]:
-    """Return the files of tests of the room that a file is in; of one that has none, all that import the file."""
+def room_of(changed: str, project: Path) -> Iterator[str]:
+    """Yield the files of tests of the room that a file is in; of one that has none, those that are near to the file."""
     package, _, inner = changed.partition("/")
     if package not in ("cdpsim", "tests", "validation") or Path(inner).name.startswith("test_"):
-        return []
-    room = "validation" if package == "validation" else Path(inner).parts[0].removesuffix(".py")
+        return
     folder = project / "tests"
-    found = [*(folder / room).glob("test_*.py"), *folder.glob(f"test_{room}.py")]
-    found = found or [path for path in folder.rglob("test_*.py") if names(path, changed)]
-    return sorted(str(path.relative_to(project)) for path in found)
+    found = [*(folder / ("validation" if package == "validation" else Path(inner).parts[0])).glob("test_*.py")]
+    for path in found or folder.rglob("test_*.py"):
+        if found or distance(path, changed) < FAR:
+            yield str(path.relative_to(project))
 
 
-def names(tests: Path, changed: str) -> bool:
-    """Return whether a file of tests has the name of a module, or imports it."""
+def distance(tests: Path, changed: str) -> int:
+    """Return how far tests are from a module: 0 where they have its name, 1 where they import it."""
     module = Path(changed).with_suffix("")
     dotted = ".".join(module.parent.parts if module.name == "__init__" else module.parts)
+    if tests.stem == f"test_{module.name}":
+        return 0
     imported = rf"^(from|import) {re.escape(dotted)}\b"
-    return tests.stem == f"test_{module.name}" or bool(re.search(imported, tests.read_text("utf-8"), re.MULTILINE))
+    return 1 if re.search(imported, tests.read_text("utf-8"), re.MULTILINE) else FAR
 
 
 # A plugin of pytest: `-p tests.quick`.

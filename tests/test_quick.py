@@ -21,7 +21,7 @@ TREE = {
     "tests/selection.py": "",
     "tests/test_front.py": "",
     "tests/test_selection.py": "",
-    "tests/trace/test_table.py": "from cdpsim.trace import TABLES\n",
+    "tests/trace/test_table.py": "from cdpsim.trace import TABLES\nimport cdpsim.front\n",
     "tests/trace/test_times.py": "from tests.helpers.rows import rows\nfrom cdpsim.trace.waiting import waits\n",
     "tests/trace/test_waiting.py": "",
     "tests/validation/test_learn.py": "from validation.learn import updates\n",
@@ -31,10 +31,10 @@ TREE = {
 SESSION = quick.SESSIONS + "[docs/start.md]"
 TRACE = ["tests/trace/test_table.py", "tests/trace/test_times.py", "tests/trace/test_waiting.py"]
 NEEDS = {
-    "cdpsim/front.py": ["cdpsim/front.py", "tests/test_front.py"],
+    "cdpsim/front.py": ["cdpsim/front.py", "tests/test_front.py", "tests/trace/test_table.py"],
     "cdpsim/runs.py": ["cdpsim/runs.py", "tests/validation/test_zoo.py"],
-    "cdpsim/trace/waiting.py": ["cdpsim/trace/waiting.py", *TRACE[1:], TRACE[0]],
-    "cdpsim/trace/__init__.py": ["cdpsim/trace/__init__.py", *TRACE[:2], TRACE[2]],
+    "cdpsim/trace/waiting.py": ["cdpsim/trace/waiting.py", *reversed(TRACE)],
+    "cdpsim/trace/__init__.py": ["cdpsim/trace/__init__.py", *TRACE],
     "cdpsim/trace/gone.py": TRACE,
     "docs/start.md": ["docs/start.md", SESSION],
     "docs/plain.md": ["docs/plain.md"],
@@ -67,7 +67,7 @@ def test_the_nearest_tests_come_first_and_then_those_of_the_room(changed: str, t
 
 def test_what_is_nearest_to_any_change_comes_before_the_rest_of_a_room(tree: Path) -> None:
     found = quick.tests_of(["cdpsim/front.py", "cdpsim/trace/waiting.py"], tree)
-    assert found == ["cdpsim/front.py", "cdpsim/trace/waiting.py", "tests/test_front.py", *TRACE[1:], TRACE[0]]
+    assert found == ["cdpsim/front.py", "cdpsim/trace/waiting.py", "tests/test_front.py", TRACE[2], *TRACE[:2]]
 
 
 def test_every_module_of_this_project_has_tests() -> None:
