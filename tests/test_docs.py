@@ -122,7 +122,10 @@ def anchors(text: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "DESIGN.md", "CHANGELOG.md", "benchmarks/README.md", "tests/README.md", "validation/README.md"],
+    [
+        *("README.md", "CONTRIBUTING.md", "DESIGN.md", "CHANGELOG.md"),
+        *("benchmarks/README.md", "tests/README.md", "validation/README.md"),
+    ],
 )
 def test_links_of_pages_outside_docs_lead_somewhere(page: str) -> None:
     """To a file, and to a heading of it; Sphinx tells of links in docs/."""
