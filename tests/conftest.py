@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from cdpsim import cli
 
-pytest_plugins = ["tests.selection", "tests.conditions"]
+pytest_plugins = ["tests.selection", "tests.conditions", "tests.laws"]
 
 # A busy machine is no reason to fail; a build that others judge by tries the same examples every time.
 settings.register_profile("cdpsim", deadline=None, max_examples=50, derandomize="CI" in os.environ)

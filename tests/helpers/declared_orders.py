@@ -1,7 +1,10 @@
 """The orders that Python declares, each with the cases for which it is defined."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import NamedTuple
+
+from hypothesis import strategies as st
 
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.pipelines.alternating import gpipe, interleaved, looped_bfs, one_f_one_b
@@ -27,3 +30,10 @@ ORDERS = {
     "chimera": Declared(chimera, lambda devices, m, chunks: chunks == 1 and devices % 2 == 0),
     "gems": Declared(gems, one_chunk),
 }
+
+
+def cases(devices: int, m: int, chunks: int, *, meant: bool = True) -> st.SearchStrategy[tuple[str, int, int, int]]:
+    """Draw an order and sizes, up to these, for which it is defined; or for which it is not."""
+    sizes = list(product(range(1, devices + 1), range(1, m + 1), range(1, chunks + 1)))
+    found = [[(name, *size) for size in sizes if order.is_meant(*size) == meant] for name, order in ORDERS.items()]
+    return st.one_of([st.sampled_from(of_one) for of_one in found if of_one])

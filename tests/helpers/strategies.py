@@ -1,6 +1,9 @@
 """Strategies of hypothesis: requests for runs, from the slot model to uneven stages on uneven devices and links."""
 
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from itertools import pairwise, product
 from typing import Any
@@ -19,6 +22,7 @@ from cdpsim.program.collectives import ALL_REDUCE, COLLECTIVES
 from cdpsim.request.options import RENDEZVOUS, InapplicableOption
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import CYCLIC
+from cdpsim.schedules.placement import BY_MICRO_BATCH, SINGLE, pyramid_widths
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, Rule, matrix_rule
 from cdpsim.schedules.shape import Shape
 
@@ -38,6 +42,47 @@ updates = {True: st.none() | works, False: st.none() | seconds}
 shares = st.sampled_from([0.25, 0.5, 0.7])
 
 
+Need = Callable[[Schedule, Shape], bool]
+
+
+def anything(schedule: Schedule, shape: Shape) -> bool:
+    """Need no schedule in particular."""
+    return True
+
+
+def listed(schedule: Schedule, shape: Shape) -> bool:
+    """Need a schedule that lists what each device does."""
+    return schedule.order.lists is not None
+
+
+def without_rounds(schedule: Schedule, shape: Shape) -> bool:
+    """Need workers that make a number of micro-batches which does not depend on times."""
+    return not schedule.order.rounds
+
+
+def meeting(schedule: Schedule, shape: Shape) -> bool:
+    """Need messages of which both ends can wait for each other."""
+    return sending(schedule, shape) and without_rounds(schedule, shape)
+
+
+def passing(schedule: Schedule, shape: Shape) -> bool:
+    """Need stages on several devices, which pass activations on."""
+    whole = schedule.order.one_place or schedule.placement in (SINGLE, BY_MICRO_BATCH)
+    return not whole and shape.n > shape.chunks
+
+
+def prefetching(schedule: Schedule, shape: Shape) -> bool:
+    """Need devices that fetch parameters from others."""
+    return "prefetch" in schedule.options and shape.n > 1
+
+
+def sending(schedule: Schedule, shape: Shape) -> bool:
+    """Need several devices, which send messages."""
+    placed = replace(shape, widths=pyramid_widths(shape.side_by_side, [Fraction(1)] * shape.n))
+    devices = 1 if schedule.order.one_place else schedule.placement.devices(placed)
+    return devices * shape.replicas > 1
+
+
 @cache
 def shapes(schedule: Schedule, most: int) -> tuple[Shape, ...]:
     """Return all small shapes that a schedule allows, of one replica or two."""
@@ -54,6 +99,16 @@ def shapes(schedule: Schedule, most: int) -> tuple[Shape, ...]:
             check_causal(schedule, schedule.rule, shape)
             found.append(shape)
     return tuple(found)
+
+
+@cache
+def shapes_where(need: Need, most: int) -> dict[str, tuple[Shape, ...]]:
+    """Return the schedules that are needed, each with its shapes that are."""
+    found = {
+        name: tuple(shape for shape in shapes(schedule, most) if need(schedule, shape))
+        for name, schedule in sorted(SCHEDULES.items())
+    }
+    return {name: needed for name, needed in found.items() if needed}
 
 
 def in_seconds(n: int) -> Model:
@@ -83,17 +138,22 @@ def _untaken(
     return None
 
 
+def shape_of(asked: dict[str, Any]) -> Shape:
+    """Return the shape of a request."""
+    schedule, n = SCHEDULES.get(asked["schedule"], asked["schedule"]), asked["n"]
+    m, chunks = asked.get("m", schedule.micro_batches(n)), asked.get("chunks", schedule.order.chunks)
+    return Shape(n, m, chunks, asked.get("replicas", 1), workers=schedule.workers(n, m))
+
+
 def taken(asked: dict[str, Any]) -> dict[str, Any]:
     """Leave out the options of a request that would change nothing."""
     asked, cluster = dict(asked), asked.get("cluster", Cluster.unit())
-    schedule, n = SCHEDULES.get(asked["schedule"], asked["schedule"]), asked["n"]
-    m, chunks = asked.get("m", schedule.micro_batches(n)), asked.get("chunks", schedule.order.chunks)
-    shape = Shape(n, m, chunks, asked.get("replicas", 1), workers=schedule.workers(n, m))
+    schedule, shape = SCHEDULES.get(asked["schedule"], asked["schedule"]), shape_of(asked)
     if isinstance(cluster, Cluster) and cluster.lanes(1)[0] >= shape.side_by_side:
         asked.pop("slot_order", None)
     if cluster.devices[0].overlap != "none" or schedule.order.rounds:
         asked.pop("rendezvous", None)
-    model = None if "model" not in asked else asked["model"] if schedule.placement.exclusive else in_seconds(n)
+    model = None if "model" not in asked else asked["model"] if schedule.placement.exclusive else in_seconds(shape.n)
     while True:
         options = tuple((name, asked[name]) for name in (*IDLE, *CHANCES) if name in asked)
         untaken = _untaken(schedule, shape, model, asked.get("steps", 3), options)
@@ -215,10 +275,11 @@ def causal_rules(draw: st.DrawFn, n: int, m: int) -> Rule:
 
 
 @st.composite
-def schedules(draw: st.DrawFn, most: int) -> dict[str, Any]:
+def schedules(draw: st.DrawFn, most: int, where: Need = anything) -> dict[str, Any]:
     """Draw keywords for `simulate`: any schedule in a shape that it allows, with any of its options."""
-    schedule = SCHEDULES[draw(st.sampled_from(sorted(SCHEDULES)))]
-    shape = draw(st.sampled_from(shapes(schedule, most)))
+    needed = shapes_where(where, most)
+    schedule = SCHEDULES[draw(st.sampled_from(list(needed)))]
+    shape = draw(st.sampled_from(needed[schedule.name]))
     asked: dict[str, Any] = {"schedule": schedule, "n": shape.n, "m": shape.m, "steps": draw(st.integers(1, 4))}
     asked |= {"chunks": shape.chunks, "replicas": shape.replicas}
     if "stage-replicas" in schedule.options and shape.m > 1 and draw(st.booleans()):
@@ -263,12 +324,13 @@ def sharing(draw: st.DrawFn, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 @st.composite
-def requests(draw: st.DrawFn, most: int = 5) -> dict[str, Any]:
+def requests(draw: st.DrawFn, most: int = 5, where: Need = anything, timed: bool = False) -> dict[str, Any]:
     """Draw keywords for `simulate`: any schedule, rule and option on the slot model or on uneven costs.
 
-    Where there are bytes, data ranks may have shares of states, buckets and streams.
+    Where there are bytes, data ranks may have shares of states, buckets and streams. A law that needs some schedules
+    or shapes says `where`; one that needs times instead of slots, `timed`.
     """
-    request = draw(schedules(most))
+    request = draw(schedules(most, where))
     n = request["n"]
     request["collective"] = draw(st.sampled_from(sorted(ALL_REDUCE)))
     if request["schedule"].order is CYCLIC:
@@ -276,7 +338,7 @@ def requests(draw: st.DrawFn, most: int = 5) -> dict[str, Any]:
     several = request["schedule"].placement.lanes
     if draw(st.booleans()):
         request["model"], request["cluster"] = draw(models(n)), draw(a_cluster if several else a_one_lane_cluster)
-    elif draw(st.booleans()):
+    elif timed or draw(st.booleans()):
         own_lanes = draw(lanes) if several else 1
         request["model"] = in_seconds(n)
         request["cluster"] = Cluster(devices=(Devices(lanes=own_lanes),), link=draw(a_link))
@@ -300,9 +362,9 @@ def _is_short(request: dict[str, Any]) -> bool:
 
 
 @st.composite
-def streamed_requests(draw: st.DrawFn, most: int = 4) -> dict[str, Any]:
+def streamed_requests(draw: st.DrawFn, most: int = 4, where: Need = anything, timed: bool = False) -> dict[str, Any]:
     """Draw keywords for `simulate` whose devices overlap computing and communicating each in its own way."""
-    request = draw(requests(most))
+    request = draw(requests(most, where, timed))
     cluster = request.get("cluster", Cluster.unit())
     overlaps = draw(st.lists(st.sampled_from(OVERLAPS), min_size=4, max_size=4))
     groups = [
@@ -311,6 +373,10 @@ def streamed_requests(draw: st.DrawFn, most: int = 4) -> dict[str, Any]:
     request["cluster"] = msgspec.structs.replace(cluster, devices=tuple(groups))
     request["rendezvous"] = draw(st.sampled_from([None, *RENDEZVOUS]))
     return taken(request)
+
+
+JITTERS = "uniform:0.5", "exponential:1", "lognormal:0.3"
+jitters, perhaps_jitter = st.sampled_from(JITTERS), st.sampled_from([None, *JITTERS])
 
 
 @st.composite
@@ -326,7 +392,7 @@ def disorders(draw: st.DrawFn, *, slots: bool) -> dict[str, Any]:
         found["stop"] = [f"0:{at}{unit}:{length}{unit}" for at, length in pairs]
     if not slots:
         for name in ("jitter", "link_jitter"):
-            kind = draw(st.sampled_from([None, "uniform:0.5", "exponential:1", "lognormal:0.3"]))
+            kind = draw(perhaps_jitter)
             found |= {} if kind is None else {name: kind}
     return found
 
@@ -352,14 +418,27 @@ def evenly(n: int, times: list[float]) -> Model:
     return Model(stages=tuple(stages))
 
 
+@cache
+def fitting_where(need: Need) -> dict[str, list[dict[str, Any]]]:
+    """Return the schedules that are needed, each with what fits it and is needed, for up to 7 stages."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, n in product(sorted(SCHEDULES), range(1, 8)):
+        for replicas in range(1, REPLICAS[name] + 1):
+            asked = fitting(name, n) | {"replicas": replicas}
+            if need(SCHEDULES[name], shape_of(asked)):
+                found.setdefault(name, []).append(asked)
+    return found
+
+
 @st.composite
-def alike(draw: st.DrawFn) -> dict[str, Any]:
+def alike(draw: st.DrawFn, where: Need = anything) -> dict[str, Any]:
     """Draw keywords for `simulate`: any schedule, n and collective on devices and links that are all alike."""
-    name = draw(st.sampled_from(sorted(SCHEDULES)))
-    wanted = fitting(name, draw(st.integers(1, 7)))
+    needed = fitting_where(where)
+    name = draw(st.sampled_from(list(needed)))
+    wanted = dict(draw(st.sampled_from(needed[name])))
     n = wanted["n"]
     link = Link(latency=draw(st.just(0.0) | st.floats(1e-6, 10.0)), bandwidth=draw(st.floats(1e6, 1e12)))
-    wanted |= {"steps": draw(st.integers(1, 3)), "replicas": draw(st.integers(1, REPLICAS[name]))}
+    wanted["steps"] = draw(st.integers(1, 3))
     wanted["model"] = evenly(n, draw(st.lists(seconds, min_size=n, max_size=n)))
     wanted["cluster"] = Cluster(
         devices=(Devices(lanes=draw(lanes) if SCHEDULES[name].placement.lanes else 1),), link=link

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import Cluster, Model, Stage, simulate
@@ -17,7 +17,7 @@ from cdpsim.program.check import check_program
 from cdpsim.request.options import RENDEZVOUS, Rendezvous
 from cdpsim.runs import Run
 from tests.helpers.run_times import makespan, named
-from tests.helpers.strategies import alike, streamed_requests, taken
+from tests.helpers.strategies import Need, alike, meeting, passing, streamed_requests, taken
 from tests.helpers.stream_queue_player import play
 from tests.helpers.svg import drawn
 from tests.helpers.times import are_close, are_no_later
@@ -34,10 +34,8 @@ def on(overlap: str = "none", link: Link = HALF) -> Cluster:
 
 def whole(request: dict[str, Any]) -> dict[str, Any]:
     """The same request where everything overlaps."""
-    table = request["cluster"].to_builtins()
-    groups = () if table == "unit" else request["cluster"].devices
-    plain = tuple(Devices(count=g.count, speed=g.speed, lanes=g.lanes) for g in groups)
-    cluster = request["cluster"] if table == "unit" else replace_devices(request["cluster"], plain)
+    plain = tuple(Devices(count=g.count, speed=g.speed, lanes=g.lanes) for g in request["cluster"].devices)
+    cluster = replace_devices(request["cluster"], plain)
     return {name: value for name, value in request.items() if name != "rendezvous"} | {"cluster": cluster}
 
 
@@ -107,15 +105,13 @@ def test_one_pair_has_one_message_at_a_time() -> None:
 
 
 @st.composite
-def met_requests(draw: st.DrawFn) -> dict[str, Any]:
+def met_requests(draw: st.DrawFn, where: Need = meeting) -> dict[str, Any]:
     """Keywords for `simulate` where both ends of messages meet, at the first device at least."""
-    request = draw(streamed_requests())
-    cluster = request.get("cluster", Cluster(devices=(Devices(),)))
+    request = draw(streamed_requests(where=where, timed=True))
+    cluster = request["cluster"]
     groups = (Devices(**{**vars_of(cluster.devices[0]), "overlap": "none"}), *cluster.devices[1:])
     request |= {"cluster": replace_devices(cluster, groups), "rendezvous": draw(st.sampled_from(RENDEZVOUS))}
-    request = taken(request)
-    assume("rendezvous" in request)
-    return request
+    return taken(request)
 
 
 @given(met_requests())
@@ -124,7 +120,7 @@ def test_streams_do_what_queues_do(request: dict[str, Any]) -> None:
     """By events, in the order of the unit-cost run: the same times but for ticks, and both engines to the last bit."""
     run = simulate(**request)
     plain = simulate(**whole(request))
-    start, end = play(plain, request["cluster"].overlaps(run.program.devices), request.get("rendezvous") == "megatron")
+    start, end = play(plain, request["cluster"].overlaps(run.program.devices), request["rendezvous"] == "megatron")
     assert are_close(run.start, start)
     assert are_close(run.end, end)
     again = simulate(**request, engine="simpy")
@@ -166,8 +162,7 @@ def test_every_rule_and_law_holds(request: dict[str, Any], expand: bool) -> None
     Two exchanges of data ranks may follow each other in a queue and in the stream of a device.
     """
     if expand:
-        slots = {} if "model" in request else {"collective": "tree"}
-        request = taken(request | {"expand_collectives": True} | slots)
+        request = taken(request | {"expand_collectives": True})
     run = simulate(**request)
     check_program(run.program)
     assert violations(run) == {}
@@ -188,9 +183,9 @@ def test_what_devices_do_beside_each_other(request: dict[str, Any]) -> None:
         tasks = np.flatnonzero((program.tasks.device == device) & (program.tasks.kind != Kind.U)).tolist()
         for one in messages if word != "full" else []:
             collective = program.messages.op[one - count] != Op.P2P
-            for other in (tasks if word == "none" else []) + (messages if collective else []):
-                if other != one:
-                    assert run.end[one] <= run.start[other] or run.end[other] <= run.start[one]
+            beside = (tasks if word == "none" else []) + (messages if collective else [])
+            for other in (node for node in beside if node != one):
+                assert run.end[one] <= run.start[other] or run.end[other] <= run.start[one]
 
 
 def ends_of(program: Program, node: int) -> list[int]:
@@ -215,7 +210,7 @@ def vars_of(group: Devices) -> dict[str, Any]:
     return {name: getattr(group, name) for name in group.__struct_fields__}
 
 
-@given(met_requests())
+@given(met_requests(where=passing))
 @settings(max_examples=100, deadline=None)
 def test_a_deferred_receive_comes_after_the_task_before_its_reader(request: dict[str, Any]) -> None:
     """The input of a task starts to arrive when its device has done the task before it in the lane."""
@@ -232,13 +227,12 @@ def test_a_deferred_receive_comes_after_the_task_before_its_reader(request: dict
             assert run.start[len(program.tasks) + row] >= run.end[previous[reader]]
 
 
-@given(alike(), st.sampled_from(RENDEZVOUS))
+@given(alike(where=meeting), st.sampled_from(RENDEZVOUS))
 @settings(max_examples=60, deadline=None)
 def test_expanded_collectives_are_never_later_than_in_one_piece(wanted: dict[str, Any], how: Rendezvous) -> None:
     """A collective's messages keep its turn; a member is done with it, and goes on, with its own last one."""
     groups = (Devices(**{**vars_of(wanted["cluster"].devices[0]), "overlap": "none"}),)
     wanted |= {"cluster": replace_devices(wanted["cluster"], groups), "rendezvous": how}
-    assume("rendezvous" in taken(wanted))
     one, many = (simulate(**taken(wanted | {"expand_collectives": expand})) for expand in (False, True))
     count = len(one.program.tasks)
     assert (many.end[:count] <= one.end[:count] * (1 + 1e-9)).all()

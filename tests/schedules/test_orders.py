@@ -13,7 +13,7 @@ from cdpsim.schedules.actions import Actions, check_actions
 from cdpsim.schedules.pipelines.alternating import gpipe, interleaved, looped_bfs, one_f_one_b
 from cdpsim.schedules.pipelines.both_ways import chimera, gems
 from tests.helpers.action_player import DOUBLE, UNIT, Played, in_flight, order_of, play
-from tests.helpers.declared_orders import ORDERS
+from tests.helpers.declared_orders import ORDERS, cases
 
 BOTH_WAYS = ("chimera", "gems")
 
@@ -24,8 +24,9 @@ SHIPPED = {
 PLAYED_ELSEWHERE = ("zero_bubble", "fold", "dual")
 
 many = settings(max_examples=500)
-names = st.sampled_from(sorted(ORDERS))
-sizes = (st.integers(1, 9), st.integers(1, 24), st.integers(1, 4))
+most = (9, 24, 4)  # devices, micro-batches, chunks
+sizes = tuple(st.integers(1, size) for size in most)
+each = settings(max_examples=300)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -37,19 +38,23 @@ def test_an_order_that_ships_has_laws_and_a_timetable(name: str) -> None:
     assert shows, f"show {name} in the docstring of its order: `>>> print({order.__name__}(2, 3).timetable())`"
 
 
-@many
-@given(names, *sizes)
-def test_an_order_is_a_training_step_or_refused_in_a_line(name: str, devices: int, m: int, chunks: int) -> None:
+@each
+@given(cases(*most, meant=False))
+def test_an_order_that_is_not_meant_is_refused_in_a_line(case: tuple[str, int, int, int]) -> None:
+    name, devices, m, chunks = case
+    with pytest.raises(RequestError) as refusal:
+        ORDERS[name].of(devices, m, chunks)
+    subject, _, problem = str(refusal.value).partition(": needs ")
+    assert subject in ("m", "n", "chunks")
+    assert f"; {subject}=" in problem or f"; {devices=}" in problem
+
+
+@each
+@given(cases(*most))
+def test_an_order_is_a_training_step(case: tuple[str, int, int, int]) -> None:
     """A forward and a backward of every micro-batch and stage, each once; and a run of it ends."""
-    order, is_meant = ORDERS[name]
-    if not is_meant(devices, m, chunks):
-        with pytest.raises(RequestError) as refusal:
-            order(devices, m, chunks)
-        subject, _, problem = str(refusal.value).partition(": needs ")
-        assert subject in ("m", "n", "chunks")
-        assert f"; {subject}=" in problem or f"; {devices=}" in problem
-        return
-    actions = order(devices, m, chunks)
+    name, devices, m, chunks = case
+    actions = ORDERS[name].of(devices, m, chunks)
     played = play(actions, UNIT)
     assert len(played.order) == devices
     done = sorted((i, stage, {"I": "BI", "W": "BW"}.get(kind, kind)) for kind, stage, i in played.end)
@@ -62,25 +67,23 @@ def test_an_order_is_a_training_step_or_refused_in_a_line(name: str, devices: in
     check_actions(actions)
 
 
-@many
-@given(names, *sizes)
-def test_a_stage_is_on_one_device_or_on_the_one_across(name: str, devices: int, m: int, chunks: int) -> None:
-    order, is_meant = ORDERS[name]
-    if is_meant(devices, m, chunks):
-        for device, row in enumerate(order_of(order(devices, m, chunks))):
-            mine = {device, devices - 1 - device} if name in BOTH_WAYS else {device}
-            assert {stage % devices for _, stage, _ in row} <= mine
-            assert len({stage for _, stage, _ in row}) == len(mine) * chunks or (name in BOTH_WAYS and m == 1)
+@each
+@given(cases(*most))
+def test_a_stage_is_on_one_device_or_on_the_one_across(case: tuple[str, int, int, int]) -> None:
+    name, devices, m, chunks = case
+    for device, row in enumerate(order_of(ORDERS[name].of(devices, m, chunks))):
+        mine = {device, devices - 1 - device} if name in BOTH_WAYS else {device}
+        assert {stage % devices for _, stage, _ in row} <= mine
+        assert len({stage for _, stage, _ in row}) == len(mine) * chunks or (name in BOTH_WAYS and m == 1)
 
 
-@many
-@given(names, *sizes)
-def test_columns_of_orders_have_32_bits(name: str, devices: int, m: int, chunks: int) -> None:
-    order, is_meant = ORDERS[name]
-    if is_meant(devices, m, chunks):
-        actions = order(devices, m, chunks)
-        columns = (actions.first, actions.kind, actions.stage, actions.micro_batch)
-        assert {column.dtype.name for column in columns} == {"int32"}
+@each
+@given(cases(*most))
+def test_columns_of_orders_have_32_bits(case: tuple[str, int, int, int]) -> None:
+    name, *size = case
+    actions = ORDERS[name].of(*size)
+    columns = (actions.first, actions.kind, actions.stage, actions.micro_batch)
+    assert {column.dtype.name for column in columns} == {"int32"}
 
 
 def bubbles(played: Played) -> Fraction:

@@ -239,11 +239,7 @@ def test_memory_that_changes_beyond_the_runs_compared_is_not_extrapolated(
 def test_an_evaluation_is_what_a_run_of_all_measures(request: dict[str, Any], steps: int) -> None:
     """Any request: also with data ranks, buckets, rules and lanes."""
     options = request | {"steps": steps, "ignore_memory": True}
-    try:
-        run = simulate(**options)
-    except RequestError:
-        assume(False)
-    assert differences(evaluate(**options), measure(run)) == []
+    assert differences(evaluate(**options), measure(simulate(**options))) == []
 
 
 def test_many_steps_are_known_from_few() -> None:
@@ -358,19 +354,18 @@ class TestKnownPrograms:
         assert known.find(self.request(**options)).fold == 1
         assert known.find(self.request(**options, cluster=alike)).fold == 2
 
-    @settings(max_examples=25)
-    @given(st.data())
-    def test_a_program_kept_from_another_request_gives_the_same_figures(self, data: st.DataObject) -> None:
-        options = data.draw(strategies.requests()) | {"ignore_memory": True}
-        other = data.draw(strategies.a_one_lane_cluster)
-        try:
-            evaluate(**options)
-            assume("model" in options and isinstance(options.get("cluster"), Cluster))
-            kept = evaluate(**options | {"cluster": other})
-        except RequestError:
-            assume(False)
-        KNOWN_PROGRAMS.forget()
-        assert kept == evaluate(**options | {"cluster": other})
+
+@settings(max_examples=25)
+@given(strategies.requests(timed=True), strategies.a_one_lane_cluster)
+def test_a_program_kept_from_another_request_gives_the_same_figures(options: dict[str, Any], other: Cluster) -> None:
+    options["ignore_memory"] = True
+    try:
+        evaluate(**options)
+        kept = evaluate(**options | {"cluster": other})
+    except RequestError:
+        assume(False)
+    KNOWN_PROGRAMS.forget()
+    assert kept == evaluate(**options | {"cluster": other})
 
 
 @pytest.mark.parametrize("as_python", [True, False])

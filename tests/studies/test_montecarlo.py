@@ -31,14 +31,12 @@ def one_task(k: int) -> Model:
 
 @settings(max_examples=40)
 @given(
-    requests(most=4) | streamed_requests(most=3),
+    requests(most=4, timed=True) | streamed_requests(most=3, timed=True),
     st.sampled_from(["uniform:0.5", "exponential:1", "lognormal:0.4"]),
     st.integers(0, 3),
 )
 def test_each_of_many_runs_is_the_single_run_of_that_number(request: dict[str, Any], jitter: str, seed: int) -> None:
     """To the last bit, with stops, slow devices, links that vary; also where runs are swept a few at a time."""
-    if "model" not in request:
-        return
     asked: dict[str, Any] = {
         "jitter": jitter,
         "link_jitter": "uniform:0.2",

@@ -14,7 +14,7 @@ from math import floor, log10
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import cdpsim
@@ -123,12 +123,8 @@ def test_a_plan_is_what_the_simulations_of_all_candidates_say(options: dict[str,
     try:
         found = plan(**options)
     except RequestError:
-        return
-    if len(found.search.fate) > 300:
-        return
+        assume(False)
     sizes = sorted(one.memory for one in simulated_all(found).values())
-    if not sizes:
-        return
     limit = sizes[int(share * (len(sizes) - 1))] - (share < 0.1)
     limited = plan(**options, memory=limit)
     check_against_all(limited, limit, options["top"], options["objective"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import Cluster, Model, RequestError, Stage, simulate
@@ -19,19 +19,31 @@ from cdpsim.runs import Run
 from cdpsim.studies.compare import measure
 from cdpsim.timing.engine import ENGINES
 from cdpsim.trace.metrics.waiting import idle_spans
-from tests.helpers.strategies import disorders, requests, streamed_requests, taken
+from tests.helpers.strategies import (
+    Need,
+    anything,
+    disorders,
+    jitters,
+    requests,
+    streamed_requests,
+    taken,
+    without_rounds,
+)
 from tests.helpers.times import are_no_later
 
 SECONDS = Model(stages=(Stage(forward=1.0, backward=2.0, activation=10, boundary=4, parameters=10),) * 3)
 LINKED = Cluster(link=Link(latency=0.25, bandwidth=40.0))
 
 
+small_numbers = st.integers(0, 9)
+
+
 @st.composite
-def disturbed_requests(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
+def disturbed_requests(draw: st.DrawFn, where: Need = anything) -> tuple[dict[str, Any], dict[str, Any]]:
     """A request, and what disturbs it."""
-    request = draw(requests(most=4) | streamed_requests(most=3))
+    request = draw(requests(most=4, where=where) | streamed_requests(most=3, where=where))
     disorder = draw(disorders(slots="model" not in request))
-    disorder |= {"seed": draw(st.integers(0, 9)), "run": draw(st.integers(0, 9))}
+    disorder |= {"seed": draw(small_numbers), "run": draw(small_numbers)}
     whole = taken(request | disorder)
     return request, {name: value for name, value in whole.items() if name not in request}
 
@@ -72,14 +84,13 @@ def test_what_changes_nothing_gives_the_same_trace(request: dict[str, Any], at: 
 
 
 @settings(max_examples=60)
-@given(disturbed_requests(), st.sampled_from([1, 2, 3]), st.integers(0, 30))
+@given(disturbed_requests(where=without_rounds), st.sampled_from([1, 2, 3]), st.integers(0, 30))
 def test_slower_never_ends_earlier(drawn: tuple[dict[str, Any], dict[str, Any]], factor: int, at: int) -> None:
     """A slower device or one more stop ends no run earlier, with all other disorder the same.
 
     Where workers compute until a message is through, some do: 5 s take three blocks of 2 s, or two of 2.5.
     """
     request, disorder = drawn
-    assume(not request["schedule"].order.rounds)
     before = simulate(**request, **disorder)
     unit = "" if "model" not in request else "s"
     more = [*disorder.get("stop", []), f"0:{at}{unit}:7{unit}"]
@@ -90,15 +101,14 @@ def test_slower_never_ends_earlier(drawn: tuple[dict[str, Any], dict[str, Any]],
 
 
 @settings(max_examples=50)
-@given(disturbed_requests())
+@given(
+    requests(most=4, timed=True),
+    st.fixed_dictionaries({"jitter": jitters, "seed": small_numbers, "run": small_numbers}),
+)
 def test_factors_are_drawn_by_number_of_step_micro_batch_and_phase(
-    drawn: tuple[dict[str, Any], dict[str, Any]],
+    request: dict[str, Any], disorder: dict[str, Any]
 ) -> None:
     """Another step, another schedule, other links: the same task takes the same number of times as long."""
-    request, disorder = drawn
-    if "model" not in request or "jitter" not in disorder:
-        return
-    disorder = {name: disorder[name] for name in ("jitter", "seed", "run")}
     model, n = request["model"], request["n"]
     factors = []
     for name, steps, link in (("multi-dp", 2, Link()), ("pp-cdp", 3, Link(latency=1.0))):

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -17,9 +17,9 @@ from cdpsim.invariants import violations
 from cdpsim.program import Op
 from cdpsim.program.check import check_program
 from cdpsim.program.collectives import COLLECTIVES, algorithm
-from cdpsim.schedules import TABLE_1, find_schedule
+from cdpsim.schedules import TABLE_1
 from cdpsim.timing.expand import expand, unroll
-from tests.helpers.strategies import DIVISIBLE, REPLICAS, alike, evenly, fitting, requests, taken
+from tests.helpers.strategies import DIVISIBLE, REPLICAS, alike, evenly, fitting, requests, taken, without_rounds
 
 COLLECTIVE = [
     name for name in SCHEDULES if (SCHEDULES[name].order.together and name != "single-dp") or REPLICAS[name] > 1
@@ -33,7 +33,7 @@ def bytes_sent(trace: Trace) -> list[int]:
     return [row["bytes"] for row in trace.summary()["bytes_sent"]]
 
 
-@given(alike())
+@given(alike(where=without_rounds))
 @settings(max_examples=120, deadline=None)
 def test_a_collective_and_its_messages_take_the_same_time(wanted: dict[str, Any]) -> None:
     """To the last round, and every byte is sent by the device that sent it in one piece.
@@ -41,7 +41,6 @@ def test_a_collective_and_its_messages_take_the_same_time(wanted: dict[str, Any]
     How much workers compute until a message is through depends on the last bit of its time. A root has a sum
     before the others: where it has another stage's next task, as in pipelines of two directions, it goes on with that.
     """
-    assume(not find_schedule(wanted["schedule"]).order.rounds)
     whole, parts = simulate(**wanted), simulate(**taken(wanted | {"expand_collectives": True}))
     if wanted["schedule"] in ("gems", "chimera", "dualpipe") and wanted["collective"] in ROOTED:
         assert parts.makespan <= whole.makespan * (1 + 1e-9)
@@ -66,14 +65,13 @@ def test_an_expanded_program_keeps_every_rule(wanted: dict[str, Any]) -> None:
     assert np.array_equal(trace.end, again.end)
 
 
-@given(alike(), st.lists(st.floats(0.1, 10.0), min_size=49, max_size=49))
+@given(alike(where=without_rounds), st.lists(st.floats(0.1, 10.0), min_size=49, max_size=49))
 @settings(max_examples=60, deadline=None)
 def test_nothing_is_later_than_in_one_piece(wanted: dict[str, Any], speeds: list[float]) -> None:
     """Devices that differ: a member goes on with the last message that reaches it, which others may not have yet.
 
     In rounds it may so make fewer micro-batches.
     """
-    assume(not find_schedule(wanted["schedule"]).order.rounds)
     model = wanted["model"]
 
     stages = (
