@@ -1,7 +1,7 @@
 """What a change needs, in under 20 seconds: `python -m tests.quick`, or `make quick`.
 
 Checks the Python files that have changed since the last commit, the house rules, and the small suite of the rooms that
-changed. Tests come in the order of how near they are to the change; those for which no time is left are skipped.
+changed: tests near to the change before others, a case of each before second ones. The last may find no time left.
 """
 
 import os
@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +31,7 @@ ELSEWHERE = {
 }
 SESSIONS = "tests/test_docs.py::test_the_sessions_of_a_page_print_and_draw_what_it_shows"
 FAR = 2  # from tests to a module that they do not import
-SECONDS = 11  # of a worker's processor time, in which tests may begin
+SECONDS = 14  # of processor time, in which tests may begin
 
 
 # What has changed.
@@ -106,31 +107,50 @@ def distance(tests: Path, changed: str) -> int:
 # A plugin of pytest: `-p tests.quick`. It comes before all other plugins of tests, so it imports none of them.
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the first case of each test come before the second one of any."""
+    turns: Counter[str] = Counter()
+    order = []
+    for at, item in enumerate(items):
+        function = item.nodeid.partition("[")[0]
+        order.append((turns[function], at))
+        turns[function] += 1
+    items[:] = [items[at] for _, at in sorted(order)]
+
+
 def pytest_runtest_setup() -> None:
-    """Skip a test for which there is no time left."""
+    """Skip a case for which there is no time left."""
     if sum(os.times()[:4]) > SECONDS:
         pytest.skip(f"after {SECONDS} seconds; make room runs all of a room")
 
 
 # The command.
 
+PYTEST = ("pytest", "-q", "-n", "0")
 
-def run(*words: str) -> bool:
-    """Run a module of Python, and return whether it ended well."""
+
+def start(*words: str) -> "subprocess.Popen[str]":
+    """Start a module of Python, and say so."""
     print("python -m", *words, flush=True)
-    return not subprocess.run([sys.executable, "-m", *words], cwd=PROJECT, check=False).returncode
+    out = subprocess.PIPE if HOUSE in words else None  # which runs beside others
+    return subprocess.Popen(
+        [sys.executable, "-m", *words], cwd=PROJECT, stdout=out, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def check(changed: list[str]) -> bool:
-    """Check files that have changed, the house rules, and rooms."""
+    """Check files that have changed, rooms, and beside them the house rules."""
     python = [name for name in changed if name.endswith(".py") and (PROJECT / name).exists()]
-    good = []
+    bad = 0
     if python and find_spec("ruff"):
-        good += [run("ruff", "check", "-q", *python), run("ruff", "format", "-q", "--check", *python)]
+        bad += start("ruff", "check", "-q", *python).wait() + start("ruff", "format", "-q", "--check", *python).wait()
     elif python:
         print("ruff is not installed: pip install -c constraints.txt ruff")
-    words = ("pytest", "-q", "-n", "2", "--dist=load", "-p", "tests.quick", "-rs")
-    return all([*good, run(*words, HOUSE, *tests_of(changed))])
+    house = start(*PYTEST, HOUSE)
+    if tests := tests_of(changed):
+        bad += start(*PYTEST, "-rs", "-p", "tests.quick", *tests).wait()
+    print(house.communicate()[0])
+    return not (bad or house.returncode)
 
 
 def main() -> int:

@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -95,7 +97,14 @@ def test_without_git_history_it_says_what_to_run_instead(
     )
 
 
-def test_a_test_is_skipped_when_no_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_of_each_test_comes_before_second_cases() -> None:
+    cases = ["a.py::one[1]", "a.py::one[2]", "a.py::two", "b.py::one[1]", "b.py::one[2]", "b.py::one[3]", "b.py::two"]
+    items: list[Any] = [SimpleNamespace(nodeid=name) for name in cases]
+    quick.pytest_collection_modifyitems(items)
+    assert [cases.index(item.nodeid) for item in items] == [0, 2, 3, 6, 1, 4, 5]
+
+
+def test_a_case_is_skipped_when_no_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this process and of those that it has waited for."""
     monkeypatch.setattr(quick, "SECONDS", sum(os.times()[:4]) + 60)
     quick.pytest_runtest_setup()
