@@ -130,7 +130,7 @@ class _Play:
     def may_start(self, node: int) -> bool:
         """Return whether all that a node needs has ended, and all that its devices have before it in their queues."""
         queues = self.queues
-        if any(before not in self.end for before in queues.needs[node]):
+        if not queues.needs[node] <= self.end.keys():
             return False
         if queues.is_task(node) or queues.is_update(node):
             device = int(queues.program.tasks.device[node])
