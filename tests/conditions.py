@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from cdpsim import numeric
-from cdpsim.numeric.paths import compiled_loops
+from cdpsim import numeric, simulate
+from cdpsim.numeric.paths import compiled_loops, expect_many_runs
 from tests.selection import chance
 
 WITHOUT_NUMBA = "CDPSIM_TEST_WITHOUT_NUMBA"  # hides it from all
@@ -44,6 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
     tools["must be there"] = config.option.ci and "CI" in os.environ
     if hides_numba(config):
         sys.modules["numba"] = None  # type: ignore[assignment]
+    if hasattr(config, "workerinput"):
+        warm_up()
+
+
+def warm_up() -> None:
+    """Load and compile what many tests use, so that none is charged for it, and all of a worker run the same loops."""
+    import matplotlib.pyplot  # noqa: F401
+
+    with expect_many_runs():
+        simulate("1f1b", 4, m=8, model="gpt2", cluster="a100-nodes").summary()
 
 
 def hides_numba(config: pytest.Config) -> bool:
@@ -118,7 +128,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Count a test's processor time."""
     before = processor_time()
     result = yield
-    if not any(map(item.get_closest_marker, ("slow", "long"))):
+    # What compiles loops for the first time takes seconds.
+    if not any(map(item.get_closest_marker, ("slow", "long"))) and "compiled" not in getattr(item, "fixturenames", ()):
         _seconds[item.nodeid] += processor_time() - before
     return result
 

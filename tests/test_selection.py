@@ -252,13 +252,13 @@ class Laws:
 def test_a_law_has_a_fifth_of_its_examples() -> None:
     tried: list[int] = []
     one = law(tried)
-    selection.try_fewer_examples(SimpleNamespace(obj=one))  # type: ignore[arg-type]
+    selection.try_fewer_examples(SimpleNamespace(function=one))  # type: ignore[arg-type]
     one()
     assert len(tried) == 10
 
 
 def test_so_has_one_that_is_a_method() -> None:
-    selection.try_fewer_examples(SimpleNamespace(obj=Laws().one))  # type: ignore[arg-type]
+    selection.try_fewer_examples(SimpleNamespace(function=Laws.one))  # type: ignore[arg-type]
     assert Laws.one._hypothesis_internal_use_settings.max_examples == 10  # type: ignore[attr-defined]
 
 
