@@ -10,6 +10,7 @@ from cdpsim import SCHEDULES, cli
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.table import write_actions
 from tests.conftest import Command
+from tests.helpers.help_examples import AFTER, EXAMPLES, are_said, shown_files, shown_in, words_of, written_by
 
 COMMANDS = [command.name for command in cli.COMMANDS]
 
@@ -50,25 +51,49 @@ def test_the_bare_command_prints_help(command: Command) -> None:
     assert all(re.search(rf"^    {name}\b", command().out, re.MULTILINE) for name in COMMANDS)
 
 
-def test_every_example_in_help_runs(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the files that `simulate --help-all` shows, every example that it and the others show is served."""
+def all_help(command: Command, name: str) -> str:
+    """All help of a command."""
+    return command(*name.split(), "--help-all").out
+
+
+def test_every_example_in_help_has_an_expectation(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no other has one."""
     monkeypatch.setenv("COLUMNS", "90")
-    shown = command("simulate", "--help-all").out
-    columns = [re.split(r" {8,}", line.strip()) for line in shown.partition("box.toml\n  [[")[2].splitlines()]
-    (here / "toy.toml").write_text("\n".join(["[[" + columns[0][0], *(line[0] for line in columns[1:])]))
-    (here / "box.toml").write_text("\n".join(line[1] for line in columns if len(line) == 2))
-    experiment = shown.partition("any option by its name:\n")[2].partition("Other commands")[0]
-    (here / "experiment.toml").write_text(experiment)
-    sweep = command("sweep", "--help-all").out.partition("The file:\n")[2].partition("\n\n")[0]
-    (here / "sweep.toml").write_text(sweep)
-    shown += "".join(command(name, "--help-all").out for name in COMMANDS if name != "simulate")
-    examples = re.findall(r"^  cdpsim ([^>\n]*?)(?:  .*| >.*)?$", shown, re.MULTILINE)
-    examples += re.findall(r"^  cdpsim ([^>\n]*?)(?:  .*)?$", command("--help-all").out, re.MULTILINE)
-    assert len(examples) >= 64
+    shown = [example for name in ("", *COMMANDS) for example in shown_in(all_help(command, name))]
+    assert set(shown) == set(EXAMPLES)
+    assert set(AFTER) | set(AFTER.values()) <= set(EXAMPLES)
+
+
+@pytest.fixture
+def shown(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current folder has the files that help shows, and an order of 1f1b."""
+    monkeypatch.setenv("COLUMNS", "90")
+    monkeypatch.chdir(tmp_path)
+    for file, content in shown_files(all_help(command, "simulate"), all_help(command, "sweep")).items():
+        Path(file).write_text(content)
     write_actions(SCHEDULES["1f1b"].actions(Shape(4, 8)), "mine.csv")
-    for example in examples:
-        forced = ["--force"] if "-o" in example.split() and "--force" not in example else []
-        assert command(*shlex.split(example), *forced).code == 0, example
+
+
+@pytest.mark.usefixtures("shown")
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_in_help_does_what_is_expected(example: str, command: Command) -> None:
+    """What it prints, notes and writes says so; no file is empty."""
+    if example in AFTER:
+        assert command(*shlex.split(AFTER[example])).code == 0
+    forced = ["--force"] if example.endswith("-o mine.csv") else []  # which is there already
+    code, out, err = command(*shlex.split(example), *forced)
+    assert code == 0, err
+    files = list(written_by(example))
+    assert all(file.stat().st_size for file in files)
+    said = " ".join([out, err, *map(words_of, files)])
+    assert are_said(EXAMPLES[example], said), said
+
+
+def test_an_expectation_is_sought_in_its_order() -> None:
+    """A word that is missing, or comes too early, is no answer; nor is an output that is empty."""
+    found = [are_said(expectation, "a  b\nc d") for expectation in ("b c", "a … d", "d … a", "a c", "e")]
+    assert found == [True, True, False, False, False]
+    assert not any(are_said(expectation, "") for expectation in EXAMPLES.values())
 
 
 def test_a_quiet_command_prints_no_notes(command: Command) -> None:
