@@ -5,7 +5,7 @@ import io
 import json
 import re
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -20,13 +20,13 @@ MANY = [1, 2, 3, 4, 5, 8]
 OPTIONS: list[dict[str, Any]] = [{}, {"collective": "ring"}, {"collective": "tree", "shared_parameters": True}]
 
 
-def tables() -> list[Table1]:
-    """Small and large, with and without footnotes of every kind."""
-    return [compute_table1(n, **options) for n in MANY for options in OPTIONS]
-
-
-TABLES = tables()
-each_table = pytest.mark.parametrize("table", TABLES, ids=lambda table: f"{table.n}-{table.collective}")
+@pytest.fixture(
+    scope="module", params=product(MANY, OPTIONS), ids=lambda case: f"{case[0]}-{case[1].get('collective', 'doubling')}"
+)
+def table(request: pytest.FixtureRequest) -> Table1:
+    """Small and large ones, with and without footnotes of every kind."""
+    n, options = request.param
+    return compute_table1(n, **options)
 
 
 def cells(table: Table1) -> dict[str, list[tuple[str, str]]]:
@@ -53,7 +53,6 @@ def test_json_is_the_contract_s_to_the_letter(command: Command) -> None:
     )
 
 
-@each_table
 def test_json_has_every_cell_as_an_integer_or_a_fraction(table: Table1) -> None:
     printed = json.loads(TABLE1_FORMS["json"](table))
     assert printed["collective"] == table.collective
@@ -84,7 +83,6 @@ def test_what_the_paper_prints_is_shown_as_printed() -> None:
     }
 
 
-@each_table
 def test_csv_has_three_columns_a_quantity(table: Table1) -> None:
     rows = list(csv.DictReader(io.StringIO(TABLE1_FORMS["csv"](table))))
     assert [(row["schedule"], row["rule"], row["agree"]) for row in rows] == [
@@ -106,7 +104,6 @@ def unmarked(text: str) -> str:
     return re.sub(rf"(?<=[0-9])[{SUPERSCRIPTS}⁰]+", "", text)
 
 
-@each_table
 def test_the_text_shows_every_cell_in_two_aligned_blocks(table: Table1) -> None:
     first, second = blocks(TABLE1_FORMS["text"](table))
     for block, quantities in (
@@ -124,7 +121,6 @@ def test_the_text_shows_every_cell_in_two_aligned_blocks(table: Table1) -> None:
             assert line.endswith("yes")
 
 
-@each_table
 def test_footnotes_are_numbered_in_reading_order_one_for_each_reason(table: Table1) -> None:
     text = TABLE1_FORMS["text"](table)
     marks = re.findall(rf"(?<=[0-9])[{SUPERSCRIPTS}]", "".join(line for block in blocks(text) for line in block))
@@ -183,7 +179,6 @@ def test_a_wrong_cell_is_marked(form: str, words: str) -> None:
     assert words not in TABLE1_FORMS[form](compute_table1(3))
 
 
-@each_table
 def test_markdown_shows_every_cell(table: Table1) -> None:
     text = unmarked(TABLE1_FORMS["markdown"](table))
     rows = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
@@ -209,7 +204,6 @@ def latex_lines(text: str) -> list[list[str]]:
     return lines
 
 
-@each_table
 def test_latex_is_balanced_and_every_line_has_all_its_columns(table: Table1) -> None:
     text = TABLE1_FORMS["latex"](table)
     assert text.isascii()
@@ -229,7 +223,6 @@ def test_latex_is_balanced_and_every_line_has_all_its_columns(table: Table1) -> 
     assert re.findall(r"\\cmidrule\(lr\)\{(\d+-\d+)\}", text) == ["2-4", "5-7", "8-10", "2-4", "5-6", "7-9", "10-12"]
 
 
-@each_table
 def test_latex_shows_every_cell(table: Table1) -> None:
     rows = [
         [re.sub(r"\\textsuperscript\{\d\}", "", c) for c in row] for row in latex_lines(TABLE1_FORMS["latex"](table))

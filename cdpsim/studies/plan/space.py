@@ -96,8 +96,16 @@ def divisors(number: int) -> list[int]:
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
     """
-    low = [k for k in range(1, int(number**0.5) + 1) if number % k == 0]
-    return sorted({*low, *(number // k for k in low)})
+    found, rest, factor = {1}, number, 2
+    while rest > 1:
+        if factor * factor > rest:
+            factor = rest  # which is prime
+        if rest % factor:
+            factor += 1
+        else:
+            rest //= factor
+            found |= {factor * divisor for divisor in found}
+    return sorted(found)
 
 
 def _sized(
