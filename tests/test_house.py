@@ -225,15 +225,19 @@ def imported_tests(tree: ast.AST) -> list[str]:
     return [dotted for dotted in imports(tree) if re.match(r"tests\.(\w+\.)*test_", dotted)]
 
 
-@cache
-def modules_of_tests() -> dict[str, ast.Module]:
-    """The modules of the tests by their files."""
-    return {str(path.relative_to(TESTS)): ast.parse(path.read_text()) for path in TESTS.rglob("*.py")}
+IMPORTING_A_TEST = r"^ *(?:from|import) (?:[^\n(]*\btest_|[^\n]*\([^)]*\btest_)"
+
+
+def modules_of_tests(pattern: str) -> dict[str, ast.Module]:
+    """The modules of the tests, by their files, whose text has a pattern: to parse all of them takes seconds."""
+    texts = {path: path.read_text() for path in TESTS.rglob("*.py")}
+    found = {path: text for path, text in texts.items() if re.search(pattern, text, re.MULTILINE)}
+    return {str(path.relative_to(TESTS)): ast.parse(text) for path, text in found.items()}
 
 
 def test_nothing_is_imported_from_a_test() -> None:
     """Helpers have modules of their own, in `tests/helpers` and `tests/validation`."""
-    imported = {path: imported_tests(tree) for path, tree in modules_of_tests().items()}
+    imported = {path: imported_tests(tree) for path, tree in modules_of_tests(IMPORTING_A_TEST).items()}
     assert not {path: names for path, names in imported.items() if names}
 
 
@@ -245,7 +249,7 @@ def has_examples(tree: ast.AST) -> bool:
 
 def test_docstrings_of_tests_have_no_examples() -> None:
     """Nothing would run them."""
-    assert not [path for path, tree in modules_of_tests().items() if has_examples(tree)]
+    assert not [path for path, tree in modules_of_tests(">>> ").items() if has_examples(tree)]
 
 
 def imported_too_early(name: str, tree: ast.Module) -> list[str]:
@@ -411,7 +415,14 @@ def test_the_scans_find_what_they_look_for() -> None:
     assert module_named("cdpsim.schedules.rule.RULES") == "schedules.rule"
     assert module_named("cdpsim.front.simulate") == "front"
     assert module_named("cdpsim") == "__init__"
-    tree = ast.parse("from tests import conftest\nfrom tests.cli.test_cli import here\nimport tests.test_front")
+    text = "from tests import conftest\nfrom tests.cli.test_cli import here\nimport tests.test_front"
+    each = [
+        *text.splitlines(),
+        "from tests.cli import (\n    test_cli,\n)",
+        "from tests import conftest\ndef test_a(): ...",
+    ]
+    assert [bool(re.search(IMPORTING_A_TEST, one, re.MULTILINE)) for one in each] == [False, True, True, True, False]
+    tree = ast.parse(text)
     assert imported_tests(tree) == ["tests.cli.test_cli.here", "tests.test_front"]
     assert has_examples(ast.parse('def f():\n    """Add.\n\n    >>> 1 + 1\n    3\n    """'))
     tree = ast.parse("from .report import page\nfrom .replay import case\nimport validation.modules")

@@ -92,6 +92,7 @@ def test_an_installation_has_the_code_and_its_texts(installed: Path) -> None:
     assert extra == wanted | {Path("bin", name) for name in ("cdpsim", "cdpsim-validate")}
 
 
+@pytest.mark.slow
 def test_an_installation_works_anywhere(installed: Path, tmp_path: Path) -> None:
     done = run(sys.executable, installed / "bin" / "cdpsim", "table1", "-n", "2", cwd=tmp_path, path=installed)
     assert (done.returncode, done.stderr) == (0, "")
@@ -119,6 +120,7 @@ def test_the_installed_harness_works_anywhere(installed: Path, tmp_path: Path) -
     assert refused.stderr == "cdpsim: error: -o/--output: is missing; see cdpsim-validate battery --help\n"
 
 
+@pytest.mark.slow
 def test_the_installed_harness_asks_for_torch_in_one_line(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(name='torch')")
     program = "import sys; from cdpsim_validation.__main__ import main; sys.exit(main(['--help']))"

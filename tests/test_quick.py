@@ -75,6 +75,7 @@ def test_what_is_nearest_to_any_change_comes_before_the_rest_of_a_room(tree: Pat
     assert found == ["cdpsim/front.py", "cdpsim/trace/waiting.py", "tests/test_front.py", TRACE[2], *TRACE[:2]]
 
 
+@pytest.mark.slow
 def test_every_module_of_this_project_has_tests() -> None:
     """All that are named exist; `__main__` is run by tests of the command line."""
     modules = [str(path.relative_to(PROJECT)) for path in (PROJECT / "cdpsim").rglob("*.py")]

@@ -95,6 +95,7 @@ def test_every_command_is_tried() -> None:
     assert set(SERVED) == {command.name for command in cli.COMMANDS}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unrendered")
 @pytest.mark.parametrize("name", SERVED)
 def test_no_value_of_any_option_is_answered_by_a_traceback(name: str, command: Command, here: Path) -> None:
