@@ -14,12 +14,13 @@ from cdpsim.cluster import Devices
 from cdpsim.front import reopen
 from cdpsim.runs import Run
 from cdpsim.schedules.rule import matrix_rule
+from tests.helpers.every_row import every_row
 from tests.helpers.strategies import requests
 
 TWO = Model(stages=(Stage(forward=1.0, backward=2.0),) * 2)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("options", "message"),
     [
         ({"n": 10**5000}, "n: n=9.* is astronomically large"),

@@ -5,6 +5,7 @@ import pytest
 
 import cdpsim
 from cdpsim import Cluster, Model, Request, Stage, Tie, simulate
+from tests.helpers.every_row import every_row
 from tests.helpers.hostile_names import HOSTILE_NAME
 
 RUN = simulate("1f1b", 4, m=8, steps=1, model="gpt2", cluster="a100-nodes", slow={3: 2})
@@ -35,7 +36,7 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("what", SHOWN)
+@every_row("what", SHOWN)
 def test_a_line_says_what_it_is(what: str) -> None:
     shown, words = SHOWN[what]
     line = repr(shown)

@@ -26,6 +26,7 @@ from cdpsim.invariants import INVARIANTS
 from cdpsim.schedules import TABLE_1
 from tests.conftest import TOY_CLUSTER, TOY_MODEL, Command, Outcome
 from tests.helpers.command_line import FILES, assert_refused, content, refuse
+from tests.helpers.every_row import every_row
 from tests.helpers.strategies import fitting
 
 SIMULATE = importlib.import_module("cdpsim.front")  # the package has a function of that name
@@ -206,7 +207,7 @@ BAD_RULES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_RULES)
+@every_row("name", BAD_RULES)
 def test_a_broken_rule_file_is_refused(name: str, command: Command, here: Path) -> None:
     given, problem = BAD_RULES[name]
     if isinstance(given, bytes):
@@ -274,7 +275,7 @@ BAD_MODELS: dict[str, tuple[str | bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_MODELS)
+@every_row("name", BAD_MODELS)
 def test_a_broken_model_file_is_refused(name: str, command: Command, here: Path) -> None:
     given, problem = BAD_MODELS[name]
     (here / name).write_bytes(given if isinstance(given, bytes) else given.encode())
@@ -296,7 +297,7 @@ BAD_CLUSTERS = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_CLUSTERS)
+@every_row("name", BAD_CLUSTERS)
 def test_a_broken_cluster_file_is_refused(name: str, command: Command, here: Path) -> None:
     given, problem = BAD_CLUSTERS[name]
     (here / name).write_text(given)
@@ -900,7 +901,7 @@ def test_the_pyramid_s_json_is_the_contract_s(command: Command) -> None:
     assert len(result["assignment"]) == 3 * 3 * 3
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("line", "fragment"),
     [
         ("pyramid", "n: is missing"),

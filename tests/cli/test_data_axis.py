@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import Command
 from tests.helpers.command_line import refuse
+from tests.helpers.every_row import every_row
 
 TOY = "--model toy.toml --cluster box.toml"
 FLUSHING = (
@@ -14,7 +13,7 @@ FLUSHING = (
 )
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("line", "problem"),
     [
         # k that does not divide where it must

@@ -25,6 +25,7 @@ from cdpsim.schedules.rule import Rule
 from cdpsim.studies.table1 import compute_table1
 from tests.conftest import Command
 from tests.helpers.command_line import assert_refused
+from tests.helpers.every_row import every_row
 
 FOLDER = "run"  # a run of 1f1b with three stages, in the folder of a test
 
@@ -113,7 +114,7 @@ def test_no_value_of_any_option_is_answered_by_a_traceback(name: str, command: C
                 assert_refused(outcome)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("line", "problem"),
     [
         ("compare -n 2 --format=--", "format: unknown format '--'; known are text"),
@@ -170,7 +171,7 @@ def test_no_value_of_any_keyword_raises_anything_else(keyword: str) -> None:
                 assert str(error).isprintable(), (value, str(error))
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("keyword", "value", "problem"),
     [
         ("jitter", 1.5, r"^jitter: 1\.5 is no text; write for example 'lognormal:0\.1'"),

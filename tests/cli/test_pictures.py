@@ -18,6 +18,7 @@ from cdpsim.export.pictures import EXPORTS, PLOTS, TIMELINES, write_figure, writ
 from cdpsim.trace import load
 from tests.conftest import Command
 from tests.helpers.command_line import content, refuse
+from tests.helpers.every_row import every_row
 
 SIMULATE = importlib.import_module("cdpsim.front")
 BEGINNINGS = {
@@ -213,7 +214,7 @@ def test_perfettos_other_form_is_refused_with_the_one_that_is_written(command: C
     refuse(command, folders, "timeline multi-cdp -n 2 -o x.pftrace", "x.pftrace", ".json, which opens in Perfetto")
 
 
-@pytest.mark.parametrize("line", [line for line in REFUSALS if "its form" in REFUSALS[line][0] or "old" in line])
+@every_row("line", [line for line in REFUSALS if "its form" in REFUSALS[line][0] or "old" in line])
 def test_what_need_not_run_is_refused_before_it_does(
     line: str, command: Command, folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from cdpsim import Measured, evaluate
 from tests.conftest import Command
 from tests.helpers.command_line import content, refuse
+from tests.helpers.every_row import every_row
 
 SMALL = ("plan", "--devices", "4", "--batch", "8")
 
@@ -109,7 +110,7 @@ def test_rows_of_csv_say_whether_they_are_on_the_front(command: Command) -> None
     assert rows[0]["command"].startswith("cdpsim compare ")
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("words", "refusal"),
     [
         (["--devices", "4"], "batch: is missing; give the samples of a training step"),

@@ -9,6 +9,7 @@ import pytest
 from cdpsim.studies.sweep import running
 from cdpsim.studies.sweep.store import Segment, head_of, load_study, row_of
 from tests.conftest import Command
+from tests.helpers.every_row import every_row
 from tests.helpers.sweeps import FILE, saved, serial_rows, shown
 
 
@@ -104,7 +105,7 @@ def test_a_sweep_s_own_copy_of_the_file_goes_on(file: Path, command: Command) ->
     assert "24 points" in command("sweep", "out/sweep.toml", "-o", "out", "--limit", "1").err
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("words", "problem"),
     [
         ("sweep.toml", "-o: is missing; name the folder of the rows"),

@@ -16,6 +16,7 @@ from cdpsim.errors import RequestError
 from cdpsim.model.offload import with_transfer_times
 from cdpsim.request.options import Contention
 from cdpsim.studies.breakeven import scale_links
+from tests.helpers.every_row import every_row
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -228,7 +229,7 @@ def test_a_group_agrees_with_its_pairs(cluster: Cluster, members: list[int]) -> 
     assert cluster.group_link(np.array(members)) == (latency.max(), bandwidth.min())
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("content", "problem"),
     [
         ([], "$: expected `object`, got `array`"),

@@ -7,6 +7,7 @@ from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
 from cdpsim.timing.costs import reached
+from tests.helpers.every_row import every_row
 
 A100 = Speeds(fp32=19.5e12, bf16=312e12)
 
@@ -61,7 +62,7 @@ def test_a_model_of_times_needs_no_precision() -> None:
     assert reached(Cluster(devices=(Devices(speed=7.0),)), 1, work) == [7.0]
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("content", "problem"),
     [
         ({"speeds": {}}, "$.devices.speeds: speeds: has none; give at least one of fp64, fp32, tf32, bf16, fp16, fp8"),

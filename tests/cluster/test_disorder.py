@@ -7,6 +7,7 @@ import pytest
 
 from cdpsim import Cluster, RequestError
 from cdpsim.cluster.disorder import Disorder, Slow, Stop, disorder_of, read_jitter
+from tests.helpers.every_row import every_row
 
 FILE = """name = "box"
 [devices]
@@ -77,7 +78,7 @@ def test_slots_are_whole_and_have_no_unit() -> None:
     assert found.recorded(slots=True) == {"stop": ["3:12:2", "0:5"]}
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("asked", "message"),
     [
         ({"slow": ["3"]}, "slow: '3' is not DEVICE:FACTOR; write for example '3:4'"),
@@ -121,7 +122,7 @@ def test_parts_of_slots_are_refused(text: str) -> None:
         disorder_of(Disorder(), stop=[text], slots=True)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("content", "message"),
     [
         ({"slow": [{"device": -1, "factor": 2}]}, r"x: \$.slow\[0\].device"),

@@ -7,6 +7,7 @@ import pytest
 
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topology
 from cdpsim.errors import RequestError
+from tests.helpers.every_row import every_row
 
 NODES = """
 name = "nodes"
@@ -120,7 +121,7 @@ def test_a_count_that_is_given_stays() -> None:
         cluster.sized(7)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("content", "problem"),
     [
         ({"topology": {"kind": "rign"}}, "$.topology: kind: unknown kind 'rign'; did you mean 'ring'?"),

@@ -13,6 +13,7 @@ from cdpsim.draw.figure_4 import MOST_CURVE_STEPS, PAPER_N, figure_4, memory_per
 from cdpsim.studies.superpose import WorkerCurve, fold, superpose, worker_curve
 from tests.conftest import Command
 from tests.helpers.command_line import content, refuse
+from tests.helpers.every_row import every_row
 from tests.helpers.figures import HOSTILE, at, marked, one, words
 from tests.helpers.svg import drawn
 
@@ -187,6 +188,6 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("line", REFUSALS)
+@every_row("line", REFUSALS)
 def test_what_cannot_be_drawn_is_refused(line: str, command: Command, here: Path) -> None:
     refuse(command, here, line, *REFUSALS[line])

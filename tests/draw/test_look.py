@@ -25,6 +25,7 @@ from cdpsim.draw.snapshot import figure_2, snapshot
 from tests.conftest import Command
 from tests.helpers.colours import SIGHTS, seen
 from tests.helpers.command_line import refuse
+from tests.helpers.every_row import every_row
 from tests.helpers.figures import marked, words
 
 PICTURES: dict[str, Callable[[Look], Figure]] = {
@@ -185,7 +186,7 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("line", REFUSALS)
+@every_row("line", REFUSALS)
 def test_settings_that_change_nothing_are_refused(line: str, command: Command, here: Path) -> None:
     refuse(command, here, line, REFUSALS[line])
 

@@ -18,6 +18,7 @@ from cdpsim.program.assembly import derive
 from cdpsim.runs import FoldedRun, Run
 from cdpsim.schedules.rule import find_rule
 from cdpsim.timing.engine import ENGINES
+from tests.helpers.every_row import every_row
 from tests.helpers.strategies import requests
 
 Fault = Callable[[], Run]
@@ -602,7 +603,7 @@ def another_algorithm() -> Run:
     return column(run, "messages", "dst", row, 2)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("fault", "name", "problem"),
     [
         (missing_message, "boundaries_cross_by_one_message", "has not exactly one message that brings its boundary"),

@@ -8,6 +8,7 @@ import pytest
 from cdpsim import Model, Request, RequestError, presets
 from cdpsim.files.config import toml_text
 from cdpsim.model.recipe import apply_recipe
+from tests.helpers.every_row import every_row
 
 CURVED = """
 [[stages]]
@@ -119,7 +120,7 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSALS)
+@every_row("case", REFUSALS)
 def test_a_curve_that_is_not_its_stage_s_is_refused(case: str, tmp_path: Path) -> None:
     given, changed, problem = REFUSALS[case]
     assert CURVED.count(given) == 1

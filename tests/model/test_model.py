@@ -16,6 +16,7 @@ from cdpsim.cluster import Cluster, Devices
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.model import STAGE_SIZES, Model, Stage
+from tests.helpers.every_row import every_row
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -220,7 +221,7 @@ def _stage(**fields: object) -> dict[str, object]:
 LAST = "$.stages[1]"
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("content", "problem"),
     [
         ({}, "$: object missing required field `stages`"),
@@ -323,7 +324,7 @@ SYNTAX = [
 ]
 
 
-@pytest.mark.parametrize(("ending", "text", "problem"), SYNTAX, ids=range(len(SYNTAX)))
+@every_row(("ending", "text", "problem"), SYNTAX)
 def test_a_broken_file_is_refused_with_the_place(ending: str, text: str, problem: str, tmp_path: Path) -> None:
     path = tmp_path / f"broken.{ending}"
     path.write_text(text)

@@ -13,6 +13,7 @@ from cdpsim.program import EdgeKind, Edges, Kind, Program
 from cdpsim.program.check import check_program
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.engine import ENGINES
+from tests.helpers.every_row import every_row
 
 
 def program(schedule: str = "multi-cdp", n: int = 3) -> Program:
@@ -112,7 +113,7 @@ FAULTS: list[tuple[Callable[[], Program], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "message"), FAULTS)
+@every_row(("fault", "message"), FAULTS)
 def test_a_broken_rule_is_refused_by_the_name_of_its_task(fault: Callable[[], Program], message: str) -> None:
     """Each fault is caught, and the error says where it is."""
     with pytest.raises(RequestError, match=message):

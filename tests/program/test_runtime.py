@@ -17,6 +17,7 @@ from cdpsim.model.runtime import PAPER, Habits, Runtime, read_runtime
 from cdpsim.program import Category, Content, Kind
 from cdpsim.request.description import describe_request
 from cdpsim.request.options import InapplicableOption
+from tests.helpers.every_row import every_row
 from tests.helpers.strategies import models, shapes
 
 HABITS: dict[str, list[Any]] = {
@@ -454,7 +455,7 @@ def test_a_text_a_table_and_an_object_are_the_same() -> None:
     assert read_runtime("paper") == PAPER
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("given_as", "problem"),
     [
         ("torhc", r"^runtime: unknown runtime 'torhc'; did you mean 'torch'\?$"),

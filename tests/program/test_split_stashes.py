@@ -17,6 +17,7 @@ from cdpsim.model.recipe import apply_recipe
 from cdpsim.program import Category, Kind
 from cdpsim.runs import Run
 from cdpsim.trace.metrics import memory
+from tests.helpers.every_row import every_row
 
 SPLIT: dict[str, dict[str, int]] = {
     "zb-h1": {"n": 4, "m": 6},
@@ -208,7 +209,7 @@ def test_what_is_left_stays_where_activations_are_offloaded() -> None:
     assert (stage.input_transient, stage.weight_transient) == (100 + 30, 8)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("sizes", "problem"),
     [
         ({"weight_activation": 1, "weight_backward": 2.0}, "weight_activation: is what a backward's input part leaves"),

@@ -20,6 +20,7 @@ from cdpsim.request.options import Contention
 from cdpsim.runs import Run
 from cdpsim.studies.compare import measure
 from cdpsim.studies.superpose import worker_curve
+from tests.helpers.every_row import every_row
 from tests.helpers.svg import read
 
 # Four stages, the first and the last of which share a tensor of 60 bytes; an optimizer keeps twice as much of each.
@@ -415,7 +416,7 @@ BAD: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("tie", "problem"), BAD.values(), ids=BAD)
+@every_row(("tie", "problem"), BAD.values())
 def test_bad_ties_are_refused(tie: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, stage = tmp_path / "bad.toml", '[[stages]]\nforward = "1 s"\nbackward = "2 s"\n'
     sizes = ("2 kB", "1 kB", "1 kB")

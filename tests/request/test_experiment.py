@@ -9,6 +9,7 @@ import pytest
 from cdpsim import Model, Request, RequestError, Stage, load, simulate
 from cdpsim.schedules.table import write_actions
 from tests.conftest import Command
+from tests.helpers.every_row import every_row
 
 EXPERIMENT = """
 model = "small.toml"
@@ -117,7 +118,7 @@ def test_an_order_may_lie_beside_it(folder: Path) -> None:
     assert simulate(Request.load(folder / "own.toml")).end.tolist() == simulate("1f1b", 2, m=2).end.tolist()
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("text", "problem"),
     [
         ('[run]\nschedule = "multi-cdp"\nstepz = 3\n', "unknown option 'stepz'; did you mean 'steps'"),

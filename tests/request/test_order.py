@@ -7,6 +7,7 @@ import pytest
 from cdpsim import Request, RequestError, Run, load, simulate
 from cdpsim.front import reopen, step_actions
 from cdpsim.schedules.table import write_actions
+from tests.helpers.every_row import every_row
 
 GPIPE = [["F0", "F1", "B0", "B1"], ["F0", "F1", "B0", "B1"]]
 
@@ -45,7 +46,7 @@ def test_its_request_asks_for_the_same_again(tmp_path: Path) -> None:
     assert simulate(Request.load(experiment)) == run
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("order", "problem"),
     [
         ("F0", "is no list of lists"),

@@ -14,6 +14,7 @@ from cdpsim.schedules.pipelines.dual import dualpipe
 from cdpsim.schedules.pipelines.fold import dualpipev, zbv
 from cdpsim.schedules.pipelines.zero_bubble import interleaved_zero_bubble, zb_h1, zb_h2
 from tests.helpers.action_player import Named, in_flight, order_of, play, together
+from tests.helpers.every_row import every_row
 
 Order = Callable[[int, int, int], Actions]
 
@@ -212,7 +213,7 @@ def test_dualpipe_is_its_eight_steps(sizes: tuple[int, int]) -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("order", "sizes", "problem"),
     [
         (zb_h1, (4, 8, 2), "chunks: needs chunks = 1, a stage for each device; chunks=2"),

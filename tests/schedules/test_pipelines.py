@@ -21,6 +21,7 @@ from cdpsim.schedules.actions import Action, Actions
 from cdpsim.schedules.shape import Shape
 from cdpsim.studies.compare import measure
 from cdpsim.trace import TABLES
+from tests.helpers.every_row import every_row
 from tests.helpers.strategies import requests, shapes
 
 FLUSHED = [name for name, schedule in SCHEDULES.items() if schedule.order.lists]
@@ -285,7 +286,7 @@ def test_an_order_from_outside_that_is_none_is_refused(devices: list[list[tuple[
         simulate(schedule, 2, m=1)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("request_", "problem"),
     [
         ({"schedule": "dualpipev", "n": 8, "m": 3}, "m: dualpipev needs m >= 2 \\* devices; m=3, devices=4"),

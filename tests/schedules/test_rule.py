@@ -18,6 +18,7 @@ from cdpsim.studies.compare import measure
 from cdpsim.trace import TABLES
 from tests.conftest import Command
 from tests.helpers.command_line import content
+from tests.helpers.every_row import every_row
 
 OLD = Rule("two", lambda i, j, shape: 0 * i + 2)
 PULLED = ("multi-cdp", "mp-cdp", "pp-cdp", "zero-cdp", "single-cdp", "pipemare")  # which go with any older rule
@@ -134,7 +135,7 @@ def test_what_is_no_lag_is_refused(fault: str, way: str) -> None:
         simulate("multi-cdp", 3, rule=rule)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("said", "problem"),
     [
         ([], "has no rows of lags that are equally long; write rows of lags"),

@@ -15,6 +15,7 @@ from cdpsim.schedules.pipelines.alternating import interleaved, one_f_one_b
 from cdpsim.schedules.table import read_actions, write_actions
 from tests.helpers.action_player import Named, needs, order_of, pairs_of, play
 from tests.helpers.declared_orders import ORDERS, cases
+from tests.helpers.every_row import every_row
 
 
 def assert_same(one: Actions, other: Actions) -> None:
@@ -66,7 +67,7 @@ def test_overlapping_actions_are_in_one_cell(tmp_path: Path) -> None:
     assert pairs_of(actions) == [False, False, True, False]
 
 
-@pytest.mark.parametrize(
+@every_row(
     "cell",
     [
         *("0X0", "F0", "0F", "0f0", "0F0x", "-1F0", "0F1234567890", "\u0660F\u0660", "0F0 0B0", "0F0;0B0", "x" * 99),
@@ -112,7 +113,7 @@ WRONG = {
 DEADLOCK = ", each waiting for the one before it; put one of them elsewhere"
 
 
-@pytest.mark.parametrize("text", WRONG)
+@every_row("text", WRONG)
 def test_what_is_no_training_step_is_refused_with_its_cell(tmp_path: Path, text: str) -> None:
     with pytest.raises(RequestError) as refusal:
         read(tmp_path, text)

@@ -19,6 +19,7 @@ from cdpsim.schedules.rule import DP, lag_rule
 from cdpsim.schedules.state import ALONG, OWNER, TRAVELLING, Home, Owner, State, When
 from cdpsim.timing.engine import ENGINES
 from cdpsim.trace.metrics import memory
+from tests.helpers.every_row import every_row
 from tests.helpers.times import are_close
 
 C, S, O = Home.COPIED, Home.SPLIT, Home.OWNED  # noqa: E741 - as tables of homes write it
@@ -113,7 +114,7 @@ def test_free_links_give_all_states_the_same_times(asked: dict[str, Any]) -> Non
     assert len(ends) <= len(other.program.tasks)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("schedule", "state", "problem"),
     [
         ("multi-dp", State(C, C, S), "go in streams; add streams"),

@@ -32,6 +32,7 @@ from cdpsim.studies.breakeven import (
 )
 from tests.conftest import Command
 from tests.helpers.command_line import content, refuse
+from tests.helpers.every_row import every_row
 from tests.helpers.figures import HOSTILE
 from tests.helpers.figures import one as one_of
 from tests.helpers.strategies import models
@@ -396,6 +397,6 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("line", REFUSALS)
+@every_row("line", REFUSALS)
 def test_what_cannot_be_answered_is_one_line(line: str, command: Command, here: Path) -> None:
     refuse(command, here, line, *REFUSALS[line])

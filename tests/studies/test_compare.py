@@ -28,6 +28,7 @@ from cdpsim.studies.compare import measure
 from cdpsim.studies.comparison import compare
 from tests.conftest import Command
 from tests.helpers.command_line import refuse
+from tests.helpers.every_row import every_row
 from tests.helpers.figures import one as artist_of
 from tests.helpers.strategies import in_seconds, requests
 from tests.helpers.svg import read
@@ -408,7 +409,7 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("line", REFUSALS)
+@every_row("line", REFUSALS)
 def test_what_cannot_be_compared_is_one_line(line: str, command: Command, here: Path) -> None:
     refuse(command, here, line, *REFUSALS[line])
 

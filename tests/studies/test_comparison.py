@@ -17,6 +17,7 @@ from cdpsim.schedules import Schedule
 from cdpsim.studies.comparison import compare
 from tests.conftest import Command
 from tests.helpers.command_line import refuse
+from tests.helpers.every_row import every_row
 
 SPEED = Cluster(devices=(Devices(speed=10e12, achieved=0.5, memory=10**9),))
 LAYER = Stage(forward=Work(1e12), backward=Work(2e12), weight_backward=Work(1e12), activation=1000)
@@ -256,7 +257,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("problem", REFUSED)
+@every_row("problem", REFUSED)
 def test_what_is_not_equal_is_refused(problem: str) -> None:
     asked: dict[str, Any] = {"schedules": ["gpipe"], "model": layers(8), "cluster": SPEED} | REFUSED[problem]
     with pytest.raises(RequestError, match=problem.replace("(", r"\(")):

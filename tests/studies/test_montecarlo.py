@@ -18,6 +18,7 @@ from cdpsim.studies import montecarlo
 from cdpsim.studies.montecarlo import quantiles, sample_runs
 from tests.conftest import Command
 from tests.helpers.command_line import FILES, content, refuse
+from tests.helpers.every_row import every_row
 from tests.helpers.strategies import requests, streamed_requests, taken
 
 TINY = 1e-30
@@ -223,7 +224,7 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("line", REFUSALS)
+@every_row("line", REFUSALS)
 def test_what_cannot_be_served_is_one_line(line: str, command: Command, here: Path) -> None:
     refuse(command, here, line, REFUSALS[line])
 

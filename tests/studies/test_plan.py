@@ -25,6 +25,7 @@ from cdpsim.files.units import Work
 from cdpsim.studies.plan.bounds import bound_candidates
 from cdpsim.studies.plan.plan_table import candidate_cells, plan_table
 from cdpsim.studies.plan.search import FATES, OPEN, REFUSED, SIMULATED, TOO_LARGE, TWIN, WORSE
+from tests.helpers.every_row import every_row
 
 WAITING = [name for name, schedule in SCHEDULES.items() if schedule.order.waits]
 FIGURES = ("step", "memory", "devices", "staleness")
@@ -462,7 +463,7 @@ def test_the_memory_of_the_devices_is_the_limit_by_default() -> None:
     assert {row.measured.fits for row in small.front} == {True}
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("options", "refusal"),
     [
         ({"devices": 4}, "batch: is missing; give the samples of a training step"),

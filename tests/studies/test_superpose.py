@@ -42,6 +42,7 @@ from cdpsim.trace.metrics import memory
 from tests.conftest import Command
 from tests.helpers import strategies
 from tests.helpers.command_line import refuse
+from tests.helpers.every_row import every_row
 
 PAPER_MODELS = ["resnet50", "vit-b16"]
 IMAGES = 32 * 3 * 224 * 224 * 4  # of a micro-batch, in float32
@@ -469,7 +470,7 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("line", REFUSALS)
+@every_row("line", REFUSALS)
 def test_what_cannot_be_superposed_is_refused(line: str, command: Command, here: Path) -> None:
     refuse(command, here, line, *REFUSALS[line])
 

@@ -12,6 +12,7 @@ from cdpsim import RequestError
 from cdpsim.studies.sweep import points as points_module
 from cdpsim.studies.sweep.axes import dimensions_of, lowest_form, sweep_of
 from cdpsim.studies.sweep.points import SweepPart
+from tests.helpers.every_row import every_row
 from tests.helpers.sweeps import plan, points
 
 TWO: dict[str, list[Any]] = {"schedule": ["1f1b", "gpipe"], "n": [2, 4, 8]}
@@ -21,7 +22,7 @@ def values_of(axis: Any) -> list[Any]:
     return list(dimensions_of(sweep_of({"axes": {"n": axis}}, "sweep"))[0][0].values)
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("axis", "values"),
     [
         ({"from": 2, "to": 32, "times": 2}, [2, 4, 8, 16, 32]),
@@ -40,7 +41,7 @@ def test_an_axis_has_the_values_of_its_list_or_range(axis: Any, values: list[Any
     assert values_of(axis) == values
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("axis", "words"),
     [
         ([], "axes.n: has no values; give at least one"),
@@ -109,7 +110,7 @@ def test_parts_share_the_points() -> None:
     assert list(own.of_part(SweepPart(1, 1))) == list(own.in_working_order())
 
 
-@pytest.mark.parametrize("text", ["0/3", "4/3", "3", "a/b", "1/0", "-1/3", "1/2/3", "²/3"])
+@every_row("text", ["0/3", "4/3", "3", "a/b", "1/0", "-1/3", "1/2/3", "²/3"])
 def test_a_part_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match="is no part; give for example 3/8"):
         SweepPart.read(text)
@@ -161,7 +162,7 @@ def test_all_names_differ() -> None:
     assert len({own.name(index) for index in own.in_file_order()}) == own.count == 36
 
 
-@pytest.mark.parametrize(
+@every_row(
     ("content", "words"),
     [
         ({}, "axes: are missing; write [axes]"),

@@ -16,6 +16,7 @@ from cdpsim.schedules.local import LocalSteps
 from cdpsim.schedules.shape import Shape
 from tests.conftest import Command
 from tests.helpers.command_line import assert_refused
+from tests.helpers.every_row import every_row
 from tests.helpers.rounds import Means, co2, local_round, played_means
 
 LATE = "co2"
@@ -222,7 +223,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("line", "fragment"), REFUSED.items())
+@every_row(("line", "fragment"), REFUSED.items())
 def test_what_cannot_be_is_refused(command: Command, line: str, fragment: str) -> None:
     """In one line; among them outer copies that do not fit."""
     assert_refused(command("simulate", *line.split()), fragment)

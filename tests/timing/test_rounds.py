@@ -26,6 +26,7 @@ from cdpsim.timing.rounds import counts_by_times
 from cdpsim.trace import load_counts
 from tests.conftest import Command
 from tests.helpers.command_line import assert_refused
+from tests.helpers.every_row import every_row
 
 NAMES = ("dpu", "wp", "acco")
 
@@ -105,7 +106,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("line", "fragment"), REFUSED.items())
+@every_row(("line", "fragment"), REFUSED.items())
 def test_what_cannot_be_is_refused(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, fragment: str
 ) -> None:
