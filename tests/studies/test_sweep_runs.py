@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 
 import cdpsim
 from cdpsim import RequestError, Study
-from cdpsim.studies.sweep import running, workers
+from cdpsim.studies.sweep import running, worker, workers
 from cdpsim.studies.sweep.axes import canonical
 from cdpsim.studies.sweep.evaluator import Evaluator, OutcomeCounts
 from cdpsim.studies.sweep.points import SweepPart
@@ -176,6 +177,43 @@ def test_a_worker_answers_each_block_with_counts(tmp_path: Path) -> None:
         serve_blocks(Evaluator(plan), segment, BytesIO(b"[0,1]\n[2]\n[3]\n"), replies)
     assert replies[0]["segment"] == str(segment.path)
     assert [(r["result"], r["refused"]) for r in replies[1:]] in ([(2, 0), (0, 1), (0, 1)], [(2, 0), (1, 0), (0, 1)])
+
+
+def test_a_worker_that_cannot_write_says_why_and_answers_no_more(tmp_path: Path) -> None:
+    from io import BytesIO
+
+    def append(*_: object) -> None:
+        raise RequestError("out", "is full")
+
+    saved(tmp_path)
+    replies, segment = Replies(), SimpleNamespace(path="segment", append=append)
+    serve_blocks(Evaluator(load_study(tmp_path)), segment, BytesIO(b"[0]\n[1]\n"), replies)  # type: ignore[arg-type]
+    assert [reply["error"] for reply in replies] == [[], ["out", "is full"]]
+
+
+def test_signals_sync_rows_and_those_that_end_a_process_exit_with_128_and_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    serves: dict[int, Any] = {}
+    done: list[object] = []
+    monkeypatch.setattr(worker.signal, "signal", serves.__setitem__)
+    monkeypatch.setattr(worker.os, "_exit", done.append)
+    worker._sync_on_signals(SimpleNamespace(sync=lambda: done.append("synced")))  # type: ignore[arg-type]
+    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+        serves[number](number, None)
+    assert done == ["synced", "synced", 143, "synced", 130]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end it")
+def test_a_worker_whose_parent_has_ended_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Linux was asked too late, or cannot be asked."""
+    asked: list[tuple[int, ...]] = []
+    library = SimpleNamespace(prctl=lambda *words: asked.append(words))
+    monkeypatch.setattr("ctypes.CDLL", lambda name: library)
+    worker._end_with(os.getppid())
+    assert asked == [(1, signal.SIGKILL)]  # PR_SET_PDEATHSIG of linux/prctl.h
+    with pytest.raises(SystemExit):
+        worker._end_with(os.getpid())
 
 
 def test_blocks_get_smaller_towards_the_end_and_suspects_come_last() -> None:
