@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,8 +75,13 @@ def shown(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     write_actions(SCHEDULES["1f1b"].actions(Shape(4, 8)), "mine.csv")
 
 
+def marked(example: str) -> Any:
+    """An example as the parameter of a test: to plan and to sweep takes seconds."""
+    return pytest.param(example, marks=pytest.mark.slow) if example.startswith(("plan ", "sweep ")) else example
+
+
 @pytest.mark.usefixtures("shown")
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", [marked(example) for example in EXAMPLES])
 def test_an_example_in_help_does_what_is_expected(example: str, command: Command) -> None:
     """What it prints, notes and writes says so; no file is empty."""
     if example in AFTER:
