@@ -142,11 +142,11 @@ def test_a_function_that_is_named_runs_all_of_its_cases() -> None:
 
 
 def test_a_drawn_share_is_added_for_ci() -> None:
-    """Four of ten cases, within five standard deviations; not of the harness."""
-    cases = MANY * 50
+    """Within five standard deviations; not of the harness."""
+    cases, share = MANY * 50, selection.SHARES["cases"]
     few, more = chosen(cases), chosen(cases, ci=True)
     assert set(few) < set(more)
-    assert abs(len(more) - 0.4 * 2000) < 5 * (2000 * 0.4 * 0.6) ** 0.5
+    assert abs(len(more) - share * 2000) < 5 * (2000 * share * (1 - share)) ** 0.5
     assert len(chosen(cases, ci=True, name="tests/validation/test_one.py::test_one")) == 4
 
 
@@ -213,9 +213,9 @@ def test_a_slow_function_that_is_named_runs() -> None:
     assert left(items_of(made, "slow", functions=30), made) == ["tests/test_3.py::test_3[case]"]
 
 
-def test_a_drawn_third_of_slow_functions_runs_in_ci() -> None:
-    made = config(ci=True)
-    assert abs(len(left(items_of(made, "slow"), made)) - 200) < 5 * (600 * 2 / 9) ** 0.5
+def test_a_drawn_share_of_slow_functions_runs_in_ci() -> None:
+    made, share = config(ci=True), selection.SHARES["slow"]
+    assert abs(len(left(items_of(made, "slow"), made)) - 600 * share) < 5 * (600 * share * (1 - share)) ** 0.5
 
 
 def test_files_stay_together_in_a_drawn_order() -> None:
@@ -262,7 +262,9 @@ def test_so_has_one_that_is_a_method() -> None:
     assert Laws.one._hypothesis_internal_use_settings.max_examples == 10  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("options", "share"), [({}, 0.0), ({"cases": "all"}, 1.0), ({"ci": True}, 0.2)])
+@pytest.mark.parametrize(
+    ("options", "share"), [({}, 0.0), ({"cases": "all"}, 1.0), ({"ci": True}, selection.SHARES["laws"])]
+)
 def test_laws_have_all_examples_where_all_runs_and_some_in_ci(options: dict[str, Any], share: float) -> None:
     items = items_of(config(**options))
     found = sum(map(selection.has_all_examples, items))  # type: ignore[arg-type]
