@@ -3,14 +3,17 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cdpsim.studies.sweep import running
+import cdpsim
+from cdpsim.studies.sweep import questions, running
+from cdpsim.studies.sweep.running import run_part
 from cdpsim.studies.sweep.store import Segment, head_of, load_study, row_of
 from tests.conftest import Command
 from tests.helpers.every_row import every_row
-from tests.helpers.sweeps import FILE, saved, serial_rows, shown
+from tests.helpers.sweeps import FILE, InThisProcess, saved, serial_rows, shown
 
 
 @pytest.fixture
@@ -179,3 +182,24 @@ def test_parquet_without_pyarrow_is_refused(file: Path, command: Command, monkey
     done = command("sweep", "table", "out", "-o", "t.parquet")
     assert done.code == 2
     assert "pyarrow: is not installed, and writes .parquet; pip install 'cdpsim[parquet]'" in done.err
+
+
+def test_status_counts_what_failed_a_table_has_the_others_and_retry_forgets(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(schedule: str, n: int, **options: Any) -> Any:
+        if n == 4:
+            raise ZeroDivisionError("of a test")
+        return cdpsim.evaluate(schedule, n, **options)
+
+    monkeypatch.setattr(questions, "evaluate", faulty)
+    saved(tmp_path)
+    run_part(tmp_path, executor=InThisProcess())
+    status = command("sweep", "status", tmp_path)
+    assert (status.code, status.out.split()[-6:]) == (1, [*["failed:", "ZeroDivisionError:", "of", "a", "test"], "6"])
+    assert command("sweep", "retry", tmp_path).err.startswith("cdpsim: 6 failures forgotten")
+    table = command("sweep", "table", tmp_path, "-o", tmp_path / "t.csv")
+    assert (table.code, table.err) == (0, "cdpsim: 12 of 18 points; the others are to do\n")
+    assert len((tmp_path / "t.csv").read_text().splitlines()) == 1 + 12
+    status = command("sweep", "status", tmp_path, "--format", "json")
+    assert (status.code, json.loads(status.out)["to_do"], json.loads(status.out)["failed"]) == (0, 6, 0)

@@ -1,6 +1,7 @@
 """Small sweeps, their results by a plain loop, and workers of sweeps that do harm."""
 
 import csv
+from concurrent.futures import Future
 from io import StringIO
 from itertools import product
 from pathlib import Path
@@ -90,3 +91,12 @@ def poisoned_program(program: str, n: int, condition: str = "True") -> str:
     first, rest = program.split("; from cdpsim", 1)
     harm = POISON.format(n=n, condition=condition).replace("{", "{{").replace("}", "}}")
     return f"{first}\n{harm}\nfrom cdpsim{rest}"
+
+
+class InThisProcess:
+    """An executor that has `submit` and nothing else."""
+
+    def submit(self, function: Any, *arguments: Any) -> Any:
+        future: Future[Any] = Future()
+        future.set_result(function(*arguments))
+        return future

@@ -28,7 +28,7 @@ from cdpsim.studies.sweep.running import duration_text, run_part
 from cdpsim.studies.sweep.store import Segment, Store, head_of, load_study
 from cdpsim.studies.sweep.worker import serve_blocks
 from cdpsim.studies.sweep.workers import MOST_DEATHS, BlocksToDo
-from tests.helpers.sweeps import FILE, poisoned_program, saved, serial_rows, shown
+from tests.helpers.sweeps import FILE, InThisProcess, poisoned_program, saved, serial_rows, shown
 
 NEEDS_PROCESSES = pytest.mark.skipif(sys.platform != "linux", reason="kills processes by their ids")
 
@@ -69,17 +69,6 @@ def test_parts_in_any_order_make_the_same_bytes(table: str, tmp_path: Path) -> N
     assert sum(done) == 18
     assert csv_of(tmp_path) == table
     assert run_part(tmp_path, SweepPart(1, 1), executor=InThisProcess()).all == 0
-
-
-class InThisProcess:
-    """An executor that has `submit` and nothing else."""
-
-    def submit(self, function: Any, *arguments: Any) -> Any:
-        from concurrent.futures import Future
-
-        future: Future[Any] = Future()
-        future.set_result(function(*arguments))
-        return future
 
 
 @pytest.mark.slow
@@ -196,8 +185,8 @@ def test_signals_sync_rows_and_those_that_end_a_process_exit_with_128_and_their_
 ) -> None:
     serves: dict[int, Any] = {}
     done: list[object] = []
-    monkeypatch.setattr(worker.signal, "signal", serves.__setitem__)
-    monkeypatch.setattr(worker.os, "_exit", done.append)
+    monkeypatch.setattr("signal.signal", serves.__setitem__)
+    monkeypatch.setattr("os._exit", done.append)
     worker._sync_on_signals(SimpleNamespace(sync=lambda: done.append("synced")))  # type: ignore[arg-type]
     for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
         serves[number](number, None)
@@ -248,6 +237,9 @@ def test_a_fault_is_a_failure_of_its_point_alone(tmp_path: Path, monkeypatch: py
     saved(tmp_path)
     assert run_part(tmp_path, executor=InThisProcess()) == OutcomeCounts(result=12, failed=6)
     assert study_status(tmp_path).reasons == {r"ZeroDivisionError: of\na test": 6}
+    assert failed_points(tmp_path, SweepPart(), 2) == [
+        rf"schedule=gpipe, n=4, m={m}: ZeroDivisionError: of\na test" for m in (4, 8)
+    ]
 
 
 def test_what_cannot_be_asked_is_a_row_with_its_line(tmp_path: Path) -> None:
