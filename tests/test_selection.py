@@ -1,5 +1,6 @@
 """Which tests run: what is refused, which cases are chosen, what a draw decides, and how many examples laws have."""
 
+import os
 import re
 import subprocess
 import sys
@@ -75,7 +76,8 @@ def run_pytest(*words: str | Path) -> subprocess.CompletedProcess[str]:
         "-p",
         "no:cacheprovider",
     ]
-    return subprocess.run([*command, *words], cwd=PROJECT, capture_output=True, text=True, check=False)
+    own = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    return subprocess.run([*command, *words], cwd=PROJECT, env=own, capture_output=True, text=True, check=False)
 
 
 def test_a_refusal_is_one_line_and_no_test_runs() -> None:
