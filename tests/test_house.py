@@ -1,6 +1,7 @@
 """The house rules of DESIGN.md: layers, lazy imports, docstrings, and what engines must not know."""
 
 import ast
+import gc
 import re
 import subprocess
 import sys
@@ -45,6 +46,16 @@ ROOMS = [
 HEAVY = {"torch", "matplotlib", "networkx", "numba", "pandas", "perfetto"}
 # The modules of draw/ that exports, commands and doctests need, which draw nothing themselves.
 LIGHT = {"draw", "draw.canvas", "draw.html", "draw.look", "draw.palette", "draw.plots", "draw.text", "draw.views"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees_are_no_garbage() -> Iterator[None]:
+    """Keep the collector from reading all trees time and again, which takes as long as the tests."""
+    gc.disable()
+    yield
+    for kept in (modules, own_imports, modules_of_tests):
+        kept.cache_clear()
+    gc.enable()
 
 
 def name_of(path: Path) -> str:
