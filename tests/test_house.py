@@ -53,7 +53,7 @@ def _trees_are_no_garbage() -> Iterator[None]:
     """Keep the collector from reading all trees time and again, which takes as long as the tests."""
     gc.disable()
     yield
-    for kept in (modules, own_imports, modules_of_tests):
+    for kept in (modules, own_imports):
         kept.cache_clear()
     gc.enable()
 
