@@ -22,7 +22,7 @@ from cdpsim.schedules.state import Home
 from cdpsim.version import __version__
 
 # What --ci adds: shares of further cases, of slow functions, and of laws, which are then tried with all examples.
-SHARES = {"cases": 0.2, "slow": 1 / 8, "laws": 1 / 10}
+SHARES = {"cases": 0.1, "slow": 1 / 20, "laws": 1 / 20}
 FEWER = 5  # times fewer examples of other laws
 HARNESS = "tests/validation/"  # of which --ci adds no further cases
 Examples = Callable[[int], int]  # how many of so many are tried
