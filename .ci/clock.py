@@ -55,8 +55,8 @@ def report(file: Path, budget: float, budgeted: str) -> int:
     print(f"{'part':34} {'processor s':>12} {'loop s':>8} {'ratio':>8}")
     for name, seconds, loop in parts:
         print(f"{name:34} {seconds:12.0f} {loop:8.2f} {seconds / loop:8.0f}")
-    seconds, ratio = (sum(row[1] / divisor(row) for row in parts) for divisor in (lambda _: 1, lambda row: row[2]))
-    print(f"{'all':34} {seconds:12.0f} {'':8} {ratio:8.0f}")
+    every, loops = sum(seconds for _, seconds, _ in parts), sum(seconds / loop for _, seconds, loop in parts)
+    print(f"{'all':34} {every:12.0f} {'':8} {loops:8.0f}")
     spent = next(seconds / loop for name, seconds, loop in parts if name == budgeted)
     if spent > LEEWAY * budget:
         print(f"{budgeted} took {spent:.0f} loops, more than {LEEWAY} x {budget:.0f} of .ci/budget", file=sys.stderr)

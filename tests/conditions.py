@@ -1,4 +1,4 @@
-"""What a test runs under: with numba or without, module globals as they were, a limit to its processor time.
+"""The conditions of each test: with numba or without, module globals as they were, a limit to its processor time.
 
 A plugin of pytest. The draw hides numba from every second worker; a test that needs it takes the fixture `compiled`.
 """
@@ -20,7 +20,7 @@ from tests.selection import chance
 
 WITHOUT_NUMBA = "CDPSIM_TEST_WITHOUT_NUMBA"  # hides it from all
 LOOPS = "cdpsim.numeric.compiled"
-# What the process has swept without numba: counts until numba is worth its loading.
+# Rows that the process has swept without numba: this counter may grow, until numba is loaded.
 COUNT_UP = {"_swept_rows"}
 PLAIN = int, float, str, tuple
 OF_A_FUNCTION = 10 / 3  # times what one case may take, all cases together
@@ -128,7 +128,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Count a test's processor time."""
     before = processor_time()
     result = yield
-    # What compiles loops for the first time takes seconds.
+    # The first test of the compiled loops compiles them, which takes seconds.
     if not any(map(item.get_closest_marker, ("slow", "long"))) and "compiled" not in getattr(item, "fixturenames", ()):
         _seconds[item.nodeid] += processor_time() - before
     return result

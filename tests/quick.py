@@ -1,4 +1,4 @@
-"""What a change needs, in under 20 seconds: `python -m tests.quick`, or `make quick`.
+"""Checks of a change in under 20 seconds: `python -m tests.quick`, or `make quick`.
 
 Checks the Python files that have changed since the last commit, the house rules, and the small suite of the rooms that
 changed: tests near to the change before others, a case of each before second ones. The last may find no time left.
@@ -17,7 +17,7 @@ import pytest
 
 PROJECT = Path(__file__).parent.parent
 HOUSE = "tests/test_house.py"
-# What is tested by a file of another name; a page of docs/ is a test itself.
+# Files that are tested by a file of another name; a page of docs/ is a test itself.
 ELSEWHERE = {
     "README.md": "tests/test_readme.py",
     "DESIGN.md": "tests/test_design.py",
@@ -33,7 +33,7 @@ FAR = 2  # from tests to a module that they do not import
 SECONDS = 14  # in which tests may begin
 
 
-# What has changed.
+# The files that have changed.
 
 
 def git(*words: str) -> list[str]:
@@ -52,7 +52,7 @@ def changed_files() -> tuple[str, list[str]]:
     return (f"{before[0][:12]}", git("diff", "--name-only", before[0])) if before else ("the last commit", [])
 
 
-# What that needs.
+# Their tests.
 
 
 def tests_of(changed: Iterable[str], project: Path = PROJECT) -> list[str]:

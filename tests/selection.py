@@ -21,7 +21,7 @@ from cdpsim.schedules.order import CYCLIC
 from cdpsim.schedules.state import Home
 from cdpsim.version import __version__
 
-# What --ci adds: shares of further cases, of slow functions, and of laws, which are then tried with all examples.
+# Shares that --ci adds: of further cases, of slow functions, and of laws, which are then tried with all examples.
 SHARES = {"cases": 0.1, "slow": 1 / 20, "laws": 1 / 20}
 FEWER = 5  # times fewer examples of other laws
 HARNESS = "tests/validation/"  # of which --ci adds no further cases

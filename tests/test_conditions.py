@@ -1,4 +1,4 @@
-"""What a test runs under: a limit to its time, globals that stay, and numba, hidden from every second worker."""
+"""The conditions of each test: a limit to its time, globals that stay, numba hidden from every second worker."""
 
 import sys
 from types import SimpleNamespace

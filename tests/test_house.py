@@ -133,7 +133,7 @@ def of_the_package(dotted: Iterable[str]) -> set[str]:
 
 @cache
 def own_imports() -> dict[str, set[str]]:
-    """What each module imports of the package, but for what is called late."""
+    """Return the modules of the package that each module imports, without those in SHOWN."""
     return {name: of_the_package(imports(tree)) - {name} - SHOWN.get(name, set()) for name, tree in modules().items()}
 
 

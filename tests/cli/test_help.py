@@ -83,7 +83,7 @@ def marked(example: str) -> Any:
 @pytest.mark.usefixtures("shown")
 @pytest.mark.parametrize("example", [marked(example) for example in EXAMPLES])
 def test_an_example_in_help_does_what_is_expected(example: str, command: Command) -> None:
-    """What it prints, notes and writes says so; no file is empty."""
+    """Its output, notes and files have the expected words; no file is empty."""
     if example in AFTER:
         assert command(*shlex.split(AFTER[example])).code == 0
     forced = ["--force"] if example.endswith("-o mine.csv") else []  # which is there already

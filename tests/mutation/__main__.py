@@ -51,7 +51,7 @@ class Suite(NamedTuple):
 
 
 class Fate(NamedTuple):
-    """What became of a mutant: the test that killed it, if one did, and the turn of its suite."""
+    """The outcome of a mutant: the test that killed it, if one did, and the turn of its suite."""
 
     mutant: Mutant
     killer: str | None

@@ -72,6 +72,7 @@ def test_so_has_every_byte_of_a_rank(schedule: str, ranks: Ranks) -> None:
     assert max(process.largest_difference for process in found.processes) <= SCALARS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "how"),
     [

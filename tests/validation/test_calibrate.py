@@ -212,6 +212,7 @@ def test_times_that_do_not_grow_can_be_drawn(done: Done) -> None:
     assert rendered(draw_calibration(msgspec.structs.replace(done.found, one_way=flat)), "flat.png")
 
 
+@pytest.mark.slow
 def test_the_same_calibration_gives_the_same_picture(done: Done) -> None:
     drawn = [rendered(draw_calibration(done.found), f"{name}.png") for name in "ab"]
     assert drawn[0] == drawn[1]

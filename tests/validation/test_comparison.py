@@ -94,6 +94,7 @@ def test_memory_is_told_by_device_category_and_slot() -> None:
     assert report.method == "storages"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "parameters"),
     [
@@ -128,6 +129,7 @@ def test_collectives_of_ranks_have_a_tolerance(case: Case, parameters: float) ->
     assert compare_parameters(prepared, play_in_process(prepared)).tolerance == parameters
 
 
+@pytest.mark.slow
 def test_no_other_rule_ends_within_the_tolerance() -> None:
     """Of wide stages in float32, stale gradients end 3e-5 beside fresh ones: far less than 1e-4, which was allowed."""
     case = Case(

@@ -556,6 +556,7 @@ def test_the_picture_has_a_row_for_each_rate(tmp_path: Path, monkeypatch: pytest
     assert [len(axes.get_lines()) for axes in figure.axes[:3]] == [3, 3, 2]
 
 
+@pytest.mark.slow
 def test_an_expectation_that_does_not_hold_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

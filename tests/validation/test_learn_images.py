@@ -604,6 +604,7 @@ def layer_flops(layers: list[nn.Module], x: Tensor) -> list[int]:
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("network", "n"), [("conv", 3), ("resnet18", 4), ("conv", 1)])
 def test_stages_may_be_of_like_work(network: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other cuts have a largest stage with less, of all there are; they are found once, and change no parameter."""

@@ -106,6 +106,7 @@ BUILT_ONCE = "single-cdp", "multi-cdp", "zero-cdp", "mp-cdp"  # whose cases with
 SMALL = "resnet-mini", "vit-mini", "gpt2-mini", "llama-mini"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "n", "model"), every_second(BUILT_ONCE, (2, 4), SMALL))
 def test_models_of_transformers_hold_what_their_programs_say(schedule: str, n: int, model: str) -> None:
     """To the byte too, where a report asks for two per cent: also stages of unlike layers."""
@@ -210,6 +211,7 @@ def ranks() -> Iterator[Ranks]:
         yield ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["multi-cdp", "mp-cdp", "pp-cdp", "zero-dp"])
 def test_processes_hold_what_devices_in_one_do(schedule: str, ranks: Ranks) -> None:
     """Slot by slot, in every category, though no process waits for the end of a slot."""
@@ -228,6 +230,7 @@ def parting(found: Memory) -> dict[int, tuple[int, str]]:
     return {each.device: (each.parts_at.slot, each.parts_at.task) for each in found.devices if each.parts_at}
 
 
+@pytest.mark.slow
 def test_nothing_parts_where_nothing_is_wrong() -> None:
     found = compared(Case("pp-cdp", 3, model="transformer"))
     assert (parting(found), found.max_relative_error) == ({}, 0)

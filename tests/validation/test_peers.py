@@ -144,6 +144,7 @@ def test_a_pipelines_messages_in_its_order(ranks: Ranks) -> None:
     ]
 
 
+@pytest.mark.slow
 @on_two_ranks
 @pytest.mark.parametrize("name", ["zbv", "ddp", "checkpoint-reentrant"])
 def test_a_runtime_is_compared(ranks: Ranks, name: str) -> None:

@@ -301,6 +301,7 @@ def test_language_models_are_tied_as_their_configurations_say(tmp_path: Path) ->
         assert [tie.stages for tie in profile(str(tmp_path / "config.json"), batch=1).model.tied] == ties
 
 
+@pytest.mark.slow
 def test_mixed_precision_leaves_the_state_to_the_models_recipe() -> None:
     asked: dict[str, Any] = {"batch": 1, "optimizer": "adam", "mixed_precision": True}
     found = profile("transformer", 2, dtype="bfloat16", **asked).model

@@ -16,6 +16,7 @@ from validation.replay.case import Case, expected_parameters, largest_difference
 from validation.replay.contents import ReplayError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3])
 def test_ranks_end_where_the_equation_does(n: int) -> None:
     """All nine schedules on ranks that stay alive: parameters, and calls device by device."""

@@ -95,6 +95,7 @@ def layers_of(name: str, dtype: str) -> Model:
     return profile(name, batch=2, dtype=dtype).model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["full", "sqrt", "layer"])
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_recomputed_stages_hold_what_torch_holds(name: str, dtype: str, how: str) -> None:

@@ -229,6 +229,7 @@ ODD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", ODD.values(), ids=ODD)
 def test_no_report_is_too_odd_to_be_drawn(made: Made) -> None:
     drawn = report.reports_figure([report.StoredReport("report.json", made.report())])

@@ -136,6 +136,7 @@ def test_what_was_measured_is_what_is_simulated_today(path: Path) -> None:
         assert (abs(np.array(ours) - measured) <= most * measured).all(), report.request
 
 
+@pytest.mark.slow
 @every_result
 def test_messages_that_were_sent_are_those_of_today(path: Path) -> None:
     """Counted where the harness called torch, with their bytes."""

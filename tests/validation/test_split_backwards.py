@@ -49,6 +49,7 @@ def test_weights_of_a_perceptron_need_inputs_of_products_and_gradients_of_their_
     assert first.weight_activation is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_of_a_transformers_layer_need_what_the_zero_bubble_paper_counts(dtype: torch.dtype) -> None:
     """In two bytes a number, W of a layer needs 32 sbh bytes there (Qi et al. 2024, table 1): 16 times its input.

@@ -98,6 +98,7 @@ def test_stages_between_are_equal(model: str) -> None:
     assert stages[0].activation == stages[1].activation < stages[-1].activation
 
 
+@pytest.mark.slow
 def test_stages_that_only_look_alike_are_told_apart() -> None:
     """With as many parameters, of the same shapes: attention with more heads keeps more of its sums."""
     architecture = transformer(4, batch=2, dtype=torch.float32)
