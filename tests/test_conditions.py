@@ -1,6 +1,7 @@
 """The conditions of each test: a limit to its time, globals that stay, numba hidden from every second worker."""
 
 import sys
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from cdpsim.numeric import paths
 from tests import conditions
+from tests.helpers.every_row import every_row
 
 
 def test_a_test_that_takes_too_long_is_named_and_a_function_by_the_sum_of_its_cases(
@@ -51,3 +53,22 @@ def test_numba_is_hidden_from_every_second_worker(draw: str, monkeypatch: pytest
 def test_compiled_loops_are_there_for_who_asks(compiled: Any) -> None:
     """Also in a worker from which numba is hidden."""
     assert compiled is paths.compiled_loops() is sys.modules["cdpsim.numeric.compiled"]
+
+
+def test_a_table_lists_its_rows_that_fail() -> None:
+    """Each row is tried, also behind one that fails; fixtures are those of the test."""
+    tried: list[tuple[int, str]] = []
+
+    @every_row("number", [1, 2, 3, 4])
+    def is_odd(number: int, fixture: str) -> None:
+        tried.append((number, fixture))
+        assert number % 2, f"{number} is even"
+
+    with pytest.raises(AssertionError) as failure:
+        is_odd(fixture="given")
+    assert [line for line in str(failure.value).splitlines() if line[:1].isdigit()] == [
+        "2: AssertionError: 2 is even",
+        "4: AssertionError: 4 is even",
+    ]
+    assert tried == [(number, "given") for number in (1, 2, 3, 4)]
+    assert list(signature(is_odd).parameters) == ["fixture"]

@@ -27,7 +27,7 @@ def every_row(names: str | tuple[str, ...], table: Iterable[Any]) -> Callable[[T
                 try:
                     test(**dict(zip(names, values, strict=True)), **fixtures)
                 except (Exception, pytest.fail.Exception) as error:
-                    failed.append(f"{values!r}: {type(error).__name__}: {error}")
+                    failed.append(f"{row!r}: {type(error).__name__}: {error}")
             assert not failed, "\n\n".join(failed)
 
         left = [each for name, each in inspect.signature(test).parameters.items() if name not in names]
