@@ -44,16 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
     tools["must be there"] = config.option.ci and "CI" in os.environ
     if hides_numba(config):
         sys.modules["numba"] = None  # type: ignore[assignment]
-    if hasattr(config, "workerinput"):
-        warm_up()
 
 
-def warm_up() -> None:
-    """Load and compile what many tests use, so that none is charged for it, and all of a worker run the same loops."""
-    import matplotlib.pyplot  # noqa: F401
+@pytest.hookimpl(trylast=True)  # when lines are counted
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let a worker load and compile what many tests use: none is charged for it, and all run the same loops."""
+    if hasattr(session.config, "workerinput"):
+        import matplotlib.pyplot  # noqa: F401
 
-    with expect_many_runs():
-        simulate("1f1b", 4, m=8, model="gpt2", cluster="a100-nodes").summary()
+        with expect_many_runs():
+            simulate("1f1b", 4, m=8, model="gpt2", cluster="a100-nodes").summary()
 
 
 def hides_numba(config: pytest.Config) -> bool:

@@ -275,6 +275,10 @@ LAST = "$.stages[1]"
         ),
         (_stage(activation=2, data=3), f"{LAST}: data: must be at most activation, of which it is a part"),
         (_stage(activation=2, unused_input=3), f"{LAST}: unused_input: must be at most activation"),
+        (_stage(parameters=1, first_gradients=2), f"{LAST}: first_gradients: must be at most gradient"),
+        (_stage(activation=2, kept_output=0, freed_output=1), f"{LAST}: freed_output: must be at most kept_output"),
+        (_stage(parameters=1, host_parameters=2), f"{LAST}: host_parameters: must be at most parameters"),
+        (_stage(parameters=7, tensors=[[2]]), f"{LAST}: tensors: have 2 numbers in all, which do not weigh 7 bytes"),
         (_stage(weight_backward=0), f"{LAST}.weight_backward: 0: not between"),
         (
             _stage(weight_backward=2.1),

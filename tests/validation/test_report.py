@@ -209,7 +209,7 @@ def test_a_picture_shows_every_device_of_every_report() -> None:
 @pytest.mark.slow
 def test_a_picture_of_all_schedules_has_a_colour_and_a_curve_for_each() -> None:
     """And of others that are new, as many as fit; the run without options. The key is within the figure."""
-    names = [*SCHEDULES, *(f"z-of-tomorrow-{k}" for k in range(8))]
+    names = [*SCHEDULES, *(f"z-new-{k}" for k in range(8))]
     made = [Made(name, 2).report() for name in names]
     made += [replace(each, request=each.request | {"n": 3, "prefetch": 1}) for each in made[:2]]
     drawn = report.reports_figure([report.StoredReport("report.json", each) for each in made])
