@@ -569,6 +569,25 @@ def test_a_signal_exits_with_128_and_its_number(number: signal.Signals, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("number", ENDINGS)
+def test_a_signal_is_told_in_one_line(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    """In this process, with the handlers that a shell gives its command."""
+
+    def serve(_: object) -> int:
+        signal.raise_signal(number)
+        return 0
+
+    before = _handlers()
+    for each in ENDINGS:
+        signal.signal(each, signal.default_int_handler if each == signal.SIGINT else signal.SIG_DFL)
+    try:
+        assert console.exit_code_of(serve, []) == 128 + number
+    finally:
+        for each, handler in zip(ENDINGS, before, strict=True):
+            signal.signal(each, handler)  # type: ignore[arg-type]
+    assert capsys.readouterr().err == f"cdpsim: {ENDINGS[number]}\n"
+
+
 def _handlers() -> list[object]:
     return [signal.getsignal(number) for number in ENDINGS]
 

@@ -374,6 +374,7 @@ print(os.environ["MPLBACKEND"])
     assert (here / "a.svg").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_cache_of_numba_is_no_obstacle(tmp_path: Path, compiled: Any) -> None:
     """Loops are compiled again, give the same, and are kept again.
 

@@ -169,7 +169,7 @@ def test_a_damaged_line_is_shown_by_status(file: Path, command: Command) -> None
 
 def test_parquet_has_the_same_rows(file: Path, command: Command) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    command("sweep", file, "-o", "out")
+    saved(Path("out"))
     command("sweep", "table", "out", "-o", "t.jsonl")
     assert command("sweep", "table", "out", "-o", "t.parquet").code == 0
     rows = [json.loads(line) for line in Path("t.jsonl").read_text().splitlines()]

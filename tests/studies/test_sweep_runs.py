@@ -284,6 +284,14 @@ def test_a_path_sets_a_value_of_a_cluster_s_file(tmp_path: Path) -> None:
     assert steps[0] > steps[1]
 
 
+def test_a_path_sets_a_value_of_a_row(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"forward": "1 s", "backward": "2 s"}, {"forward": "1 s", "backward": "2 s"}]
+    times = {"of": "model.stages.1.forward", "values": ["1 s", "5 s"]}
+    fixed = {"schedule": "gpipe", "n": 2, "m": 3, "model": {"stages": rows}}
+    steps = cdpsim.study({"times": times}, fixed, tmp_path, executor=InThisProcess()).table()["step"]
+    assert steps == [3 + 1 + 3 * 2 + 2, 1 + 3 * 5 + 3 * 2 + 2]  # of two stages that wait for each other
+
+
 def test_devices_and_a_batch_are_those_of_compare(tmp_path: Path) -> None:
     axes = {"schedule": ["1f1b", "multi-dp", "dp-zero1"], "devices": [8, 16]}
     fixed: dict[str, Any] = {"batch": 256, "model": "gpt2", "cluster": "a100-nodes"}
