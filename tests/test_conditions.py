@@ -55,6 +55,25 @@ def test_compiled_loops_are_there_for_who_asks(compiled: Any) -> None:
     assert compiled is paths.compiled_loops() is sys.modules["cdpsim.numeric.compiled"]
 
 
+def test_no_lines_are_counted_where_that_is_asked_for() -> None:
+    """Also where a counter waits behind another, as in a worker of pytest-cov."""
+    coverage = pytest.importorskip("coverage")
+    traced, before = sys.gettrace(), coverage.Coverage.current()
+    counters = [coverage.Coverage(data_file=None, config_file=False) for _ in range(2)]
+    for counter in counters:
+        counter.start()
+    try:
+        with conditions.no_lines_counted():
+            assert (coverage.Coverage.current(), sys.gettrace()) == (None, None)
+        assert coverage.Coverage.current() is counters[1]
+        assert sys.gettrace() is not None
+    finally:
+        for counter in reversed(counters):
+            counter.stop()
+    assert coverage.Coverage.current() is before
+    assert (sys.gettrace() is None) == (traced is None)
+
+
 def test_a_table_lists_its_rows_that_fail() -> None:
     """Each row is tried, also behind one that fails; fixtures are those of the test."""
     tried: list[tuple[int, str]] = []
