@@ -142,7 +142,7 @@ def no_lines_counted() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Count a test's processor time; no lines of the package under one of the harness, which would take twice as long."""
+    """Count a test's processor time; under one of the harness count no lines, which would take twice as long."""
     counts_lines = item.config.pluginmanager.hasplugin("_cov")
     before = processor_time()
     with no_lines_counted() if counts_lines and item.nodeid.startswith(HARNESS) else nullcontext():
