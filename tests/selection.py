@@ -117,7 +117,8 @@ def named(config: pytest.Config, function: str) -> bool:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Leave out cases: quick ones come before slow ones, the first of each kind before others; then chance decides."""
     option, name, calls = metafunc.config.option, metafunc.definition.nodeid, metafunc._calls
-    if option.cases == "all" or len(calls) <= int(option.cases) or named(metafunc.config, metafunc.function.__name__):
+    every = metafunc.definition.get_closest_marker("every_case") or named(metafunc.config, metafunc.function.__name__)
+    if option.cases == "all" or len(calls) <= int(option.cases) or every:
         return
     turns: Counter[tuple[bool, str | None]] = Counter()
     order = []

@@ -91,13 +91,15 @@ def test_a_refusal_is_one_line_and_no_test_runs() -> None:
 Cases = Sequence[tuple[str, bool]]  # a schedule, and whether the case is slow
 
 
-def chosen(tried: Cases, *args: str, name: str = "tests/test_one.py::test_one", **options: Any) -> list[int]:
+def chosen(
+    tried: Cases, *args: str, name: str = "tests/test_one.py::test_one", mark: str = "", **options: Any
+) -> list[int]:
     """Return which cases of a function are chosen."""
     calls = [
         SimpleNamespace(id=f"case-{at}", params={"at": at, "of": {"name": schedule}}, marks=[pytest.mark.slow] * slow)
         for at, (schedule, slow) in enumerate(tried)
     ]
-    definition = SimpleNamespace(nodeid=name, get_closest_marker=lambda marker: None)
+    definition = SimpleNamespace(nodeid=name, get_closest_marker=lambda marker: marker == mark)
     function = SimpleNamespace(__name__=name.rpartition("::")[2])
     metafunc: Any = SimpleNamespace(
         config=config(*args, **options), definition=definition, function=function, _calls=calls
@@ -141,6 +143,11 @@ def test_the_draw_and_the_name_decide_which() -> None:
 def test_a_function_that_is_named_runs_all_of_its_cases() -> None:
     assert chosen(MANY, "tests/test_one.py::test_one") == list(range(40))
     assert len(chosen(MANY, "tests/test_one.py", "tests/test_one.py::test_two")) == 4
+
+
+def test_a_function_may_be_marked_to_run_all_of_its_cases() -> None:
+    assert chosen(MANY, mark="every_case") == list(range(40))
+    assert len(chosen(MANY, mark="timeout")) == 4
 
 
 def test_a_drawn_share_is_added_for_ci() -> None:

@@ -293,6 +293,7 @@ def test_the_page_has_both_tables() -> None:
         assert line in page
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("runtime", ["paper", "held"])
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize("name", ["wp", "acco"])

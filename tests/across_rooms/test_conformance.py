@@ -52,6 +52,7 @@ def test_it_does_every_task_once(schedule: Schedule, n: int) -> None:
         assert sorted(keys) == every
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("schedule", spaced, ids=lambda s: s.name)
 def test_positions_are_its_times_under_unit_costs(schedule: Schedule, n: int) -> None:
@@ -62,6 +63,7 @@ def test_positions_are_its_times_under_unit_costs(schedule: Schedule, n: int) ->
     assert np.array_equal(run.start[: len(position)], position)
 
 
+@pytest.mark.every_case
 @every_schedule
 def test_messages_under_latency_keep_every_device_in_order(schedule: Schedule) -> None:
     """Real links change times, not the order in which a device works."""
@@ -117,6 +119,7 @@ def test_as_many_replicas_as_wanted_work_side_by_side(name: str, n: int, m: int)
     assert violations(trace) == {}
 
 
+@pytest.mark.every_case
 @every_schedule
 def test_collectives_are_for_flushes_and_only_for_those(schedule: Schedule) -> None:
     """Data that all replicas need at once goes by a collective; data that they need in turn goes point to point.
@@ -132,6 +135,7 @@ def test_collectives_are_for_flushes_and_only_for_those(schedule: Schedule) -> N
     assert (model_messages != Op.P2P).all() if together else (model_messages == Op.P2P).all()
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("schedule", [s for s in spaced if not s.order.together], ids=lambda s: s.name)
 @pytest.mark.parametrize("n", SIZES)
 def test_v2_is_the_largest_causal_rule(schedule: Schedule, n: int) -> None:
@@ -146,6 +150,7 @@ def test_v2_is_the_largest_causal_rule(schedule: Schedule, n: int) -> None:
         simulate(schedule, n, rule=rule)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("schedule", [s for s in spaced if not s.order.together], ids=lambda s: s.name)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_behind_a_barrier_a_stage_is_new_when_the_last_micro_batch_is_through(schedule: Schedule, n: int) -> None:

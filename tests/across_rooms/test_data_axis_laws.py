@@ -53,6 +53,7 @@ def sent(run: Run) -> int:
     return int(traffic["size"][among].sum())
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("zero", POLICIES[1:])
 @pytest.mark.parametrize("name", ["dp", "gpipe", "1f1b", "interleaved-1f1b", "zb-h1"])
 def test_one_rank_does_the_same_under_every_policy(name: str, zero: int) -> None:
@@ -108,6 +109,7 @@ def _sent_by_dp(zero: int, steps: int, shared: dict[str, Any]) -> int:
     return sent(simulate("dp", **asked, cluster=cluster, zero=zero, **split, **options))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("zero", POLICIES)
 @pytest.mark.parametrize("name", FLUSHING)
 def test_more_bandwidth_never_ends_later(name: str, zero: int) -> None:
@@ -168,6 +170,7 @@ def test_no_update_comes_before_the_last_sum_of_its_device(overlap: str) -> None
         assert run.start[program.compute : program.message_nodes.start].min() == run.end[sums].max()
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("zero", POLICIES[1:])
 @pytest.mark.parametrize("n", [1, 3, 5])
 def test_a_stage_whose_directions_share_a_device_is_summed_by_its_ranks_alone(n: int, zero: int) -> None:

@@ -66,6 +66,7 @@ def total_peak(run: Run) -> int:
     return max(int(row["total"]) for row in run.peak_memory)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("k", "parameters", "zero", "printed"), CELLS)
 def test_states_are_those_of_zero_s_table(k: int, parameters: int, zero: int, printed: str) -> None:
     """When updates begin: all gradients are reduced, and no bucket, no gathered layer is on its way."""
@@ -93,6 +94,7 @@ def test_printed_digits_are_cut_off_but_for_three() -> None:
     assert rounded == ["41.3", "21.6", "1.88"]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("k", [1, 4, 16, 64])
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_peaks_are_the_states_and_what_is_on_its_way(zero: int, k: int) -> None:
@@ -183,6 +185,7 @@ def test_a_layer_whose_tensor_a_later_one_uses_stays_gathered(reshard: str | int
     assert violations(run) == {}
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("r", [1, 3])
 @pytest.mark.parametrize(("k", "few"), [(4, 2), (6, 2), (6, 3), (8, 4)])
 def test_backwards_gather_among_few_ranks_what_these_keep(k: int, few: int, r: int) -> None:

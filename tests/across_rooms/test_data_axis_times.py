@@ -41,6 +41,7 @@ def ends_of(run: Run, kind: str) -> float:
 OVERLAPS = ["full", "stream"]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("overlap", OVERLAPS)
 @pytest.mark.parametrize("message", [0.1, 1.0, 5.0])
 @pytest.mark.parametrize("count", range(1, 7))
@@ -123,6 +124,7 @@ def backward_end(backwards: Sequence[float], gathers: Sequence[float], reduction
     return reduced
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("overlap", OVERLAPS)
 @pytest.mark.parametrize(("gather", "forward"), [(0.3, 1.0), (1.0, 1.0), (3.0, 1.0)])
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -135,6 +137,7 @@ def test_forwards_of_equal_layers_hide_their_gathers(count: int, gather: float, 
     assert ends_of(run, "F") == pytest.approx(g + (count - 1) * max(forward, g) + forward)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("overlap", OVERLAPS)
 @pytest.mark.parametrize("backward", [1.0, 2.0, 4.0])
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -151,6 +154,7 @@ def test_backwards_of_equal_layers_hide_gathers_and_reductions(count: int, backw
     assert after == pytest.approx(backward_end([backward] * count, resident, [h] * count))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("overlap", OVERLAPS)
 @pytest.mark.parametrize(("forwards", "backwards", "sizes"), UNEQUAL)
 def test_forwards_of_unequal_layers_are_those_of_two_buffers(
@@ -160,6 +164,7 @@ def test_forwards_of_unequal_layers_are_those_of_two_buffers(
     assert ends_of(run, "F") == pytest.approx(forward_end(forwards, [one_way(size, LATENCY) for size in sizes]))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("overlap", OVERLAPS)
 @pytest.mark.parametrize(("forwards", "backwards", "sizes"), UNEQUAL)
 def test_backwards_of_unequal_layers_prefetch_one_and_reduce_one(
@@ -171,6 +176,7 @@ def test_backwards_of_unequal_layers_prefetch_one_and_reduce_one(
     assert run.makespan - ends_of(run, "F") == pytest.approx(backward_end(backwards, resident, times))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("overlap", OVERLAPS)
 @pytest.mark.parametrize("pieces", [1, 2, 4])
 @pytest.mark.parametrize(("forwards", "backwards", "sizes"), UNEQUAL)

@@ -91,6 +91,7 @@ def test_replicas_take_no_tasks_of_their_own() -> None:
 UNLIKE = Cluster(devices=(Devices(count=4, speed=1e12), Devices(count=4, speed=2e12)), link=Link(bandwidth=20.0))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "apart",
     [

@@ -83,6 +83,7 @@ def test_what_differs_is_not_the_same() -> None:
     assert not same(matrix_rule(np.eye(2, dtype=bool)), matrix_rule(np.ones((2, 2), dtype=bool)))
 
 
+@pytest.mark.every_case
 @in_every_way
 def test_every_schedule_and_rule(way: str) -> None:
     """The named ones equal themselves; those from a matrix or of an own list say the same."""
@@ -99,6 +100,7 @@ def test_every_schedule_and_rule(way: str) -> None:
     assert passed(way, mine) == mine
 
 
+@pytest.mark.every_case
 @in_every_way
 def test_an_order_from_a_file(way: str, tmp_path: Path) -> None:
     path = tmp_path / "order.csv"
@@ -108,6 +110,7 @@ def test_an_order_from_a_file(way: str, tmp_path: Path) -> None:
     assert same(schedule.actions(Shape(3, 5)), alternating.gpipe(3, 5))
 
 
+@pytest.mark.every_case
 @in_every_way
 def test_every_model_and_cluster(way: str) -> None:
     things: list[msgspec.Struct] = [Model.unit(3), Model.unit(3, split=True), Cluster.unit()]
@@ -140,6 +143,7 @@ def test_a_trace_and_all_of_its_run(way: str, request_: dict[str, Any]) -> None:
     assert passed(way, measure(again)) == measure(trace)
 
 
+@pytest.mark.every_case
 @in_every_way
 def test_a_request(way: str) -> None:
     request = Request("pipedream", 3, cluster="a100-nodes", model="gpt2")
@@ -148,6 +152,7 @@ def test_a_request(way: str) -> None:
     assert same(passed(way, program), program)
 
 
+@pytest.mark.every_case
 @in_every_way
 def test_a_loaded_trace(way: str, tmp_path: Path) -> None:
     simulate("mp-dp", 3).save(tmp_path / "run")
@@ -155,12 +160,14 @@ def test_a_loaded_trace(way: str, tmp_path: Path) -> None:
     assert same(passed(way, loaded), loaded)
 
 
+@pytest.mark.every_case
 @in_every_way
 def test_many_runs(way: str) -> None:
     runs = sample_runs(simulate("1f1b", 2, model="gpt2", cluster="a100-nodes", jitter="uniform:0.1"), 3)
     assert passed(way, runs).summary() == runs.summary()
 
 
+@pytest.mark.every_case
 @in_every_way
 def test_every_collective(way: str) -> None:
     """It sends the same afterwards, in as many rounds; six members, of which four are a power of two."""
@@ -173,6 +180,7 @@ def test_every_collective(way: str) -> None:
             assert same(getattr(again, name)(6), getattr(how, name)(6)), (how, name)
 
 
+@pytest.mark.every_case
 @in_every_way
 def test_refusals_keep_their_subject_and_their_line(way: str) -> None:
     for error in (

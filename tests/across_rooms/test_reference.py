@@ -135,6 +135,7 @@ def peak(trace: Trace, category: str, device: int) -> int:
     return max(row.size for row in (Row(*row) for row in memory_rows(trace, category)) if row.device == device)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("name", CYCLIC)
 def test_in_steady_state_each_stage_and_each_worker_runs_exactly_one_task(name: str, n: int) -> None:
@@ -156,6 +157,7 @@ def test_cyclic_timing_holds_the_same_activations_in_every_steady_slot(name: str
     assert set(held[2 * (n - 1) : 2 * n * 3]) == {n * (n + 1) // 2}
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("name", SIMULTANEOUS)
 def test_simultaneous_timing_peaks_in_the_middle_of_each_training_step(name: str, n: int) -> None:
@@ -167,6 +169,7 @@ def test_simultaneous_timing_peaks_in_the_middle_of_each_training_step(name: str
     assert peaks == [2 * n * t + slot for t in range(3) for slot in (n - 1, n)]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_micro_batch_occupies_a_stage_as_long_as_lemma_1_says(name: str, n: int) -> None:
@@ -197,6 +200,7 @@ def steady_peak_on_one_lane(n: int, slot_order: str) -> int:
     return max([entering] + [row.size for row in rows if low <= row.time < high])
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("n", SIZES)
 def test_what_one_lane_holds_depends_on_the_order_inside_a_slot(n: int) -> None:
     assert steady_peak_on_one_lane(n, "forward-first") == n * (n + 1) // 2
@@ -206,24 +210,28 @@ def test_what_one_lane_holds_depends_on_the_order_inside_a_slot(n: int) -> None:
 # Section 2
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("n", SIZES)
 def test_multi_gpu_v1_keeps_two_versions_on_the_updater_and_one_elsewhere(n: int) -> None:
     trace, _ = simulated("multi-cdp", n, rule="cdp-v1")
     assert [peak(trace, "parameters", device) for device in range(n)] == [n] * (n - 1) + [2 * n]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("n", SIZES)
 def test_multi_gpu_v2_keeps_one_version_everywhere(n: int) -> None:
     trace, _ = simulated("multi-cdp", n, rule="cdp-v2")
     assert [peak(trace, "parameters", device) for device in range(n)] == [n] * n
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("n", SIZES)
 def test_a_pipeline_with_v2_keeps_two_versions_on_every_stage_but_the_last(n: int) -> None:
     trace, _ = simulated("pp-cdp", n, rule="cdp-v2")
     assert [peak(trace, "parameters", device) for device in range(n)] == [2] * (n - 1) + [1]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("n", SIZES)
 def test_the_mean_staleness_is_that_of_the_rule(n: int) -> None:
     expected = {"dp": Fraction(0), "cdp-v1": Fraction(1), "cdp-v2": Fraction(n - 1, 2 * n)}
@@ -251,6 +259,7 @@ def messages(trace: Trace) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in rows_of(trace.messages)]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("rule", ["cdp-v1", "cdp-v2"])
 def test_partial_sums_take_as_many_messages_as_section_3_counts(rule: str, n: int) -> None:
@@ -260,6 +269,7 @@ def test_partial_sums_take_as_many_messages_as_section_3_counts(rule: str, n: in
         assert [sent[t] for t in range(3)] == [expected[name]] * 3
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("rule", ["cdp-v1", "cdp-v2"])
 def test_each_worker_of_cyclic_zero_receives_a_state_so_often_in_a_training_step(rule: str, n: int) -> None:

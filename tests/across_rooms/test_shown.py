@@ -79,6 +79,7 @@ def test_figures_are_those_of_the_summary() -> None:
         _ = cdpsim.Trace(RUN.tasks, RUN.messages, RUN.memory).bubble
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", ["gpipe", "zb-h1", "multi-cdp", "mp-cdp", "zero-dp"])
 @pytest.mark.parametrize("real", [False, True])
 def test_a_critical_path_ends_last_and_has_no_gap_but_for_messages(name: str, real: bool) -> None:

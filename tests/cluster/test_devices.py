@@ -12,6 +12,7 @@ from tests.helpers.every_row import every_row
 A100 = Speeds(fp32=19.5e12, bf16=312e12)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("devices", "precision", "speed"),
     [

@@ -61,6 +61,7 @@ def test_every_law_holds_for_every_policy(name: str) -> None:
     assert ran >= 5
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("offload", ["parameters", "nvme"])

@@ -683,6 +683,7 @@ def run_of(request: dict[str, Any]) -> Run:
     return simulate(**request)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", INVARIANTS)
 def test_each_invariant_alone_catches_its_fault(name: str) -> None:
     """So none of them is there for nothing."""

@@ -131,6 +131,7 @@ def test_a_hosts_updates_take_turns_while_the_device_computes() -> None:
         assert row["F", 1, device, 1] == (13.0, 14.0)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("update", [0.5, 2.0, 3.0, 7.0])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_hosts_updates_run_beside_the_backwards_that_follow(update: float, ranks: int) -> None:

@@ -36,6 +36,7 @@ def test_mixed_precision_with_adam_takes_sixteen_bytes_a_parameter(precision: st
     assert sum(int(sizes.size(kind)[0]) for kind in ("parameters", "gradients", "optimizer")) == 24 * BILLION
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("optimizer", "mixed", "expected"),
     [

@@ -49,6 +49,7 @@ def test_all_optimizers_have_a_state() -> None:
     assert tuple(STATES) == OPTIMIZERS
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_states_take_so_many_bytes_for_each_parameter(optimizer: str) -> None:
     """In fp32; in mixed precision with a master copy; in bf16 alone half of it, but for 8 bits."""
@@ -93,6 +94,7 @@ def test_shapes_of_tensors_say_what_is_kept_of_each() -> None:
             )
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("precision", "recipe", "parts"),
     [
@@ -162,6 +164,7 @@ PASSES = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("mixed", [False, True])
 def test_an_update_moves_what_its_passes_read_and_write(optimizer: str, mixed: bool) -> None:

@@ -173,6 +173,7 @@ def test_compiled_rates_have_the_same_bits(compiled: Any, case: Case) -> None:
         assert expected == list(arrays.share(changes).items()) == list(fast.share(changes).items())
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("number", range(0, len(patterns()), 5))
 def test_compiled_shares_have_the_same_bits(number: int, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times of whole patterns of traffic, with numba and without."""

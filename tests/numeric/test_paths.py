@@ -170,6 +170,7 @@ def test_moments_are_starts_and_ends_of_nodes(compiled: Any) -> None:
         assert times_of(np.array([-1, 0, 1, 2, 3], dtype=np.int32), starts, ends).tolist() == [0, 3, 5, 7, 8]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("as_python", [True, False])
 @pytest.mark.parametrize("name", ["multi-cdp", "zero-dp", "single-dp", "single-cdp", "pp-cdp"])
 def test_large_programs_give_the_same_trace_with_and_without_compiled_code(

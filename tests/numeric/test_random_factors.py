@@ -54,6 +54,7 @@ def test_seeds_runs_and_streams_differ() -> None:
     assert (np.abs(between) < 4 / math.sqrt(20_000)).all()
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
 def test_factors_have_mean_one_and_the_variation_asked_for(name: str, share: float) -> None:

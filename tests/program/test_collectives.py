@@ -261,6 +261,7 @@ def check_counts(how: Algorithm, k: int) -> None:
     assert how.sends(k).tolist() == sends.tolist(), f"of {k}"
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", TEXTBOOK)
 def test_rounds_and_times_are_the_textbook_s(name: str) -> None:
     """Counted from the rounds, stated in closed form, and written here from the papers: three times the same.

@@ -171,6 +171,7 @@ def test_a_shorter_step_does_not_change_the_factors_of_others() -> None:
 EACH = ["1f1b", "gpipe", "zb-h1", "mp-cdp", "multi-cdp", "zero-cdp", "pp-cdp", "pipedream-2bw"]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", EACH)
 def test_a_request_may_say_how_many_passes_each_replica_has(name: str, tmp_path: Path) -> None:
     """It records them; engines agree, laws hold, and files bring the run back."""

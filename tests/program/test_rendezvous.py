@@ -323,6 +323,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("fault", [*FAULTS, "none"])
 def test_the_player_notices_each_fault(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Something is left out or turned around in `cdpsim.program.rendezvous`, and nothing is if there is no fault."""

@@ -190,6 +190,7 @@ def test_joint_updates_hold_the_gradients_of_all_stages() -> None:
         assert not violations(run)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", ["zb-h1", "interleaved-zero-bubble", "zbv", "dualpipev"])
 @pytest.mark.parametrize("split", ["freed", "retained"])
 @pytest.mark.parametrize("left", [None, 60])
@@ -350,6 +351,7 @@ def test_collectives_copy_while_they_run() -> None:
             assert level(copies, device, time) - level(plain, device, time) == size
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("expand", [False, True])
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 @pytest.mark.parametrize("runtime", ["torch", "paper:gathers=whole,reductions=until-next,collective_copies=yes"])

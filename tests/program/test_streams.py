@@ -221,6 +221,7 @@ def test_every_rule_and_law_holds(request: dict[str, Any]) -> None:
         assert (run.program.edges.kind == EdgeKind.STREAM).sum() <= 5 * run.program.nodes
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", TABLE_1)
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_in_slots_with_free_messages_nothing_changes(name: str, n: int) -> None:

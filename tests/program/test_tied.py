@@ -80,6 +80,7 @@ def sums(trace: Run, step: int = 0) -> list[tuple[int, str, int]]:
 # Memory of devices
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", COUNTED)
 def test_what_devices_have_is_counted_by_hand(name: str) -> None:
     asked, expected = COUNTED[name]

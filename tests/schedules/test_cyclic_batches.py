@@ -62,6 +62,7 @@ def test_micro_batches_are_two_slots_apart(name: str, n: int, each: int, rule: s
         assert violations(run) == {}
 
 
+@pytest.mark.every_case
 @every_name
 @every_size
 def test_activations_are_flat(name: str, n: int, each: int) -> None:
@@ -76,6 +77,7 @@ def test_activations_are_flat(name: str, n: int, each: int) -> None:
     assert set(list(accumulate(change))[2 * (n - 1) : slots]) == {n * (n + 1) // 2}
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", ["multi-cdp", "zero-cdp", "pp-cdp", "single-cdp"])
 @every_size
 def test_all_devices_are_busy(name: str, n: int, each: int) -> None:
@@ -83,6 +85,7 @@ def test_all_devices_are_busy(name: str, n: int, each: int) -> None:
     assert (row.bubble, row.step, row.devices) == (0, 2 * n * each, 1 if name == "single-cdp" else n)
 
 
+@pytest.mark.every_case
 @every_size
 @pytest.mark.parametrize("rule", ["cdp-v1", "cdp-v2"])
 def test_messages_do_not_grow_with_the_batch(n: int, each: int, rule: str) -> None:
@@ -95,6 +98,7 @@ def test_messages_do_not_grow_with_the_batch(n: int, each: int, rule: str) -> No
     assert len([one for one in carried.messages if one.step == 1]) == each * 2 * n * (n - 1)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", SHARED)
 @every_size
 def test_a_worker_reads_in_a_step_what_its_first_micro_batch_reads(name: str, n: int, each: int) -> None:
@@ -106,6 +110,7 @@ def test_a_worker_reads_in_a_step_what_its_first_micro_batch_reads(name: str, n:
     assert run.summary()["mean_staleness"] == (n - 1) / (2 * n)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("more", [1, 2, 5])
 def test_a_pipeline_takes_any_batch_by_the_largest_causal_rule(n: int, more: int) -> None:

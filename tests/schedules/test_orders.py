@@ -29,6 +29,7 @@ sizes = tuple(st.integers(1, size) for size in most)
 each = settings(max_examples=300)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", SHIPPED)
 def test_an_order_that_ships_has_laws_and_a_timetable(name: str) -> None:
     order, known = SHIPPED[name], {declared.of for declared in ORDERS.values()}

@@ -51,6 +51,7 @@ def test_both_engines_agree_and_every_invariant_holds(name: str) -> None:
         assert np.array_equal(run.start, again.start), shape
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("d", [1, 2, 4, 7])
 @pytest.mark.parametrize("m", [1, 3, 8])
 @pytest.mark.parametrize("times", [(1.0, 1.0), (1.0, 2.0), (3.0, 4.0)])
@@ -195,6 +196,7 @@ def test_all_reduces_overlap_if_they_may() -> None:
     assert early.end.max() <= flushed.end.max()
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("zero", range(4))
 @pytest.mark.parametrize(("name", "replicas"), [("zbv", 2), ("chimera", 1), ("gems", 1), ("dualpipe", 1)])
 def test_each_word_for_when_gradients_are_summed_is_one_run(name: str, replicas: int, zero: int) -> None:

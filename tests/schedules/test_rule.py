@@ -53,6 +53,7 @@ def test_a_rule_of_lag_two_is_recorded_and_asked_again(name: str) -> None:
     assert measure(trace).rule == "custom"
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", sorted(ALL_RULES))
 def test_a_rule_has_its_name_only_where_it_is_the_one_of_that_name(name: str) -> None:
     """Also where a user gives another rule this name, with a barrier or own backwards."""
@@ -126,6 +127,7 @@ BAD_LAGS: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("fault", BAD_LAGS)
 @pytest.mark.parametrize("way", ["forward", "backward"])
 def test_what_is_no_lag_is_refused(fault: str, way: str) -> None:

@@ -24,6 +24,7 @@ TABLES = [
 ]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("name", "devices", "m", "chunks"), TABLES)
 @pytest.mark.parametrize("form", ["compute_only", "compute_comms"])
 def test_what_torch_dumps_is_read(tmp_path: Path, name: str, devices: int, m: int, chunks: int, form: str) -> None:
@@ -44,6 +45,7 @@ def assert_torch_loads(path: Path, actions: Actions, m: int) -> None:
     assert torch_pairs(schedule) == pairs_of(actions)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("name", "devices", "m", "chunks"), TABLES)
 def test_torch_loads_what_was_read_from_it_and_is_written(
     tmp_path: Path, name: str, devices: int, m: int, chunks: int

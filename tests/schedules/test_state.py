@@ -85,6 +85,7 @@ def test_copied_gradients_stay_until_the_update_and_owned_ones_leave_before(grad
     assert run.peaks[:, Category.GRADIENTS].tolist() == [30] * 3
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "asked",
     [

@@ -15,6 +15,7 @@ for part in GOLDEN.split("# ")[1:]:
     TABLES[title] = drawn.strip("\n")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("title", TABLES)
 def test_timetable(title: str) -> None:
     """Three stages, two steps, as in the paper's Fig. 1."""
@@ -22,6 +23,7 @@ def test_timetable(title: str) -> None:
     assert timetable(simulate(name, 3, steps=2, rule=rule or None)) == TABLES[title]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("title", TABLES)
 def test_the_golden_tables_are_the_paper_s(title: str) -> None:
     """Spec section 1, in closed form: F(i,j,t) = start + j and B(i,j,t) = start + 2N-1-j."""

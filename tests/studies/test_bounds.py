@@ -119,6 +119,7 @@ def test_bounds_hold_for_a_grouped_model_on_nodes(name: str, trained: dict[str, 
         assert memory <= measured.memory
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("recompute", ["none", "layer"])
 @pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zbv"])
 def test_memory_is_bound_closely_where_parameters_are_split(name: str, recompute: str) -> None:
@@ -137,6 +138,7 @@ def case_of(case: dict[str, Any], m: int) -> Loads | None:
         return None
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", ["1f1b", "gpipe"])
 @pytest.mark.parametrize(("n", "m"), [(1, 3), (4, 2), (4, 4), (4, 9), (5, 64), (16, 1024)])
 def test_a_pipeline_with_free_messages_is_bound_by_its_closed_form(name: str, n: int, m: int) -> None:
@@ -193,6 +195,7 @@ CYCLIC = {name: each for name, each in SCHEDULES.items() if each.order.accumulat
 COUNTS = [(name, m) for name, each in CYCLIC.items() for m in (2, 4, 24, 600) if m == 2 or "m" in each.options]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("name", "m"), COUNTS)
 def test_bounds_hold_for_workers_with_several_micro_batches(name: str, m: int) -> None:
     """In a line of more micro-batches than stages, tasks read newer parameters by default, and fewer versions live."""

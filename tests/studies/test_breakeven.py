@@ -59,6 +59,7 @@ def runner(name: str, model: Model | str, n: int | None = None, **asked: object)
 # By hand
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("k", [2, 3, 8, 24])
 @pytest.mark.parametrize("latency", [0.0, 1e-4])
 def test_one_stage_on_k_devices_waits_for_a_ring(k: int, latency: float) -> None:

@@ -63,6 +63,7 @@ CASES: dict[str, tuple[Request, int]] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("units", [1, 23])
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_shows_longer_ones(case: str, units: int) -> None:

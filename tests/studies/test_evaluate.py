@@ -190,6 +190,7 @@ def test_moments_that_change_their_order_with_the_units_are_not_folded() -> None
     assert not keeps_moments(before, now, times._replace(end_grows=later))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", [name for name in TAKE_ANY_M if name not in NOT_FOLDED])
 def test_schedules_fold_micro_batches(name: str, folds_always: list[folding.Folded | None]) -> None:
     """Else the test above would compare runs with themselves."""
@@ -321,6 +322,7 @@ class TestKnownPrograms:
         known = KnownPrograms()
         assert known.find(self.request()) is known.find(self.request(**changed))
 
+    @pytest.mark.every_case
     @pytest.mark.parametrize(
         "changed",
         [
@@ -368,6 +370,7 @@ def test_a_program_kept_from_another_request_gives_the_same_figures(options: dic
     assert kept == evaluate(**options | {"cluster": other})
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("as_python", [True, False])
 @pytest.mark.parametrize("name", ["1f1b", "zb-h2", "multi-cdp", "zero-cdp", "single-cdp", "dp"])
 def test_compiled_peaks_are_those_of_numpy(

@@ -77,6 +77,7 @@ def expected_maximum(name: str, variation: float, k: int) -> tuple[float, float]
     return 1 - width / 2 + width * k / (k + 1), width * math.sqrt(k / ((k + 1) ** 2 * (k + 2)))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("name", "variation"), [("exponential", 1.0), ("exponential", 0.2), ("uniform", 0.5)])
 @pytest.mark.parametrize("k", [1, 2, 5, 16])
 def test_a_step_of_data_parallelism_lasts_as_long_as_its_slowest_device(name: str, variation: float, k: int) -> None:

@@ -103,6 +103,7 @@ def later(rows: Occupancies, row: int, begin: int, end: int) -> Occupancies:
     return replace(rows, begin=begins, end=ends)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("check", "begin", "end"),
     [
@@ -231,6 +232,7 @@ def assigned(result: dict[str, Any]) -> dict[tuple[int, int, int], set[int]]:
     return {(a["stage"], a["micro_batch"], a["step"]): {a["device"]} for a in result["assignment"]}
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("n", range(1, 9))
 @pytest.mark.parametrize("name", ["mp-cdp", "mp-dp"])
 def test_devices_of_one_stage_have_the_numbers_of_tasks_csv(name: str, n: int) -> None:
@@ -287,6 +289,7 @@ def solver_optimum(begin: Ints, end: Ints) -> int:
     return int(solver.objective_value) + 1
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("n", range(1, 7))
 @pytest.mark.parametrize("name", ["mp-cdp", "mp-dp"])
 def test_a_solver_finds_no_better_assignment(name: str, n: int) -> None:
@@ -354,6 +357,7 @@ def test_simultaneous_timing_needs_n_devices_for_every_stage(n: int) -> None:
     assert [stage["devices"] for stage in result["stages"]] == [n] * n
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_any_schedule_can_be_asked(name: str) -> None:
     """By its timing alone: cyclic ones need the pyramid, simultaneous ones the square."""

@@ -312,6 +312,7 @@ def assert_superposed(model: Model, n: int, axis: str) -> None:
     assert (simulated == superposed + n * model.stages[0].data).all()  # the workers hold their inputs all the time
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", PAPER_MODELS)
 def test_simulating_the_workers_gives_the_same_curve(name: str, n: int) -> None:

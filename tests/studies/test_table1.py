@@ -86,6 +86,7 @@ def test_both_engines_measure_the_same_table() -> None:
     assert table1(5, engine="simpy") == table1(5, engine="fast")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("n", range(2, 13))
 def test_cyclic_model_parallelism_halves_the_volume(n: int) -> None:
     """mp-cdp : mp-dp is exactly one half for gradients and parameters."""

@@ -53,6 +53,7 @@ def test_json_is_the_contract_s_to_the_letter(command: Command) -> None:
     )
 
 
+@pytest.mark.every_case
 def test_json_has_every_cell_as_an_integer_or_a_fraction(table: Table1) -> None:
     printed = json.loads(TABLE1_FORMS["json"](table))
     assert printed["collective"] == table.collective
@@ -83,6 +84,7 @@ def test_what_the_paper_prints_is_shown_as_printed() -> None:
     }
 
 
+@pytest.mark.every_case
 def test_csv_has_three_columns_a_quantity(table: Table1) -> None:
     rows = list(csv.DictReader(io.StringIO(TABLE1_FORMS["csv"](table))))
     assert [(row["schedule"], row["rule"], row["agree"]) for row in rows] == [
@@ -104,6 +106,7 @@ def unmarked(text: str) -> str:
     return re.sub(rf"(?<=[0-9])[{SUPERSCRIPTS}⁰]+", "", text)
 
 
+@pytest.mark.every_case
 def test_the_text_shows_every_cell_in_two_aligned_blocks(table: Table1) -> None:
     first, second = blocks(TABLE1_FORMS["text"](table))
     for block, quantities in (
@@ -121,6 +124,7 @@ def test_the_text_shows_every_cell_in_two_aligned_blocks(table: Table1) -> None:
             assert line.endswith("yes")
 
 
+@pytest.mark.every_case
 def test_footnotes_are_numbered_in_reading_order_one_for_each_reason(table: Table1) -> None:
     text = TABLE1_FORMS["text"](table)
     marks = re.findall(rf"(?<=[0-9])[{SUPERSCRIPTS}]", "".join(line for block in blocks(text) for line in block))
@@ -179,6 +183,7 @@ def test_a_wrong_cell_is_marked(form: str, words: str) -> None:
     assert words not in TABLE1_FORMS[form](compute_table1(3))
 
 
+@pytest.mark.every_case
 def test_markdown_shows_every_cell(table: Table1) -> None:
     text = unmarked(TABLE1_FORMS["markdown"](table))
     rows = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
@@ -204,6 +209,7 @@ def latex_lines(text: str) -> list[list[str]]:
     return lines
 
 
+@pytest.mark.every_case
 def test_latex_is_balanced_and_every_line_has_all_its_columns(table: Table1) -> None:
     text = TABLE1_FORMS["latex"](table)
     assert text.isascii()
@@ -223,6 +229,7 @@ def test_latex_is_balanced_and_every_line_has_all_its_columns(table: Table1) -> 
     assert re.findall(r"\\cmidrule\(lr\)\{(\d+-\d+)\}", text) == ["2-4", "5-7", "8-10", "2-4", "5-6", "7-9", "10-12"]
 
 
+@pytest.mark.every_case
 def test_latex_shows_every_cell(table: Table1) -> None:
     rows = [
         [re.sub(r"\\textsuperscript\{\d\}", "", c) for c in row] for row in latex_lines(TABLE1_FORMS["latex"](table))

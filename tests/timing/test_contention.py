@@ -99,6 +99,7 @@ def test_a_run_with_contention_keeps_every_rule(wanted: dict[str, Any]) -> None:
     assert np.array_equal(ends(trace), ends(simulate(**wanted)))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("contention", HOW)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_slot_model_knows_no_contention(name: str, contention: Contention) -> None:

@@ -88,6 +88,7 @@ def test_nothing_is_later_than_in_one_piece(wanted: dict[str, Any], speeds: list
     assert (parts.end[:count] <= whole.end[:count] * (1 + 1e-9)).all()
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
 def test_each_all_reduce_lasts_as_long_as_its_algorithm(n: int, collective: str) -> None:

@@ -183,6 +183,7 @@ def test_a_worker_may_have_made_all_tasks_when_a_communication_ends(lasts: int) 
         assert not violations(simulate("dpu", model=model, replicas=3, jitter="lognormal:1", steps=12, seed=seed))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("how", [{"jitter": "lognormal:1e-9"}, {"stop": ["0:0 s:1e-6 s"]}], ids=str)
 @pytest.mark.parametrize(
     ("name", "options"),
@@ -227,6 +228,7 @@ SEVERAL_MESSAGES = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("how", SEVERAL_MESSAGES.values(), ids=SEVERAL_MESSAGES)
 @pytest.mark.parametrize("name", NAMES)
 def test_communications_in_several_messages_are_through_as_in_one(name: str, how: dict[str, Any]) -> None:
@@ -386,6 +388,7 @@ NO_COUNTS = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("line", "fragment"), NO_COUNTS.items())
 def test_counts_of_a_file_may_be_none(recorded: Path, command: Command, line: str, fragment: str) -> None:
     """In one line: those that times do not ask for, and files that are no rounds."""

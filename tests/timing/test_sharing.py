@@ -27,6 +27,7 @@ def hold(number: int, theirs: list[float]) -> None:
     assert np.allclose(arrivals(traffic, cluster) - sent, np.array(theirs) - sent, rtol=1e-4, atol=0)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("number", range(len(PATTERNS)), ids=[name for name, _, _ in PATTERNS])
 def test_messages_take_what_they_take_in_simgrid(number: int) -> None:
     """As committed, with the version that said so."""

@@ -98,6 +98,7 @@ def test_a_message_is_held_at_both_ends() -> None:
     assert trace.memory["size"][rows].tolist() == [7, 0, 7]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_output_of_the_last_stage_goes_nowhere(name: str) -> None:
     """So no device holds it, however many bytes it would have."""

@@ -113,6 +113,7 @@ def test_messages_of_a_step_are_those_of_a_step_at_rest() -> None:
         assert measure(simulate("multi-cdp", 4, steps=steps)).messages == 4 * 3 * 2
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_so_many_steps_are_simulated_as_it_takes_to_be_full(name: str) -> None:
     """Two more than pass until all lags are there, at least three; of PipeDream n-1 pass."""
@@ -138,6 +139,7 @@ def test_all_versions_that_a_lag_needs_are_counted(lag: int) -> None:
     assert one.memory == max(row["total"] for row in peaks)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("lags", [[[1, 1], [1, 3]], [[5, 5], [1, 2]], [[5, 5], [3, 3]], [[2, 2], [1, 0]]])
 @pytest.mark.parametrize("name", ["zero-cdp", "multi-cdp", "mp-cdp"])
 def test_what_a_step_sends_is_what_a_longer_run_sends_more(name: str, lags: list[list[int]]) -> None:
@@ -275,6 +277,7 @@ def test_the_last_complete_step_is_the_last_that_ends_as_in_a_longer_run(steps: 
     assert steady.last_complete_step(run.program, run.start) == steps - 2
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_nodes_have_one_name_if_they_are_the_same_of_two_steps(name: str) -> None:
     """Tasks by kind, stage and micro-batch, messages by content, operation and the age of what they carry as well."""
@@ -356,6 +359,7 @@ def test_a_fraction_of_slots_is_a_text() -> None:
     assert [json_number(simplified(Fraction(*parts))) for parts in ((7, 2), (8, 2))] == ["7/2", 4]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_the_bubble_is_what_work_leaves_of_a_period(name: str) -> None:
     """The closed form: all work of a step over lanes times period; on uneven stages, links and streams."""

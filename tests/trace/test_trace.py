@@ -69,6 +69,7 @@ def assert_same(one: Trace, other: Trace) -> None:
 # The same again
 
 
+@pytest.mark.every_case
 @each_schedule
 @each_cost
 def test_saving_and_loading_is_the_identity(name: str, real: bool, toy: Path) -> None:
@@ -90,6 +91,7 @@ def test_whatever_the_request_saving_and_loading_is_the_identity(request: dict[s
         assert saved(load(str(Path(folder) / "a")), Path(folder) / "b") == files
 
 
+@pytest.mark.every_case
 @each_schedule
 @each_cost
 def test_both_engines_write_the_same_bytes(name: str, real: bool, toy: Path) -> None:
@@ -121,6 +123,7 @@ def test_the_hash_seed_changes_no_byte(toy: Path) -> None:
     assert contents[0] == contents[1] == contents[2]
 
 
+@pytest.mark.every_case
 @each_schedule
 @each_cost
 def test_rows_are_written_and_read_in_parts_of_any_size(
@@ -138,6 +141,7 @@ def test_rows_are_written_and_read_in_parts_of_any_size(
 # Content of the files
 
 
+@pytest.mark.every_case
 @each_schedule
 @each_cost
 def test_headers_and_orders_are_the_contract_s(name: str, real: bool, toy: Path) -> None:
@@ -170,6 +174,7 @@ def test_headers_and_orders_are_the_contract_s(name: str, real: bool, toy: Path)
             assert all(one < following for one, following in pairwise(keys)), "a key stands there twice"
 
 
+@pytest.mark.every_case
 @each_schedule
 def test_under_unit_costs_every_number_is_an_integer(name: str, toy: Path) -> None:
     files = saved(trace_of(name, toy, real=False), toy / "out")
@@ -177,6 +182,7 @@ def test_under_unit_costs_every_number_is_an_integer(name: str, toy: Path) -> No
         assert b"." not in files[f"{table}.csv"]
 
 
+@pytest.mark.every_case
 @each_schedule
 def test_with_real_costs_times_are_seconds_and_sizes_whole_bytes(name: str, toy: Path) -> None:
     files = saved(trace_of(name, toy, real=True), toy / "out")
@@ -185,6 +191,7 @@ def test_with_real_costs_times_are_seconds_and_sizes_whole_bytes(name: str, toy:
         assert all(row["size"].isdigit() for row in rows(files[f"{table}.csv"]))
 
 
+@pytest.mark.every_case
 @each_schedule
 @each_cost
 def test_an_update_belongs_to_no_micro_batch_and_makes_a_version(name: str, real: bool, toy: Path) -> None:
@@ -216,6 +223,7 @@ def test_cells_are_empty_where_there_is_no_single_one(toy: Path) -> None:
     assert {row["src"] for row in messages} == {"0", "1", "2"}
 
 
+@pytest.mark.every_case
 @each_schedule
 def test_destinations_are_integers_where_all_go_point_to_point(name: str, toy: Path) -> None:
     trace = trace_of(name, toy, real=False)
@@ -261,6 +269,7 @@ def test_what_starts_together_is_sorted_down_to_the_last_column() -> None:
     assert keys == sorted(keys)
 
 
+@pytest.mark.every_case
 @each_schedule
 @each_cost
 def test_memory_has_one_row_for_each_change_and_ends_empty(name: str, real: bool, toy: Path) -> None:

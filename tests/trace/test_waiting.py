@@ -335,6 +335,7 @@ def test_parts_grow_as_costs_do(request: dict[str, Any], factor: float) -> None:
     assert np.array_equal(grown["end"], parts["end"] * factor)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("as_python", [False, True])
 @pytest.mark.parametrize(
     "options",
