@@ -1,6 +1,7 @@
 """The conditions of each test: with numba or without, module globals as they were, a limit to its processor time.
 
 A plugin of pytest. The draw hides numba from every second worker; a test that needs it takes the fixture `compiled`.
+Where lines are counted, they are those that tests of the package run, and not those of the harness.
 """
 
 import os

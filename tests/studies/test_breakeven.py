@@ -172,7 +172,7 @@ def test_who_sends_nothing_is_hidden_at_any_bandwidth(name: str) -> None:
 
 
 @given(st.data(), st.sampled_from(["multi-dp", "multi-cdp", "mp-dp", "mp-cdp", "pp-cdp", "zero-dp", "zero-cdp"]))
-@settings(max_examples=25, deadline=None)  # each simulates a hundred runs
+@settings(max_examples=25, deadline=None)  # of a tenth of a second and more
 def test_on_either_side_is_what_it_says(data: st.DataObject, name: str) -> None:
     """A cluster with a little more bandwidth hides its messages, one with a little less does not."""
     n, share = data.draw(st.integers(2, 4)), data.draw(st.sampled_from([0.001, 0.01, 0.2]))
