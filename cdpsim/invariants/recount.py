@@ -122,7 +122,8 @@ def _find_pieces(
 ) -> tuple[Ints, Ints, Ints]:
     """Return the collective of each message from the first on, by its place; and each message's round and channel.
 
-    Rounds are those of the first algorithm that the collective may go by and that sends these messages.
+    Rounds are those of the algorithm that the collective may go by and that sends these messages: of several, the one
+    that sends most. Where bytes are few, the messages of one may begin those of another.
     """
     at, piece_of = int(first), np.zeros(len(messages) - first, dtype=np.int64)
     turn, channel = (np.full(len(messages), -1) for _ in range(2))
@@ -132,8 +133,8 @@ def _find_pieces(
             members = np.roll(members, -int(np.flatnonzero(members == root)[0]))
         op, k = Op(int(whole.messages.op[row])), len(members)
         ways = candidates(op, request.collective or DEFAULT, k, request.cluster.cards(members))
-        fits = [how for how in ways if _goes_by(how, whole.messages, row, members, messages, at)]
-        rounds = _messages_of((fits or ways)[0], k)
+        fits = [_messages_of(how, k) for how in ways if _goes_by(how, whole.messages, row, members, messages, at)]
+        rounds = max(fits, key=lambda sent: len(sent.src), default=_messages_of(ways[0], k))
         pieces = slice(at, at + len(rounds.src))
         piece_of[at - first : pieces.stop - first] = place
         if fits:

@@ -272,8 +272,7 @@ def _break_rendezvous(run: Recount, program: Program, overlap: NDArray[np.str_])
     node, where = np.concatenate([task, message]), np.concatenate([run.program.tasks.device[task], device])
     alone = np.flatnonzero((overlap == NONE)[where])
     node, where = node[alone], where[alone]
-    is_message = node >= len(run.program.tasks)
-    turns = 2 * turn[node] + is_message
-    early = run.starts_early(where, turns, node, ~is_message) & is_message
-    early |= run.starts_early(where, turns, node, is_message) & ~is_message
+    is_message = node >= len(run.program.tasks)  # and has no turn that a task has
+    early = run.starts_early(where, turn[node], node, ~is_message) & is_message
+    early |= run.starts_early(where, turn[node], node, is_message) & ~is_message
     yield from run.report(node[early], "starts while its device does what comes before it")

@@ -257,6 +257,17 @@ def unhindered() -> Run:
     return replace(free, costs=sharing.costs)
 
 
+def hurried_messages() -> Run:
+    """Messages that share a link take three quarters of the time that they need there."""
+    cluster = Cluster(devices=(Devices(count=4),), topology=Topology(kind="switch", link=Cable(bandwidth=1e9)))
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=10**9),) * 4)
+    run = sound("multi-dp", 4, model=model, cluster=cluster, contention="fair", expand_collectives=True)
+    sent = slice(len(run.program.tasks), run.program.message_nodes.stop)
+    end = run.end.copy()
+    end[sent] -= (run.end[sent] - run.start[sent]) / 4
+    return replace(run, end=end)
+
+
 def without(run: Run, before: str, after: str) -> Run:
     """Run again without a dependency."""
     return again(run, without_edge(run.program, before, after))
@@ -650,6 +661,22 @@ def another_algorithm() -> Run:
             "^2 messages sum gradients of tied tensors, where 3 are needed",
         ),
         (turned_lane, "streams_keep_their_order", "wait for each other in a cycle"),
+        (
+            lambda: shifted(streaming("none", rendezvous="torch"), "B(t=0,i=0,j=0)", start=-0.25),
+            "streams_keep_their_order",
+            r"B\(t=0,i=0,j=0\) starts while its device does what comes before it",
+        ),
+        (
+            lambda: shifted(streaming("none", rendezvous="torch"), "p2p gradient(t=0,j=1) 0->1", start=-0.25),
+            "streams_keep_their_order",
+            r"p2p gradient\(t=0,j=1\) 0->1 starts while its device does what comes before it",
+        ),
+        (
+            lambda: shifted(streaming("none", rendezvous="torch"), "p2p parameters(t=0,j=1) 1->0", start=-0.25),
+            "streams_keep_their_order",
+            r"p2p parameters\(t=0,j=1\) 1->0 starts before its device's stream has come to it",
+        ),
+        (hurried_messages, "links_carry_no_more_than_they_can", "and those after it are more than their link can carry"),
         (sums_in_another_order, "streams_keep_their_order", "starts before .*, which the stream has first"),
         (gathered_for_nobody, "parameters_are_gathered_for_uses", "brings a device what it does not use"),
         (gathered_for_nobody, "versions_exist_before_they_are_read", "reads a version that its device never gets"),
@@ -670,6 +697,20 @@ def test_what_several_broadcasts_bring_at_once_is_held_until_the_last_has_left()
     cluster = Cluster(devices=(Devices(count=3, overlap="stream"),), link=Link(latency=2.0, bandwidth=1e3))
     asked: dict[str, Any] = {"prefetch": 1, "steps": 2, "collective": "halving-doubling", "contention": "fair"}
     assert violations(sound("zero-dp", model=Model(stages=stages), cluster=cluster, **asked)) == {}
+
+
+def test_an_algorithm_is_known_by_all_of_its_messages() -> None:
+    """The first two of a double tree that sums one byte in sixteen pieces would be those of a tree that sends it whole.
+
+    The best algorithm is one of these: a byte more or less for each message is rounding.
+    """
+    topology = Topology(kind="nodes", per_node=4, link=Cable(bandwidth=1e9), network=Cable(bandwidth=1e9))
+    cluster = Cluster(devices=(Devices(count=4),), topology=topology)
+    model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=1),) * 4)
+    run = sound("chimera", 4, m=4, model=model, cluster=cluster, expand_collectives=True)
+    sums = np.flatnonzero(run.program.messages.content == Content.GRADIENT)
+    assert len(sums) == 3 * 4 * 16 * 4  # steps, stages, pieces, messages of each
+    assert violations(run) == {}
 
 
 @given(requests())
