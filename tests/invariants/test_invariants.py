@@ -676,7 +676,7 @@ def another_algorithm() -> Run:
             "streams_keep_their_order",
             r"p2p parameters\(t=0,j=1\) 1->0 starts before its device's stream has come to it",
         ),
-        (hurried_messages, "links_carry_no_more_than_they_can", "and those after it are more than their link can carry"),
+        (hurried_messages, "links_carry_no_more_than_they_can", "are more than their link can carry by then"),
         (sums_in_another_order, "streams_keep_their_order", "starts before .*, which the stream has first"),
         (gathered_for_nobody, "parameters_are_gathered_for_uses", "brings a device what it does not use"),
         (gathered_for_nobody, "versions_exist_before_they_are_read", "reads a version that its device never gets"),

@@ -385,6 +385,19 @@ def test_lists_of_other_options_are_searched_and_left_out_where_they_do_nothing(
     assert count(two)["pipemare"] == count(one)["pipemare"]
 
 
+def test_candidates_have_the_rules_that_a_schedule_may_take() -> None:
+    """Cyclic training reads by CDP-v2, by CDP-v1 or the newest; what updates at a barrier reads the newest alone."""
+    names = ["multi-cdp", "multi-dp"]
+    found = plan(stages(4), box(), devices=4, batch=4, n=4, schedules=names, recompute="none", seconds=0)
+    asked = [(one.options["schedule"], one.options.get("rule")) for one in found.search.space.candidates]
+    assert sorted(asked, key=str) == [
+        ("multi-cdp", "cdp-v1"),
+        ("multi-cdp", "dp"),
+        ("multi-cdp", None),
+        ("multi-dp", None),
+    ]
+
+
 def test_models_of_other_batches_are_one_axis() -> None:
     """The same network with one sample a micro-batch, and with two: m is another number."""
     models = [stages(4, samples=1), stages(4, samples=2)]

@@ -1,15 +1,17 @@
 """Questions of other packages: found by their entry points, imported when they are asked."""
 
 from collections.abc import Iterator
+from fractions import Fraction
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cdpsim import RequestError, study
 from cdpsim.studies.sweep import questions
-from cdpsim.studies.sweep.questions import GROUP, QUESTIONS, Question, find_question, question_names
+from cdpsim.studies.sweep.questions import GROUP, QUESTIONS, Question, cell, find_question, question_names
 
 DOUBLED = Question(("number",), ("number",), ("doubled",), lambda options: [2 * options["number"]])
 
@@ -51,6 +53,28 @@ def test_ours_keep_their_names() -> None:
 def test_what_cannot_be_asked_is_refused_in_a_line(name: str, problem: str) -> None:
     with pytest.raises(RequestError, match=problem):
         find_question(name)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (3, 3),
+        ("ring", "ring"),
+        (None, None),
+        (True, True),
+        (Fraction(6, 4), "3/2"),
+        (Fraction(4, 2), 2),
+        (np.int64(3), 3),
+        (np.float64(0.25), 0.25),
+        (np.bool_(True), True),
+        (float("inf"), "inf"),
+        (float("nan"), "nan"),
+    ],
+    ids=repr,
+)
+def test_a_figure_is_stored_as_json_has_it(value: Any, written: Any) -> None:
+    assert (cell(value), type(cell(value))) == (written, type(written))
 
 
 class Here:

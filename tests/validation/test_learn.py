@@ -18,17 +18,19 @@ from torch import Tensor, nn
 
 from cdpsim import SCHEDULES, Request, RequestError, assemble
 from cdpsim.files.tables import format_table
+from cdpsim.schedules.local import Outer
 from cdpsim.trace.metrics.staleness import Lags
 from validation.__main__ import main
 from validation.learn.data import DATA, Data, Tensors, batches, label_loss, load_data
 from validation.learn.figure import draw_learned
 from validation.learn.lags import Learner, learner_of, read_learner
 from validation.learn.networks import Sizes, make_stages
+from validation.learn.outer import OuterUpdates
 from validation.learn.results import ANSWERS_HEADER, Learned, LearningCurve, answer_row, answers_of
 from validation.learn.stacked import Stack
 from validation.learn.statistics import BETTER, EQUIVALENT, OPEN, WORSE, compare, holm, interval, quantile, verdicts
 from validation.learn.training import Course, check_course, train_all
-from validation.learn.unfinished import Unfinished
+from validation.learn.unfinished import Unfinished, placed
 from validation.learn.updates import KINDS, Update
 from validation.replay.case import Case, largest_difference, play_in_process, prepare, profiled
 from validation.replay.equation import evaluate
@@ -255,6 +257,35 @@ def test_rounds_and_local_steps_are_those_of_replays(name: str, kind: str) -> No
     stack = stack_of("mlp", VECTORS, 1, learner, Update(kind, 0.9, 0.1))
     found = learnt(stack, training, m, 0.05, steps)
     assert torch.allclose(found, torch.cat(expected), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "after"), [("sgd", [7.5, 5.25]), ("nesterov", [6.25, 4.125])])
+def test_outer_updates_by_hand(kind: str, after: list[float]) -> None:
+    """By hand, at a rate of a half and a momentum of a half, where all workers together move by 5, and then by 2.
+
+    SGD takes 5 / 2 and (2 + 5 / 2) / 2; with Nesterov's momentum (5 + 5 / 2) / 2 and (2 + 4.5 / 2) / 2.
+    """
+    theta = torch.tensor([10.0])
+    outer = OuterUpdates(Outer(kind, 0.5, 0.5), [{"weight": theta}])
+    found = []
+    for moved in (5.0, 2.0):
+        common = outer.step([{"weight": outer.common[0]["weight"] - moved}])
+        found.append(common[0]["weight"].item())
+    assert found == after
+    assert OuterUpdates(None, [{"weight": theta}]).step([{"weight": theta - 1}]) == [{"weight": theta - 1}]
+
+
+def test_a_state_of_a_training_is_written_and_read_as_it_was(tmp_path: Path) -> None:
+    """Numbers and texts as keys, at any depth; each tensor is on the device that is asked for."""
+    state = {"epoch": torch.tensor(3), "stacks": {0: {"w": torch.arange(4.0)}, 1: {"w": torch.ones(2, 2)}}}
+    Unfinished(tmp_path, {"seed": 1}).save("mlp", state)
+    found = Unfinished(tmp_path, {"seed": 1}).load("mlp")
+    assert found is not None
+    for read in (found, placed(found, "cpu")):
+        assert read.keys() == state.keys() and read["stacks"].keys() == {0, 1}
+        assert read["epoch"].item() == 3
+        assert all(torch.equal(read["stacks"][k]["w"], state["stacks"][k]["w"]) for k in (0, 1))
+    assert placed(found, "meta")["stacks"][1]["w"].device.type == "meta"
 
 
 def test_an_update_of_acco_takes_the_batch_of_others_in_two_rounds() -> None:

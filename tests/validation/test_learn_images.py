@@ -100,7 +100,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("version", ["bin", "py"])
 def test_cifar10_is_read_in_the_order_of_its_files(folder: Path, version: str) -> None:
     """Of the folder itself, or of one that has it."""
@@ -169,6 +168,7 @@ def with_great_label(label: int) -> bytes:
     return pickle.dumps({"labels": [*ROWS[0][1].tolist()[:-1], label], "data": ROWS[0][0]}, 4)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("read", "content", "problem"),
     [
@@ -629,6 +629,7 @@ def test_stages_may_be_of_like_work(network: str, n: int, monkeypatch: pytest.Mo
     assert torch.equal(*(flatten(nn.Sequential(*each).parameters()) for each in (layers, even)))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("network", "data", "more", "problem"),
     [

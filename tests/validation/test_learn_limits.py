@@ -50,6 +50,7 @@ def one_late(share: int, of: int) -> Lags:
 # Theory
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("momentum", [0, 0.5, 0.9])
 @pytest.mark.parametrize("late", range(9))
 def test_a_share_that_is_late_by_one(late: int, momentum: float) -> None:
@@ -59,6 +60,7 @@ def test_a_share_that_is_late_by_one(late: int, momentum: float) -> None:
     assert limit_of(one_late(late, 8), momentum=momentum, shared=False) == pytest.approx(expected, rel=2e-9)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("lag", range(7))
 def test_all_late(lag: int) -> None:
     assert limit_of(same([lag]), shared=True) == pytest.approx(2 * sin(pi / (4 * lag + 2)), rel=2e-9)
@@ -69,6 +71,7 @@ def test_nesterov_without_lags() -> None:
     assert limit_of(same([0]), momentum=0.9, nesterov=True, shared=False) == pytest.approx(2 * 1.9 / 2.8, rel=2e-9)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("name", "n", "own", "shared", "with_momentum"),
     [
@@ -147,6 +150,7 @@ def test_the_recurrence_is_the_update_equation(rule: Rule, lag: int) -> None:
     assert float(theta / start) == pytest.approx(recurrence(rule, lag, 0.9, 0.3, 10)[kept], rel=1e-12)
 
 
+@pytest.mark.every_case
 @GRAPHS
 @pytest.mark.parametrize("momentum", [0, 0.9])
 def test_the_recurrence_grows_beyond_the_limit_alone(rule: Rule, lag: int, momentum: float) -> None:

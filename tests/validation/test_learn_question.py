@@ -46,6 +46,7 @@ def test_settings_are_those_of_the_command_line() -> None:
     assert warmed[0] == "post-local-sgd"
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
