@@ -23,8 +23,8 @@ from tests.helpers.pages import PAGES, PICTURES, REPOSITORY, pictures, play, ses
 FILES = sorted(PICTURES.iterdir())
 
 
-SLOW = ["concepts", "gallery", "how-to/bring-a-hugging-face-model", "how-to/sweep-on-slurm", "how-to/which-schedule"]
-SLOW += ["start"]  # pages whose commands take a second or more
+SLOW = ["concepts", "data-axis", "gallery", "how-to/bring-a-hugging-face-model", "how-to/sweep-on-slurm"]
+SLOW += ["how-to/which-schedule", "results", "start"]  # pages whose commands take a second or more
 
 
 def marked(page: str) -> Any:
@@ -33,6 +33,7 @@ def marked(page: str) -> Any:
     return pytest.param(page, marks=pytest.mark.slow) if slow else page
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("page", [marked(name) for name, text in PAGES.items() if sessions(text)])
 def test_the_sessions_of_a_page_print_and_draw_what_it_shows(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -119,6 +119,7 @@ def test_a_changed_trace_stands_for_itself(tmp_path: Path) -> None:
     assert trace.tasks["end"][0] == 2
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "change",
     [

@@ -17,6 +17,10 @@ UNSERVED = {
 }
 
 
+SLOW = ["Figures 1 and 2 of the paper", "Which schedule for eight devices and a batch of 256?"]  # a second or more
+CASES = [pytest.param(*thing, marks=[pytest.mark.slow] * (thing[0] in SLOW), id=thing[0]) for thing in THINGS]
+
+
 @pytest.fixture(autouse=True)
 def closed_figures() -> Iterator[None]:
     """Draw without a display, and leave no figure behind."""
@@ -25,7 +29,8 @@ def closed_figures() -> Iterator[None]:
     plt.close("all")
 
 
-@pytest.mark.parametrize(("title", "code"), THINGS, ids=[title for title, _ in THINGS])
+@pytest.mark.every_case
+@pytest.mark.parametrize(("title", "code"), CASES)
 def test_what_a_user_tries_works(title: str, code: str, request: pytest.FixtureRequest) -> None:
     if title in UNSERVED:
         request.applymarker(pytest.mark.xfail(reason=UNSERVED[title]))
@@ -35,3 +40,4 @@ def test_what_a_user_tries_works(title: str, code: str, request: pytest.FixtureR
 def test_there_are_fifty() -> None:
     assert len({title for title, _ in THINGS}) == 50
     assert len(UNSERVED) <= 2
+    assert {*SLOW} < {title for title, _ in THINGS}

@@ -80,6 +80,7 @@ def test_the_order() -> None:
     assert len(run.program.messages) == 6 * 8 * 3 * 2  # boundaries alone: nothing is summed over devices
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 3), (2, 2), (2, 5), (3, 4), (4, 8), (5, 5)])
 def test_the_list_is_the_streamed_order(n: int, m: int) -> None:
     """Each lane of STREAMED from its first task to its last, though the list says it in one period."""

@@ -253,6 +253,7 @@ def test_texts_that_are_no_unicode_are_refused_wherever_they_stand(text: str) ->
 PREFETCHING = [name for name, schedule in SCHEDULES.items() if "prefetch" in schedule.options]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", PREFETCHING)
 @pytest.mark.parametrize("beyond", [2**31 - 1, 3_000_000_000, 10**17])
 def test_parameters_may_arrive_before_all_tasks(name: str, beyond: int) -> None:
@@ -288,6 +289,7 @@ def changed(folder: Path, table: str, column: str, value: str, row: int = 5) -> 
     path.write_text("\n".join(map(",".join, rows)) + "\n")
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("table", "column", "value", "problem"),
     [

@@ -272,3 +272,12 @@ def test_what_cannot_be_trained_so_is_refused() -> None:
     own = {"training": {"optimizer": "adam"}, "stages": [{"forward": 1, "backward": 2, "optimizer": 7}]}
     with pytest.raises(RequestError, match=r"toy: \$.training: stages say what their optimizer weighs; leave that out"):
         Model.from_builtins(own, "toy")
+
+
+def test_a_recipe_says_in_words_what_it_is() -> None:
+    """Nothing of what is usual."""
+    assert Recipe().description == []
+    assert Recipe(optimizer="adam", mixed_precision=True).description == ["adam", "mixed precision"]
+    every = Recipe(optimizer="sgd", gradients="fp32", update_time="memory", recompute="full", offload="activations")
+    said = ["sgd", "gradients fp32", "update time memory", "recompute full", "offload activations"]
+    assert every.description == said

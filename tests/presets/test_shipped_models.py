@@ -91,6 +91,7 @@ def test_blocks_say_what_fused_attention_keeps_and_costs(name: str) -> None:
             assert (stage.attention_activation, stage.attention_forward) == (4 * b * a * s, Work(4 * b * s * s * h))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("how", ["layer", "layers:2", "selective", "reversible"])
 @pytest.mark.parametrize("name", ATTENTION)
 def test_transformers_compute_again_in_all_ways(name: str, how: str) -> None:

@@ -18,6 +18,7 @@ from cdpsim.program import Category, Content, Kind
 from cdpsim.request.description import describe_request
 from cdpsim.request.options import InapplicableOption
 from tests.helpers.every_row import every_row
+from tests.helpers.figures import held_at
 from tests.helpers.strategies import models, shapes
 
 HABITS: dict[str, list[Any]] = {
@@ -143,6 +144,28 @@ def test_a_gradient_grows_in_the_first_backward() -> None:
     rows = np.flatnonzero(run.memory["category"] == "gradients")
     changes = list(zip(run.memory["time"][rows].tolist(), run.memory["size"][rows].tolist(), strict=True))
     assert changes == [(2.0, 3), (4.0, 20), (6.0, 0)]
+
+
+def test_a_variable_for_the_last_send_keeps_what_it_sent() -> None:
+    """torch's 1F1B of three stages: each gradient until the next backward, and one output, of forward n - j - 2.
+
+    That output stays until the cooldown has begun: of four backwards the second in the first stage, the third in the
+    next one. The last stage sends no outputs, and the first no gradients.
+    """
+    model = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=10),) * 3)
+    plain, keeps = (
+        simulate("1f1b", model=model, cluster=Cluster(), m=4, steps=1, runtime=f"paper:sends={sends}")
+        for sends in ("until-sent", "until-next")
+    )
+    forward, backward = (keeps.end[keeps.program.tasks_of_kind(kind)].T for kind in (Kind.F, Kind.B))
+    for time in np.arange(0, 19, 0.5).tolist():
+        held = np.zeros((2, 3), dtype=np.int64)
+        for of, run in zip(held, (plain, keeps), strict=True):
+            for (device, _), size in held_at(run, time).items():
+                of[device] += size
+        outputs = [forward[0, 1] <= time < backward[0, 1], forward[1, 0] <= time < backward[1, 2], False]
+        gradients = [False, *(backward[1:, 0] <= time) & (time < backward[1:, 3])]
+        assert (held[1] - held[0]).tolist() == [10 * sum(both) for both in zip(outputs, gradients, strict=True)]
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "multi-dp"])
