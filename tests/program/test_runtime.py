@@ -168,6 +168,17 @@ def test_a_variable_for_the_last_send_keeps_what_it_sent() -> None:
         assert (held[1] - held[0]).tolist() == [10 * sum(both) for both in zip(outputs, gradients, strict=True)]
 
 
+def test_outputs_are_returned_until_the_next_step_begins() -> None:
+    """The last stage's: as many as it has had forwards in a step, and all of them until it begins the next one."""
+    model = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=10),) * 2)
+    run = simulate("gpipe", model=model, cluster=Cluster(), m=2, steps=4, runtime="paper:returned_outputs=yes")
+    rows = (run.memory["category"] == "activations") & (run.memory["device"] == 1)
+    found = list(zip(run.memory["time"][rows].tolist(), run.memory["size"][rows].tolist(), strict=True))
+    begin, end = (times[run.program.tasks_of_kind(Kind.F)[:, -1]].reshape(4, 2) for times in (run.start, run.end))
+    expected = [row for t in range(4) for row in ((begin[t, 0], 0), (end[t, 0], 10), (end[t, 1], 20))]
+    assert found == [*expected[1:], (run.end[run.program.tasks_of_kind(Kind.B)[-1, -1]], 0)]
+
+
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "multi-dp"])
 def test_kept_gradients_never_go(name: str) -> None:
     """Those of all stages of a device, in all steps: of one stage in a pipeline, of all where data are parallel."""
