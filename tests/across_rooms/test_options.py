@@ -14,6 +14,7 @@ from cdpsim.schedules.rule import RULES
 from cdpsim.schedules.shape import Shape
 from cdpsim.trace import TABLES
 from tests.helpers.strategies import fitting
+from tests.selection import chance, long_run
 
 LAYER = Stage(
     forward=1.0,
@@ -175,10 +176,12 @@ def test_all_options_are_walked() -> None:
     assert {*VALUES, *NEVER_REFUSED} == set(inspect.signature(simulate).parameters)
 
 
-@pytest.mark.parametrize("option", VALUES)
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_an_option_does_something_or_is_refused(name: str, option: str) -> None:
-    """In slots; and with real costs, where it does it with late messages or with early ones."""
+def is_served(name: str, option: str) -> bool:
+    """Tell whether a schedule takes an option, which then does something: in slots; and with real costs.
+
+    There it does it with late messages or with early ones.
+    """
+    is_taken = False
     for needs, value in VALUES[option]:
         changes: dict[bool, list[bool]] = {True: [], False: []}
         for kind in ("slots", *CARDS):
@@ -191,9 +194,25 @@ def test_an_option_does_something_or_is_refused(name: str, option: str) -> None:
                 own = {option.replace("_", "-"), *OTHER.get(option, ())}
                 assert error.subject in own, str(error)
             else:
+                is_taken = True
                 changes[kind == "slots"].append(differ(after, before))
         if name not in ALREADY.get((option, str(value)), ()):
             assert all(any(some) for some in changes.values() if some), (needs, value, changes)
+    return is_taken
+
+
+@pytest.mark.parametrize("option", VALUES)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_an_option_does_something_or_is_refused(name: str, option: str) -> None:
+    is_served(name, option)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("option", VALUES)
+def test_an_option_is_served_by_some_schedule(option: str) -> None:
+    """Schedules are asked in the order of the draw, until one takes it."""
+    drawn = sorted(SCHEDULES, key=lambda name: chance(str(long_run["draw"]), option, name))
+    assert any(is_served(name, option) for name in drawn)
 
 
 def test_the_best_collective_is_what_a_topology_gets_and_links_do_not() -> None:
