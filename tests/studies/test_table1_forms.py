@@ -113,7 +113,8 @@ def test_the_text_shows_every_cell_in_two_aligned_blocks(table: Table1) -> None:
         (first, ["activations", "parameters", "gpus"]),
         (second, ["gradient_volume", "parameter_volume", "boundary_volume", "rounds"]),
     ):
-        assert max(map(len, block)) <= 125
+        assert block[2] == "-" * max(map(len, [*block[:2], *block[3:]]))
+        assert len(block[2]) <= 125
         assert [line.split()[0] for line in block[3:]] == ROWS
         bars = [k for k, character in enumerate(block[1]) if character == "|"]
         assert all([k for k, c in enumerate(line) if c == "|"] == bars for line in block[3:])
