@@ -37,6 +37,7 @@ def test_the_ending_picks_the_form(ending: str, command: Command, here: Path) ->
     assert (here / f"x{ending}").read_bytes().lower().startswith(BEGINNINGS[ending].lower())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["multi-cdp -n 3", "1f1b -m 4 --model long.toml --cluster box.toml"])
 def test_every_kind_of_picture_is_written(line: str, command: Command, here: Path) -> None:
     """In slots, and with real costs; `tests/draw` looks at the artists of pictures, for schedules of every kind."""

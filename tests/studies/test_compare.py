@@ -269,6 +269,7 @@ def test_names_of_points_lie_on_no_other_and_fronts_are_of_equal_devices() -> No
         assert set(front) == best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("picture", [bubble_over_memory, comparison_bars])
 @pytest.mark.parametrize("place", ["column", "page"])
 def test_pictures_of_comparisons_fit_their_place(picture: Callable[..., Figure], place: str) -> None:
