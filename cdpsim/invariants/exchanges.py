@@ -296,9 +296,21 @@ def fetch_needs(run: Recount) -> Needs:
     return combine(*needs, *([] if run.gathers else [Needs(chain[-1].node, chain[-1].task)]))
 
 
+def needs_of_new_gathers(run: Recount) -> Needs:
+    """Return the needs of new parameters' gathers for all updates of their members, made in a step that has an end."""
+    if run.gathers or not run.request.schedule.order.together or run.request.given["gather"] == "early":
+        return NO_NEEDS
+    program, tasks = run.collapsed.program, run.program.tasks
+    row, device = members(program, np.flatnonzero(program.messages.op == Op.ALL_GATHER))
+    made, of = matching_pairs(
+        (tasks.step[run.updates], tasks.device[run.updates]), (program.messages.step[row], device)
+    )
+    return Needs(run.updates[made], len(tasks) + row[of])
+
+
 def gathered_step_needs(run: Recount) -> Needs:
     """Return the needs of each device's first task in a step for all new parameters that it gathers before."""
-    if not run.program.state.gather_at_once:
+    if run.request.given["gather"] != "step":
         return NO_NEEDS
     program, tasks, order = run.collapsed.program, run.program.tasks, run.lanes.order
     row, device = members(program, np.flatnonzero(program.messages.content == Content.PARAMETERS))
@@ -407,6 +419,11 @@ def parameters_are_gathered_for_uses(run: Recount) -> Iterator[str]:
             yield f"{program.describe(first + each)} is not among ranks that share"
         elif not whole <= messages.size[each] < whole + len(group):
             yield f"{program.describe(first + each)} has {messages.size[each]} B of {whole} B"
+
+
+def new_parameters_are_gathered_after_updates(run: Recount) -> Iterator[str]:
+    """Where steps have an end, devices gather what is new behind all their updates, unless asked to do so early."""
+    yield from run.report_unmet(needs_of_new_gathers(run), "has ended, which a device of it makes before")
 
 
 def streams_carry_one_message_at_a_time(run: Recount) -> Iterator[str]:

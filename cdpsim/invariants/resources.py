@@ -127,7 +127,7 @@ def host_needs(run: Recount) -> Needs:
 def _value_needs(run: Recount) -> Needs:
     """Return all needs but for those of streams and of the rounds of collectives."""
     of_gradients = gradients.sum_needs, gradients.update_needs, gradients.barrier_needs
-    of_values = passes.pass_needs, *of_gradients, local.average_needs
+    of_values = passes.pass_needs, *of_gradients, local.average_needs, exchanges.needs_of_new_gathers
     of_states = versions.reader_needs, versions.base_needs, versions.sender_needs, versions.state_needs
     needs = combine(*(recounted(run) for recounted in (*of_values, *of_states, room_needs, host_needs, last_needs)))
     there = needs.before >= 0

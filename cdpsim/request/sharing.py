@@ -108,7 +108,7 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
         buckets=_read_buckets(schedule, shape, zero, model, options),
         one_step=together and not on_host,
         reshard=_read_reshard(zero, shape, one_place, options["reshard"]),
-        gather_at_once=_read_gather(zero, options["gather"]) == "step",
+        gather=_read_gather(schedule, zero, options["gather"]),
         padding=_read_padding(shape, model, options["padding"]),
         clips=_read_clip(schedule, shape, zero, options["clip"]),
         updates_in_stream=_read_update_in(model, options["update_in"]) == "stream",
@@ -216,9 +216,10 @@ def _read_reshard(zero: int, shape: Shape, one_place: bool, given: object) -> st
     return ranks
 
 
-def _read_gather(zero: int, given: object) -> str:
+def _read_gather(schedule: Schedule, zero: int, given: object) -> str:
+    """Return when new parameters are gathered: early where steps have no end at which a device makes all updates."""
     if given is None:
-        return str(GATHER[0])
+        return str(GATHER[0]) if schedule.order.together else "early"
     if ZERO[zero][2] is not Home.SPLIT or ZERO[zero][0] is Home.SPLIT:
         problem = "is about parameters gathered after updates, which --zero 1 and 2 have"
         raise InapplicableOption("gather", f"{problem}; leave it out")

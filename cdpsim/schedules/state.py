@@ -89,7 +89,9 @@ class State:
     padding: str | None = None  # the rule by which shares are padded (`Model.padded`); None: to whole bytes
     clips: bool = False  # updates wait for the norm of all gradients, which devices sum
     updates_in_stream: bool = False  # updates that take their devices' time do so among the messages, not the tasks
-    gather_at_once: bool = False  # forwards wait until all new parameters of their device have been gathered
+    # When new parameters are gathered: each as soon as it is updated (early), or behind all updates of their devices,
+    # whose forwards wait for what they read (units) or for everything (step).
+    gather: str = "early"
 
     @property
     def label(self) -> str:

@@ -8,6 +8,8 @@ import pytest
 
 from cdpsim import Cluster, Model, Run, Stage, simulate
 from cdpsim.cluster import Devices, Link
+from cdpsim.invariants import violations
+from cdpsim.timing.engine import ENGINES
 
 RANKS = 4
 BANDWIDTH = 1000.0
@@ -248,3 +250,46 @@ def test_stage_one_takes_the_time_of_ddp_on_any_number_of_cards(cards: int) -> N
         spent.append(sum(row.end - row.start for row in run.messages if row.step == 0))
     assert spent[0] == pytest.approx(spent[1])
     assert spent[0] == pytest.approx(30 * (2 * 10**9 / 16 / 25e9 / cards), rel=0.01)
+
+
+GATHERS = {
+    None: ([(15, 17), (17, 19)], 18),
+    "units": ([(15, 17), (17, 19)], 18),
+    "step": ([(15, 17), (17, 19)], 19),
+    "early": ([(11, 13), (15, 17)], 16),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("gather", "expected"), GATHERS.items())
+def test_stage_one_gathers_after_all_updates_of_a_rank(
+    gather: str | None, expected: tuple[list[tuple[int, int]], int], engine: str
+) -> None:
+    """As `optimizer.step()` of torch and Megatron; by hand, of two stages on two ranks that share optimizer states.
+
+    Forwards and backwards end at 4 s, sums of 2 s each at 7 s, as one begins at 3 s; updates of 4 s each at 15 s, and
+    gathers of 2 s each at 19 s. The next step begins with the first gather (units), whose forward hides half of the
+    second one, or with the last one (step). Early, the first gather goes beside the second update, the second one
+    beside the first forward from 15 s on, and the second forward begins at 17 s.
+    """
+    stage = Stage(forward=1.0, backward=1.0, parameters=4000, update=8.0)
+    asked: dict[str, Any] = {"zero": 1, "replicas": 2, "m": 1, "buckets": "none", "gather": gather, "steps": 4}
+    run = simulate("dp", 2, model=Model(stages=(stage, stage)), cluster=cluster(), **asked | {"engine": engine})
+    gathers = [(row.start, row.end) for row in run.messages if row.op == "all_gather" and row.step == 0]
+    assert (sorted(gathers), run.summary()["period"]) == expected
+    assert violations(run) == {}
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("where", ["lane", "stream"])
+@pytest.mark.parametrize("zero", [1, 2])
+def test_a_step_of_stage_one_that_hides_nothing_is_the_sum_of_its_parts(zero: int, where: str, count: int) -> None:
+    """a C + T + U, whatever the layers: micro-batches, then sums and gathers, and updates of shares between them."""
+    rows = [(1.0 + k, 2.0 + k / 2, 400 * (k + 1), 8.0 - k) for k in range(count)]
+    stages = tuple(Stage(forward=f, backward=b, parameters=size, update=u) for f, b, size, u in rows)
+    model, size = Model(stages=stages), sum(row[2] for row in rows)
+    asked: dict[str, Any] = {"zero": zero, "reduce": "end", "gather": "step", "buckets": "400 B", "update_in": where}
+    run = simulate("dp", model=model, cluster=cluster(), replicas=RANKS, m=3, steps=4, collective="ring", **asked)
+    computed, updated = 3 * sum(row[0] + row[1] for row in rows), sum(row[3] for row in rows) / RANKS
+    assert run.summary()["period"] == pytest.approx(computed + 2 * one_way(size) + updated)
+    assert violations(run) == {}

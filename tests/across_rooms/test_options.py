@@ -58,7 +58,10 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "whole_first_step": [({"replicas": 2, "buckets": "25 B"}, True)],
     "reduce": [({"replicas": 2}, when) for when in ("end", "last", "each")],
     "reshard": [({"shard": 4}, how) for how in ("yes", "no", "root", "step", 2)],
-    "gather": [({"zero": 1, "shard": 2}, "step")],
+    "gather": [
+        ({"zero": 1, "shard": 2}, "step"),
+        ({"zero": 1, "shard": 2, "optimizer": "adam", "update_time": "memory"}, "early"),
+    ],
     "padding": [({"shard": 4}, "rows"), ({"zero": 1, "shard": 2}, "megatron")],
     "clip": [({"shard": 2}, True), ({"replicas": 2}, True)],
     "update_in": [({"shard": 2, "optimizer": "adam", "update_time": "memory"}, "stream")],
@@ -127,7 +130,8 @@ ALREADY |= {("defer_receives", "True"): {"multi-dp"}}
 # is all. Data parallelism sums in its last pass, in one bucket here, drops what it has gathered, and is best in a ring.
 PIPELINES = {name for name in SCHEDULES if "by-layer" in SCHEDULES[name].options}
 ALREADY |= {("reduce", "end"): {*PIPELINES, "dp"}, ("reshard", "no"): PIPELINES, ("reshard", "step"): PIPELINES}
-ALREADY |= {("gather", "step"): {"dp", *(name for name in PIPELINES if has_a_stage_on_each_device(name))}}
+ONE_GATHER = {"dp", *(name for name in PIPELINES if has_a_stage_on_each_device(name))}
+ALREADY |= {("gather", when): ONE_GATHER for when in ("step", "early")}
 ALREADY |= {each: {"dp"} for each in (("reduce", "last"), ("reshard", "yes"))}
 ALREADY |= {("collective", "ring"): {"dp", *(name for name, each in SCHEDULES.items() if not each.order.waits)}}
 

@@ -318,6 +318,8 @@ def sharing(draw: st.DrawFn, asked: dict[str, Any]) -> dict[str, Any]:
         options["reshard"] = draw(st.sampled_from([None, "yes", "no", "root", "step"]))
     else:
         options["buckets"] = draw(st.sampled_from([None, "1 B", "300 MB", "1 B,1 GB"]))
+    if zero in (1, 2):
+        options["gather"] = draw(st.sampled_from([None, "step", "early"]))
     if not _accepts(asked, options):
         return asked
     return {name: value for name, value in asked.items() if name != "overlap_all_reduce"} | options

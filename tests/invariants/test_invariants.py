@@ -383,6 +383,13 @@ def gathered_in_part() -> Run:
     return column(run, "messages", "size", message(run, "all_gather parameters(t=0,j=1)"), 14)
 
 
+def gathered_beside_updates() -> Run:
+    """A rank gathers what it has updated while it updates the rest, and was not asked to."""
+    stages = tuple(Stage(forward=1.0, backward=2.0, parameters=10, update=4.0) for _ in range(3))
+    asked: dict[str, Any] = {"zero": 1, "buckets": "1 B", "model": Model(stages=stages)}
+    return replace(sharing(gather="early", **asked), request=sharing(**asked).request)
+
+
 def two_at_once() -> Run:
     """The last sum does not wait until the one before it has left the stream."""
     run = sharing(zero=1, buckets="1 B", cluster=Cluster(link=Link(latency=3.0)))
@@ -495,6 +502,7 @@ FAULTS: dict[str, Fault] = {
     "means_are_over_all_workers": mean_of_a_part,
     "gradients_enter_one_sum": summed_twice,
     "parameters_are_gathered_for_uses": gathered_in_part,
+    "new_parameters_are_gathered_after_updates": gathered_beside_updates,
     "streams_carry_one_message_at_a_time": two_at_once,
     "shares_make_up_the_whole": share_too_small,
     "runs_end_as_they_began": ends_with_less,
@@ -680,6 +688,7 @@ def another_algorithm() -> Run:
         (sums_in_another_order, "streams_keep_their_order", "starts before .*, which the stream has first"),
         (gathered_for_nobody, "parameters_are_gathered_for_uses", "brings a device what it does not use"),
         (gathered_for_nobody, "versions_exist_before_they_are_read", "reads a version that its device never gets"),
+        (gathered_beside_updates, "new_parameters_are_gathered_after_updates", r"j=0\) starts before U\(t=0,j=1\)"),
         (other_ranks_sum, "gradients_enter_one_sum", "is not over all devices whose gradients it takes"),
         (one_pass_left_out, "gradients_enter_one_sum", "0 sums take the gradients"),
         (scattered_elsewhere, "collectives_go_round_by_round", "reduce_scatter .* goes by no algorithm that it may"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -482,12 +483,13 @@ def keep_copies(right: Any) -> Callable[..., Any]:
 # Faults of ranks that share what is split
 
 
-def gather_first(old: Program) -> Program:
-    """Let the first gather of new parameters begin before the updates that make its shares."""
+def gather_first(old: Program, first_stage: int = 0) -> Program:
+    """Let the first gather of new parameters begin before the updates that make its shares; or before later stages'."""
     messages, edges = old.messages, old.edges
     gathers = (messages.op == Op.ALL_GATHER) & (messages.step >= 0)
     node = len(old.tasks) + int(np.flatnonzero(gathers)[0])
     made = (edges.after == node) & (edges.before >= old.compute) & (edges.before < len(old.tasks))
+    made[made] = old.tasks.stage[edges.before[made]] >= first_stage
     before, after = (np.where(made, *pair) for pair in ((edges.after, edges.before), (edges.before, edges.after)))
     return replace(old, edges=Edges(before, after, edges.kind))
 
@@ -689,6 +691,13 @@ FAULTS = [
         program(gather_first),
         r"wrong version: all_gather parameters.* comes before U\(.*, which makes a share of it",
         ZERO_1,
+    ),
+    Fault(
+        "a gather between updates",
+        "dp",
+        program(partial(gather_first, first_stage=1)),
+        r"wrong version: all_gather parameters\(t=0,j=0\).* comes before U\(t=0,j=1\).*, which its rank makes before",
+        {**ZERO_1, "buckets": "none"},
     ),
     Fault(
         "a reduction twice", "dp", repeat(Content.GRADIENT), r"superfluous: no task needs reduce_scatter grad", ZERO_2

@@ -72,7 +72,7 @@ _DATA_RANKS = argument_group(
     argument("--whole-first-step", action="store_true", help="one bucket has all gradients in the first step"),
     argument("--reduce", metavar="WHEN", help=f"sum gradients at the {', '.join(REDUCE)}: of a step, or pass by pass"),
     argument("--reshard", metavar="HOW", help="drop gathered parameters after each use: yes, no, root, or K ranks"),
-    argument("--gather", metavar="WHEN", help=f"new parameters are needed by {' or '.join(GATHER)}"),
+    argument("--gather", metavar="WHEN", help=f"how new parameters are gathered: {', '.join(GATHER)}"),
     argument(
         "--by-layer",
         action=argparse.BooleanOptionalAction,

@@ -57,8 +57,12 @@ def _needs_of_rounds(plan: Plan) -> Iterator[tuple[Passing, int, int]]:
 
 
 def early_gathers(plan: Plan) -> Iterator[MessageDifference]:
-    """Yield gathers that begin before an update has made a share of what they bring."""
-    tasks = plan.program.tasks
+    """Yield gathers that begin before an update has made a share of what they bring.
+
+    After the updates of a whole step they wait for all of their members, unless they are to be early.
+    """
+    tasks, state = plan.program.tasks, plan.program.state
+    waits = state.parameters is not state.optimizer and state.gather != "early"
     updates = {
         (int(tasks.step[node]), int(tasks.stage[node]), int(tasks.device[node])): node
         for node in range(plan.program.compute, len(tasks))
@@ -66,12 +70,15 @@ def early_gathers(plan: Plan) -> Iterator[MessageDifference]:
     for message in plan.messages:
         if message.op != Op.ALL_GATHER:
             continue
-        makers = ((message.step, stage, member) for stage in message.covers for member in message.members)
+        stages = range(plan.program.n) if waits else message.covers
+        makers = ((message.step, stage, member) for stage in stages for member in message.members)
         made = (updates[maker] for maker in makers if maker in updates)
         late = next((node for node in made if plan.place_of(node) > plan.place_of(message.node)), None)
         if late is not None:
             device = int(tasks.device[late])
-            text = f"{message} comes before {plan.describe(late, device)}, which makes a share of it"
+            covered = int(tasks.stage[late]) in message.covers
+            why = "which makes a share of it" if covered else "which its rank makes before"
+            text = f"{message} comes before {plan.describe(late, device)}, {why}"
             yield MessageDifference(kind="wrong version", text=text, size=message.size)
 
 

@@ -392,12 +392,14 @@ class SharedAxis(Axis):
         if not len(t):
             return provider
         brought, row = message[t, plan.inside[member]], plan.row[member]
-        made = t * in_step + row
-        build.link(self.node[made], brought)
-        provider[made] = brought
+        provider[t * in_step + row] = brought
         where = Location(holders.device[row], holders.stage[row], (t + 1).astype(np.int32))
         build.land(brought, where, size[where.stage])
-        if self.state.gather_at_once:
+        if self.state.gather == "early":
+            build.link(self.node[t * in_step + row], brought)
+        else:
+            self._wait_for_updates(brought, t, where.device)
+        if self.state.gather == "step":
             self._wait_for_all(brought, t, where.device)
         return provider
 
@@ -418,6 +420,12 @@ class SharedAxis(Axis):
             stages=(units.last - units.first + 1)[unit],
             stream=Stream.GATHER,
         )
+
+    def _wait_for_updates(self, brought: Ints, t: Ints, device: Ints) -> None:
+        """Let no gather begin before its devices have made all their updates of the step."""
+        message, t, device = np.unique(np.stack([brought, t, device]), axis=1)
+        row, each = matching_pairs((self.holders.step, self.holders.device), (t, device))
+        self.build.link(self.node[row], message[each])
 
     def _wait_for_all(self, brought: Ints, t: Ints, device: Ints) -> None:
         """Let no forward of a device begin before all new parameters are there."""

@@ -84,7 +84,7 @@ def exchange_times(
     if any(stage.updated_on_host for stage in request.timed_model.stages):
         return ExchangeTimes(none, none, once, 0.0)
     anew = update = sizes.update / (shard if zero else 1)
-    if whole_stages:  # of several stages, one may be gathered while others are updated
+    if whole_stages:  # of several stages, one may be gathered early, while others are updated; cases do not say how
         anew = np.where(sizes.stages == 1, update + gathered[1], np.maximum(update, gathered[1]))
     behind = (chain if whole_stages else stream) + anew
     if when == "end":
