@@ -1,6 +1,7 @@
 """The estimate before a run: a run that does not fit is refused, with the largest that would."""
 
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdpsim import Cluster, Model, RequestError, Stage, simulate
+from cdpsim.invariants import violations
 from cdpsim.limits import BYTES_PER_MESSAGE, BYTES_PER_TASK, MOST_TASKS, free_bytes, refuse_too_large
 from cdpsim.schedules import pipeline
 from cdpsim.schedules.actions import Actions
@@ -152,3 +154,19 @@ def test_an_expansion_that_no_step_of_which_fits_says_so() -> None:
     model = Model(stages=(Stage(forward=1, backward=1, parameters=8),) * 8)
     with pytest.raises(RequestError, match="allow more, or take another --collective"):
         simulate("multi-dp", model=model, collective="ring", expand_collectives=True, steps=1, max_memory=600_000)
+
+
+@pytest.mark.parametrize("slots", [True, False])
+def test_a_pipeline_of_many_stages_and_few_micro_batches_needs_what_is_estimated(slots: bool) -> None:
+    """A table of devices by stages would have 8 n^2 bytes, 14 times as much; also of what is recounted."""
+    n = 2**12
+    stage = Stage(forward=1.0, backward=1.0, parameters=8)
+    costs: dict[str, Any] = {} if slots else {"model": Model(stages=(stage,) * n)}
+    simulate("1f1b", 2, m=1, steps=1)
+    tracemalloc.start()
+    try:
+        run = simulate("1f1b", n, m=1, steps=1, **costs)
+        assert run.summary()["period"] == 2 * n and violations(run) == {}
+        assert tracemalloc.get_traced_memory()[1] <= 2 * n * BYTES_PER_TASK["auto"][not slots]
+    finally:
+        tracemalloc.stop()

@@ -252,10 +252,13 @@ def runs_end_as_they_began(run: Recount) -> Iterator[str]:
     ends = moment[buffers.end]
     ends[buffers.kept[moment[buffers.kept_until]]] = True
     for category in (Category.PARAMETERS, Category.OPTIMIZER):
-        had, has = (np.zeros((program.devices, program.n), dtype=np.int64) for _ in range(2))
-        mine = buffers.category == category
-        for table, rows in ((had, mine & (buffers.begin < 0)), (has, mine & ends)):
-            np.add.at(table, (buffers.device[rows], buffers.stage[rows]), buffers.size[rows])
-        for device, stage in np.argwhere(had != has).tolist():
+        rows = np.flatnonzero(buffers.category == category)
+        key = buffers.device[rows] * np.int64(program.n) + buffers.stage[rows]
+        key, place = np.unique(key, return_inverse=True)
+        had, has = (np.zeros(len(key), dtype=np.int64) for _ in range(2))
+        for table, held in ((had, buffers.begin[rows] < 0), (has, ends[rows])):
+            np.add.at(table, place[held], buffers.size[rows[held]])
+        for row in np.flatnonzero(had != has).tolist():
+            device, stage = divmod(int(key[row]), program.n)
             what = f"{category.name.lower()} of stage {stage}"
-            yield f"device {device} ends with {has[device, stage]} B of {what}, not {had[device, stage]} B"
+            yield f"device {device} ends with {has[row]} B of {what}, not {had[row]} B"

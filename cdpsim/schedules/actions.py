@@ -65,9 +65,7 @@ class Actions:
     @cached_property
     def places(self) -> int:
         """The number of pairs of a device and a stage that it has."""
-        there = np.zeros((self.devices, int(self.stage.max(initial=0)) + 1), dtype=np.bool_)
-        there[self.device, self.stage] = True
-        return int(there.sum())
+        return len(np.unique(self.device * np.int64(self.stage.max(initial=0) + 1) + self.stage))
 
     @cached_property
     def index(self) -> Ints:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints, Times, row_numbers, sort_by
+from cdpsim.numeric.columns import Ints, Times, find_rows, row_numbers, sort_by
 from cdpsim.program import Content, EdgeKind, Kind, Op, Program, once_a_program
 from cdpsim.schedules.state import Home
 
@@ -256,10 +256,9 @@ def lanes_that_begin(program: Program, step: int) -> tuple[Ints, Ints]:
     """Return the lanes whose first task waits for nothing, and the update of its stage in a step; -1 for no update."""
     tasks, first = program.tasks, program.lane_tasks[program.lane_start[:-1]]
     lanes = np.flatnonzero(np.isin(first, program.beginnings))
-    updates = program.compute + np.flatnonzero(tasks.step[program.compute :] == step)
-    made = np.full((program.devices, program.n), -1)
-    made[tasks.device[updates], tasks.stage[updates]] = updates
-    return lanes, made[tasks.device[first[lanes]], tasks.stage[first[lanes]]]
+    updates = program.compute + np.flatnonzero(tasks.step[program.compute :] == step)[::-1]  # the last one is found
+    made, begun = ((tasks.device[nodes], tasks.stage[nodes]) for nodes in (updates, first[lanes]))
+    return lanes, np.append(updates, -1)[find_rows(made, begun)]
 
 
 def last_read_step(program: Program) -> int:
