@@ -144,6 +144,8 @@ class Run(Trace):
         rare: dict[str, Any] = (
             {"mismatched": staleness.mismatched(program) * program.fold} if program.versions_differ else {}
         )
+        held = {"peak_memory": self.peaks}
+        held |= {} if self.reaches_rest else {"peak_memory_at_rest": steady_state.run.peaks}
         rare |= {"untied": [list(stages) for stages in program.untied]} if program.untied else {}
         rare |= {"places": self._places()} if self.request.shape.layers else {}
         return {
@@ -155,14 +157,18 @@ class Run(Trace):
             "makespan": self.makespan,
             "period": json_number(steady_state.period),
             "period_is": steady_state.period_is,
+            **({} if self.reaches_rest else {"reaches_rest": False}),
             "bubble": steady_state.bubble,
             "idle_of_run": utilisation.idle_share(program, self.start, self.end, self.costs.calendar),
             "mean_staleness": steady_state.staleness,
             **rare,
-            "peak_memory": [
-                {"device": device} | dict(zip(names, row, strict=True))
-                for device, row in enumerate(self.peaks.tolist() * program.fold)
-            ],
+            **{
+                name: [
+                    {"device": device} | dict(zip(names, row, strict=True))
+                    for device, row in enumerate(peaks.tolist() * program.fold)
+                ]
+                for name, peaks in held.items()
+            },
             "bytes_sent": [{"device": device, "bytes": size} for device, size in enumerate(sent)],
         } | (offloaded if hosts else {})
 
@@ -245,6 +251,13 @@ class Run(Trace):
             if not self._is_irregular and (state := _repeated_steps(run, certified=self.may_repeat)):
                 return state
         return _mean_steps(run, irregular=self._is_irregular)
+
+    @cached_property
+    def reaches_rest(self) -> bool:
+        """Whether the run's own steps come to be like those of its steady state, and hold as much as these."""
+        rest, steps = self.steady_state, self.program.steps
+        longer = rest.run.program.steps > steps
+        return not longer or bool(rest.since <= steps and (rest.run.peaks <= self.peaks).all())
 
     @cached_property
     def separate_period(self) -> Any | None:
@@ -357,13 +370,18 @@ class FoldedRun(Run):
         """The steady state of the steps of one replica."""
         return self.one.steady_state
 
+    @cached_property
+    def reaches_rest(self) -> bool:
+        """Whether the steps of one replica come to be like those of its steady state."""
+        return self.one.reaches_rest
+
 
 @dataclass(frozen=True, eq=False)
 class SteadyState:
     """Training steps of a run in its steady state, and a time during them.
 
     The period is certified where every later step is known to repeat these; otherwise it is their mean. From `low` to
-    `high` all devices are in the steady state.
+    `high` all devices are in the steady state. A run of less than `since` steps does not have one that is like these.
     """
 
     run: Run
@@ -373,6 +391,7 @@ class SteadyState:
     step: Ints  # of each node
     low: Any  # slots or seconds
     high: Any
+    since: int = 0
 
     def __repr__(self) -> str:
         unit = "slots" if self.run.in_slots else "s"
@@ -453,7 +472,8 @@ def _repeated_steps(run: Run, *, certified: bool) -> SteadyState | None:
     steps = range(last + 1 - repetition.every, last + 1)
     if steps.start < max(repetition.first, program.fill + 1, run.request.shape.warm_up):
         return None
-    return SteadyState(run, _period_of(program, steps, repetition.later), certified, steps, step, *span)
+    period = _period_of(program, steps, repetition.later)
+    return SteadyState(run, period, certified, steps, step, *span, repetition.first)
 
 
 def _updates_of(program: Program, steps: range) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 
 from cdpsim.draw.canvas import amount_text
 from cdpsim.draw.palette import KIND_COLOURS
-from cdpsim.draw.views import KIND_WORDS, Views, plain_title
+from cdpsim.draw.views import KIND_WORDS, Views, held_at_rest, plain_title
 from cdpsim.files.tables import as_html
 from cdpsim.files.units import counted
 from cdpsim.numeric.columns import Ints
@@ -33,8 +33,12 @@ def _figures(trace: Trace) -> dict[str, str]:
         facts["bubble"] = f"{100 * known['bubble']:.1f} %"
     if known.get("peak_memory"):
         fullest = max(known["peak_memory"], key=lambda row: row["total"])
-        size = counted(fullest["total"], "stage-activation") if slots else amount_text(fullest["total"], "B")
-        facts["peak memory"] = f"{size} on device {fullest['device']}"
+        words = [
+            counted(size, "stage-activation") if slots else amount_text(size, "B")
+            for size in (fullest["total"], held_at_rest(trace))
+            if size is not None
+        ]
+        facts["peak memory"] = "; at rest ".join([f"{words[0]} on device {fullest['device']}", *words[1:]])
     counts = {"task": len(trace.tasks), "message": len(trace.messages)}
     return facts | {"rows": ", ".join(counted(count, noun) for noun, count in counts.items())}
 

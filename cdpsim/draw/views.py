@@ -276,6 +276,13 @@ def title_words(trace: Trace) -> list[str]:
     return words + describe_request(request) + describe_disorder(request)
 
 
+def held_at_rest(trace: Trace) -> int | None:
+    """Return what the fullest device holds at rest, if a trace's own steps do not come to rest; else None."""
+    rows = trace.summary().get("peak_memory_at_rest")
+    totals = [row.get("total") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return max((total for total in totals if isinstance(total, int)), default=None)
+
+
 def lanes(key: Ints, start: Times, end: Times, owner: Ints | None = None) -> Ints:
     """Return the lane of each row among those of its key, such that no two rows of one lane overlap.
 

@@ -20,7 +20,7 @@ def overview(run: Run, runs: int | None = None) -> dict[str, str]:
     age = f"{measured.staleness:.4g} {steps}, the mean age of the versions that forwards read"
     return {
         "run": f"{measured.schedule}{zero}: {what}; {measured.setting or 'in slots'}",
-        "step time": _step_text(measured, slots=slots),
+        "step time": _step_text(measured, slots=slots, later="" if run.reaches_rest else f", later than {_own(run)}"),
         "bubble": f"{share} of the devices' time; {exposed} is waiting for messages",
         "peak memory": _memory_text(run),
         "staleness": age if measured.staleness else "0, every forward reads the newest version",
@@ -28,12 +28,18 @@ def overview(run: Run, runs: int | None = None) -> dict[str, str]:
     }
 
 
-def _step_text(measured: Measured, *, slots: bool) -> str:
+def _own(run: Run) -> str:
+    """Return words for the run's own steps, which do not reach its steady state."""
+    return f"these {run.request.steps} steps" if run.request.steps > 1 else "this step"
+
+
+def _step_text(measured: Measured, *, slots: bool, later: str) -> str:
     rate = f"{measured.micro_batch_rate:.4g} micro-batches"
     if measured.sample_rate:
         rate = f"{measured.sample_rate:.4g} samples"
     step = (
-        f"{_time_words(measured.step, slots=slots)}, {measured.period_is}; {rate} per {'slot' if slots else 'second'}"
+        f"{_time_words(measured.step, slots=slots)}, {measured.period_is}{later};"
+        f" {rate} per {'slot' if slots else 'second'}"
     )
     if measured.steps is None:
         return step
@@ -49,7 +55,9 @@ def _memory_text(run: Run) -> str:
     most, room = int(np.argmax(parts)), float(run.device_memory[device])
     of = "" if np.isinf(room) else f" of {short_text(room, 'B')}"
     category = f"{Category(most).name.lower()} up to {_size_words(parts[most], slots=slots)}"
-    return f"{_size_words(total, slots=slots)}{of} on device {device}; {category}"
+    own = int(run.peaks[:, -1].max())
+    later = f", {_size_words(own, slots=slots)} in {_own(run)}" if own < total and not run.reaches_rest else ""
+    return f"{_size_words(total, slots=slots)}{of} on device {device}{later}; {category}"
 
 
 def _time_words(time: Number, *, slots: bool) -> str:

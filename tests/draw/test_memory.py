@@ -139,6 +139,15 @@ def test_the_end_of_a_run_is_pale_from_where_a_device_lets_go_of_its_parameters(
     assert not marked(figure, "pale-3"), "the last one ends with the run"
 
 
+@pytest.mark.parametrize(("steps", "note"), [(5, "; at rest a device holds 17"), (40, "")])
+def test_a_picture_says_where_a_run_does_not_come_to_rest(steps: int, note: str) -> None:
+    """Of PipeDream, 8 stages: then the first one has 8 activations, 8 versions and a gradient."""
+    run = simulate("pipedream", 8, steps=steps)
+    assert f"pipedream, n = 8, m = 1, newest{note}" in words(memory_over_time([run]))
+    said = " ".join(words(memory_over_time([run, simulate("pp-cdp", 8)])))
+    assert ("on device 0;\nat rest a device holds 17" in said) == bool(note)
+
+
 def test_many_devices_are_a_band() -> None:
     trace = simulate("mp-cdp", 5)
     figure = memory_over_time([trace])

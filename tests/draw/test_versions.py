@@ -93,6 +93,14 @@ def test_the_mean_age_is_of_steps_at_rest() -> None:
     assert "mean age read 0.25" in words(versions_over_time([simulate("multi-cdp", 2, steps=1)] * 2))
 
 
+@pytest.mark.parametrize(("steps", "note"), [(5, "; at rest up to 8"), (40, "")])
+def test_a_picture_says_where_a_run_does_not_come_to_rest(steps: int, note: str) -> None:
+    """PipeDream's first stage keeps a version for each of its n micro-batches on their way."""
+    run = simulate("pipedream", 8, steps=steps)
+    assert f"Versions kept of each stage on each device{note}" in words(versions_over_time([run]))
+    assert f"mean age read 3.5{note}" in words(versions_over_time([run, simulate("pp-cdp", 8)]))
+
+
 def test_updates_alone_have_no_age() -> None:
     trace = simulate("single-dp", 2)
     left = some_rows(trace.tasks, trace.tasks["kind"] == "U")

@@ -31,6 +31,28 @@ def test_staleness_is_the_mean_lag() -> None:
     assert overview(simulate("pp-cdp", 4))["staleness"].startswith(f"{6 / 16} steps, ")
 
 
+@pytest.mark.parametrize("n", [4, 6])
+def test_a_run_that_does_not_come_to_rest_says_so(n: int) -> None:
+    """Of PipeDream: at rest, stage 0 has n micro-batches on their way, each with its own version, and a gradient.
+
+    After few steps there are fewer versions: none is made before the first backward, in slot 2 n - 1.
+    """
+    few, many = simulate("pipedream", n, steps=3), simulate("pipedream", n, steps=5 * n)
+    one = overview(simulate("pipedream", n, steps=1))
+    assert (few.reaches_rest, many.reaches_rest) == (False, True)
+    assert overview(few)["step time"].startswith("2 slots, certified, later than these 3 steps; ")
+    assert one["step time"].startswith("2 slots, certified, later than this step; ")
+    peak = f"{2 * n + 1} stage-activations on device 0"
+    assert overview(many)["peak memory"].startswith(f"{peak}; activations up to {n} ")
+    own = max(row["total"] for row in few.summary()["peak_memory"])
+    assert overview(few)["peak memory"].startswith(f"{peak}, {own} stage-activations in these 3 steps; activations ")
+    assert own < 2 * n + 1
+    assert [row["total"] for row in few.summary()["peak_memory_at_rest"]] == [2 * (n - j) + 1 for j in range(n)]
+    assert few.summary()["peak_memory_at_rest"] == many.summary()["peak_memory"]
+    assert few.summary()["reaches_rest"] is False
+    assert not {"reaches_rest", "peak_memory_at_rest"} & many.summary().keys()
+
+
 def test_one_is_not_many() -> None:
     assert overview(simulate("single-dp", 1))["run"] == "single-dp: 1 stage, 1 micro-batch, 1 device; in slots"
 

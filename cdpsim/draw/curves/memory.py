@@ -10,6 +10,7 @@ from cdpsim.draw.curves import panels
 from cdpsim.draw.curves.panels import Scale
 from cdpsim.draw.curves.step_functions import Series, end_of_run, ends_of_devices, memory_of_devices, total_memory
 from cdpsim.draw.palette import CATEGORY_COLOURS
+from cdpsim.draw.views import held_at_rest
 from cdpsim.program import Category
 from cdpsim.request.description import MEMORY_LEAVES_OUT
 from cdpsim.schedules import TABLE_1
@@ -36,13 +37,19 @@ def _memory_of_one(trace: Trace) -> Figure:
     """Draw the total by category with the paper's levels, and each device."""
     scale, total, each = panels.scale_of([trace]), total_memory(trace), memory_of_devices(trace)
     ends = ends_of_devices(each, scale.end)
-    title = panels.titles([trace])[0]
+    title = "; ".join([panels.titles([trace])[0], *_held_later(trace, scale)])
     figure, (axes,) = panels.stacked_figure(title, scale, total, each, _MEMORY_LAYERS, "held", "", ends)
     heading = "Held by all devices together" if len(each) > 1 else "Held"
     _memory_panel(axes, _with_omissions(heading, scale), scale, [total], paper_levels([trace]))
     panels.mark_peak(axes, panels.peak(total), scale.peak(total), "peak")
     panels.fade(axes, min(ends.values(), default=scale.end), scale, "pale", "pale: devices have ended")
     return figure
+
+
+def _held_later(trace: Trace, scale: Scale) -> list[str]:
+    """Return words for what the fullest device holds at rest, if the steps of a trace do not get there."""
+    most = held_at_rest(trace)
+    return [] if most is None else [f"at rest a device holds {scale.amount(most)}"]
 
 
 class Holder(NamedTuple):
@@ -57,7 +64,8 @@ def _memory_of_several(traces: Sequence[Trace], *, sums: bool) -> Figure:
     """Draw a curve for each trace, of activations in one panel and of everything in another."""
     title, names = panels.titles(traces)
     scale = panels.scale_of(traces)
-    figure, parts = panels.figure_of(title, [5.0 + 0.18 * len(traces)])
+    later = [_held_later(trace, scale) for trace in traces]
+    figure, parts = panels.figure_of(title, [5.0 + 0.18 * (len(traces) + sum(map(len, later)))])
     above, below = parts[0].subplots(2, 1, sharex=True)
     whose, hold = ("all devices together", "hold") if sums else ("the fullest device", "holds")
     drawn = []
@@ -70,9 +78,8 @@ def _memory_of_several(traces: Sequence[Trace], *, sums: bool) -> Figure:
         panels.draw_curves(axes, [one.series for one in holders], scale, gid, [one.end for one in holders])
         drawn.append([f"{gid} {scale.peak(one.series)}{one.name}" for one in holders])
     above.xaxis.label.set_visible(False)
-    panels.curve_legend(
-        figure, scale, [f"{name}: {'; '.join(words)}" for name, *words in zip(names, *drawn, strict=True)]
-    )
+    labels = [f"{name}: {'; '.join(words)}" for name, *words in zip(names, *drawn, strict=True)]
+    panels.curve_legend(figure, scale, [";\n".join([one, *more]) for one, more in zip(labels, later, strict=True)])
     return figure
 
 

@@ -131,14 +131,21 @@ def _rows_of_one(run: Run) -> tuple[str, Spans, list[str]]:
     """Return the heading, the spans and the names of the rows of one run's picture."""
     spans, device, stage = version_spans(run)
     labels = [f"device {d}, stage {j}" for d, j in zip(device, stage, strict=True)]
-    heading = "Versions kept of each stage on each device"
+    heading, later = "Versions kept of each stage on each device", _later(run, _largest(spans))
     if len(labels) > MOST_VERSION_ROWS:
         spans, labels = most_versions(spans, stage), [f"stage {j}" for j in range(int(stage.max()) + 1)]
         heading = "Versions kept of each stage: the most on any device"
     if len(labels) > MOST_VERSION_ROWS:
         problem = f"{len(labels)} stages are more than the {MOST_VERSION_ROWS} rows of a picture"
         raise RequestError("versions", f"{problem}; give fewer stages (-n)")
-    return heading, spans, labels
+    return heading + later, spans, labels
+
+
+def _later(run: Run, most: int) -> str:
+    """Return words for the most versions kept of a stage at rest, if the run's own steps keep fewer."""
+    rest = run.steady_state.run
+    later = 0 if run.reaches_rest else int(live_versions(rest.program, rest.start, rest.end)["versions"].max(initial=0))
+    return f"; at rest up to {later}" if later > most else ""
 
 
 def _versions_of_several(runs: Sequence[Run]) -> Figure:
@@ -153,7 +160,8 @@ def _versions_of_several(runs: Sequence[Run]) -> Figure:
     axes = part.subplots()
     _strips(axes, "Versions kept: the most of a stage on a device", spans, names, panels.scale_of(runs))
     for k, run in enumerate(runs):
-        panels.write_beside(axes, k, f"mean age read {run.steady_state.staleness:.3g}", 5)
+        later = _later(run, int(spans.versions[spans.row == k].max(initial=0)))
+        panels.write_beside(axes, k, f"mean age read {run.steady_state.staleness:.3g}{later}", 5)
     _legend_of_counts(figure, spans)
     return figure
 

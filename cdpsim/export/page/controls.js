@@ -215,11 +215,13 @@ window.addEventListener("beforeprint", () => {
 window.addEventListener("afterprint", () => (theme(wasDark), measure(), draw()));
 
 function figuresOf({ summary, devices }, counts) {
-  const { makespan, period, bubble, mean_staleness } = summary, figures = [count(devices, "device"), ...counts];
+  const { makespan, period, bubble, mean_staleness, held_at_rest } = summary;
+  const figures = [count(devices, "device"), ...counts];
   if (makespan !== undefined) figures.push(`${duration(makespan)} in all`);
   if (period !== undefined) figures.push(`${duration(period)} a step`);
   if (bubble !== undefined) figures.push(`bubble ${(100 * bubble).toFixed(1)} %`);
   if (mean_staleness !== undefined) figures.push(`mean staleness ${Number(mean_staleness.toFixed(3))}`);
+  if (held_at_rest !== undefined) figures.push(`not at rest, where a device holds ${amount(held_at_rest)}`);
   return figures.join(" · ");
 }
 
