@@ -122,10 +122,10 @@ def read_jitter(option: str, text: str) -> tuple[str, float]:
 def disorder_of(
     disorder: Disorder,
     *,
-    slow: "Sequence[str | Slow] | Mapping[int, float]" = (),
+    slow: "Sequence[str | Slow] | Mapping[int, float] | None" = (),
     jitter: str | None = None,
     link_jitter: str | None = None,
-    stop: "Sequence[str | Stop] | Mapping[int, str | float]" = (),
+    stop: "Sequence[str | Stop] | Mapping[int, str | float] | None" = (),
     slots: bool,
 ) -> Disorder:
     """Return a cluster's disorder with the options that a request gives, objects or texts as on the command line.
@@ -149,7 +149,9 @@ def disorder_of(
 
 
 def _as_list(given: Any) -> Any:
-    """Return what a mapping of devices says as texts, and everything else as it is."""
+    """Return what a mapping of devices says as texts, None as an empty list, and everything else as it is."""
+    if given is None:
+        return ()
     return [f"{device}:{value}" for device, value in given.items()] if isinstance(given, Mapping) else given
 
 

@@ -99,10 +99,10 @@ class PlatformOptions(TypedDict, total=False):
 class DisorderOptions(TypedDict, total=False):
     """Options of what disturbs a run, empty or None as the cluster says, and of which random run it is."""
 
-    slow: Sequence[str | Slow] | Mapping[int, float]
+    slow: Sequence[str | Slow] | Mapping[int, float] | None
     jitter: str | None
     link_jitter: str | None
-    stop: Sequence[str | Stop] | Mapping[int, str | float]
+    stop: Sequence[str | Stop] | Mapping[int, str | float] | None
     seed: int
     run: int
 

@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from cdpsim import Cluster, RequestError
+from cdpsim import Cluster, RequestError, simulate
 from cdpsim.cluster.disorder import Disorder, Slow, Stop, disorder_of, read_jitter
+from cdpsim.presets import find_cluster
 from tests.helpers.every_row import every_row
 
 FILE = """name = "box"
@@ -63,6 +65,15 @@ def test_options_take_the_place_of_what_the_cluster_says() -> None:
     assert found == Disorder(
         jitter="exponential:1", link_jitter=READ.link_jitter, slow=(Slow(device=0, factor=2),), stop=READ.stop
     )
+
+
+@pytest.mark.parametrize("option", ["slow", "stop", "jitter", "link_jitter"])
+def test_none_is_as_the_cluster_says(option: str) -> None:
+    """A cluster whose device 1 is half as fast: not as slow as it is asked to be."""
+    disorder = Disorder(slow=(Slow(device=1, factor=2.0),))
+    asked: dict[str, Any] = {"model": "gpt2", "cluster": replace(find_cluster("pcie-box"), disorder=disorder)}
+    assert simulate("1f1b", 2, **asked | {option: None}) == simulate("1f1b", 2, **asked)
+    assert simulate("1f1b", 2, **asked) != simulate("1f1b", 2, **asked, slow={1: 3})
 
 
 def test_what_changes_nothing_is_left_out() -> None:
