@@ -80,11 +80,14 @@ def _check_updates(program: Program) -> Iterator[str]:
 
 
 def _check_edges(program: Program) -> Iterator[str]:
-    """Require that both ends of an edge exist."""
+    """Require that both ends of an edge exist; and of data, that they are tasks or messages."""
     for name in ("before", "after"):
         ends = getattr(program.edges, name)
         for row in _broken_rows((ends < 0) | (ends >= program.nodes)):
             yield f"dependency {row} names node {ends[row]} as its {name!r}, but there are {program.nodes} nodes"
+        for row in _broken_rows((program.edges.kind == EdgeKind.DATA) & (ends >= program.message_nodes.stop)):
+            problem = f"names {program.describe(int(ends[row]))} as its {name!r}, which is no task and no message"
+            yield f"dependency {row} is of data and {problem}"
 
 
 def _check_lanes(program: Program) -> Iterator[str]:

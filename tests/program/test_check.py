@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cdpsim import RequestError, simulate
+from cdpsim import Cluster, Model, RequestError, Stage, simulate
+from cdpsim.cluster import Devices, Link
 from cdpsim.numeric.paths import find_cycle
 from cdpsim.program import EdgeKind, Edges, Kind, Program
 from cdpsim.program.check import check_program
@@ -41,6 +42,15 @@ def with_edge(of: Program, before: int, after: int, kind: EdgeKind = EdgeKind.DA
     edges = of.edges
     ends = (np.append(edges.before, before), np.append(edges.after, after), np.append(edges.kind, kind))
     return replace(of, edges=Edges(*ends))
+
+
+def redirected(old: str, new: str) -> Program:
+    """Let what waits for one node wait for another one, in a program whose messages take their devices' time."""
+    stage, link = Stage(forward=1.0, backward=2.0, boundary=1), Link(latency=0.5)
+    cluster = Cluster(devices=(Devices(overlap="none"),), link=link)
+    of = simulate("1f1b", 2, model=Model(stages=(stage, stage)), cluster=cluster).program
+    before = np.where(of.edges.before == node(of, old), node(of, new), of.edges.before)
+    return replace(of, edges=replace(of.edges, before=before))
 
 
 def without_edges(of: Program, keep: Any) -> Program:
@@ -104,6 +114,10 @@ FAULTS: list[tuple[Callable[[], Program], str]] = [
     (lambda: with_task(program(), "F(t=1,i=1,j=1)", version=2), r"differ in version|reads version 2"),
     (lambda: with_edge(program(), 0, 10**6), r"dependency \d+ names node 1000000 as its 'after'"),
     (lambda: with_edge(program(), -3, 0), r"dependency \d+ names node -3 as its 'before'"),
+    (
+        lambda: redirected("p2p activation(t=0,i=0,j=0) 0->1", "device 1's part in p2p activation(t=0,i=0,j=0) 0->1"),
+        r"dependency \d+ is of data and names device 1's part in p2p .* as its 'before', which is no task",
+    ),
     (lambda: swapped_lane(program()), r"F\(t=0,i=1,j=1\) is on device 1 but in another device's lane"),
     (lambda: replace(program(), lane_tasks=np.roll(program().lane_tasks[[0, *range(53)]], 1)), "places in lanes"),
     (lambda: no_update(program()), r"the gradient of B\(t=2,i=0,j=0\) never reaches an update"),

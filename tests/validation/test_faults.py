@@ -19,6 +19,7 @@ from tests.validation.harm import replay_harmed
 from tests.validation.known import known
 from tests.validation.processes import HANGS, descendants, ended
 from validation.ranks.launcher import Ranks
+from validation.ranks.member import RankFailure, describe_failures
 from validation.replay.case import Case
 from validation.replay.contents import ReplayError
 
@@ -35,6 +36,12 @@ def practised() -> tuple[Ranks, Case]:
     ranks, case = Ranks(3), known(CASE)
     ranks.run(case)
     return ranks, case
+
+
+def test_what_an_exception_of_a_rank_says_is_escaped() -> None:
+    """Colours, and marks that turn the direction of writing, are as in all other errors."""
+    failures = {1: RankFailure("ValueError: a\x1b[31m\u202eb")}
+    assert str(describe_failures(failures, [2])) == r"rank 1: ValueError: a\x1b[31m\u202eb; rank 2 has not answered"
 
 
 @pytest.mark.parametrize(

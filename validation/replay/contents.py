@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Literal, NamedTuple
 
+from cdpsim.errors import one_line
 from cdpsim.program import Category, Content, Op
 
 Kinds = Literal["out of memory", "killed", "timeout", "error"]  # from the most to the least telling
@@ -12,10 +13,10 @@ Passing = tuple[Content, int, int, int]  # a value between two tasks: content, s
 
 
 class ReplayError(RuntimeError):
-    """A replay that cannot go on; `kind` is a word for the reason."""
+    """A replay that cannot go on, in one line; `kind` is a word for the reason."""
 
     def __init__(self, problem: str, kind: Kinds = "error") -> None:
-        super().__init__(problem)
+        super().__init__(one_line(problem))  # what an exception of a rank says may have any characters
         self.kind: Kinds = kind
 
 
