@@ -83,7 +83,7 @@ EXAMPLES = {
     "compare -n 8": "mp-cdp 36 … left out because of m: dualpipe",  # n (n + 1) / 2
     "compare 1f1b zb-h1 -n 8 --model gpt2 --cluster a100-nodes": "zb-h1 8 … 1f1b 8 … gpt2, adam, mixed precision",
     "compare --devices 8 --batch 256 --model llama2-7b --cluster a100-nodes": (
-        "8 devices, 256 samples in a training step … 44.0 % 0.0 %"  # the share of its speed that a device achieves
+        "8 devices, 256 samples in a training step … 43.0 % 0.0 %"  # of 44 % that a device achieves
     ),
     "compare dp --zero 0,1,2,3 --shard 8 -m 4 --model llama3-8b --cluster h100-node": (
         "dp 0 8 … no 0 … dp 3 8 … yes 0 … llama3-8b"  # 16 bytes of 8.03 G parameters are more than 80 GB

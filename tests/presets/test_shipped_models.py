@@ -82,13 +82,27 @@ ATTENTION = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks_say_what_fused_attention_keeps_and_costs(name: str) -> None:
-    """A logarithm in fp32 for each head and token (Dao et al. 2022, algorithm 1); two products of pairs of tokens."""
+    """A logarithm in fp32 for each head and token (Dao et al. 2022, algorithm 1); two products of pairs of tokens.
+
+    Backwards compute the first of them again (algorithm 4).
+    """
     for stage in presets.model(name).stages:
         if stage.name != "block" or name not in ATTENTION:
-            assert (stage.attention_activation, stage.attention_forward) == (0, None)
+            assert (stage.attention_activation, stage.attention_forward, stage.recomputed) == (0, None, None)
         else:
             b, a, s, h = ATTENTION[name]
             assert (stage.attention_activation, stage.attention_forward) == (4 * b * a * s, Work(4 * b * s * s * h))
+            assert stage.recomputed == Work(2 * b * s * s * h)
+
+
+@pytest.mark.parametrize(("name", "each_token"), [("llama3-8b", 57.91), ("llama2-7b", 46.08), ("gpt2", 0.8544)])
+def test_the_flop_of_a_token_are_those_of_the_palm_paper(name: str, each_token: float) -> None:
+    """Chowdhery et al. 2022, appendix B, in GFLOP: 6 for each weight of a product, and 12 L h s for attention."""
+    model, (b, _, s, h) = presets.model(name), ATTENTION[name]
+    products = model.size("parameters").sum() / PRECISIONS["bf16"] - model.stages[0].numbers  # all but the embedding
+    assert model.flop is not None
+    assert model.flop / (b * s) == pytest.approx(6 * products + 12 * (model.n - 2) * h * s, rel=2e-3)
+    assert model.flop / (b * s) / 1e9 == pytest.approx(each_token, rel=1e-3)
 
 
 @pytest.mark.every_case

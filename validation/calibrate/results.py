@@ -174,7 +174,7 @@ def timed_model(model: Model, timed: Sequence[Task], name: str, *, split: bool =
         if split:
             for_weights = seconds[j, "weight_backward"]
             whole = for_input + for_weights
-        parts = {"backward": round_measured(whole), "weight_backward": round_measured(for_weights)}
+        parts = {"backward": round_measured(whole), "weight_backward": round_measured(for_weights), "recomputed": None}
         stages.append(msgspec.structs.replace(stage, forward=round_measured(seconds[j, "forward"]), **NO_CORE, **parts))
     return Model(name=f"{name}, measured", stages=tuple(stages))
 

@@ -140,7 +140,8 @@ def with_timed_curves(model: Model, training: Training) -> Model:
             runs = [record_passes(training, j, usual_values, clock) for _ in range(1 + TIMED_PASSES)][1:]
             costs = [_shortest(pass_) for pass_ in zip(*runs, strict=True)]
             forward, backward = (sum(each) / 1e9 for each in costs)
-            times = {"forward": forward, "backward": backward, "weight_backward": None, **NO_CORE}
+            parts = {"weight_backward": None, "recomputed": None}  # of which nothing is timed
+            times = {"forward": forward, "backward": backward, **parts, **NO_CORE}
             stages.append(replace(stage, curve=_curve_of(runs[0], costs), **times))
     return replace(model, stages=tuple(stages))
 

@@ -19,6 +19,12 @@ def _attention(query: Tensor, key: Tensor, value: Tensor) -> int:
     return 2 * batch * heads * length * key.shape[-2] * (width + value.shape[-1])
 
 
+def _computed_again(query: Tensor, key: Tensor) -> int:
+    """Return the FLOP of the product of queries and keys, which backwards of fused attention compute again."""
+    batch, heads, length, width = query.shape
+    return 2 * batch * heads * length * key.shape[-2] * width
+
+
 def _attention_forward(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> int:
     return _attention(query, key, value)
 
@@ -66,12 +72,12 @@ class Flops(TorchDispatchMode):
     """A counter of operations by torch's own formulas while it is entered; on fake tensors as on real ones.
 
     The forward of the core of attention is counted by itself, too, and storages that it makes beside its output are
-    noted: of fused kernels, and of functions that are `noting`.
+    noted: of fused kernels, and of functions that are `noting`. Of fused kernels so are the scores.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = self.attention = 0
+        self.count = self.attention = self.fused_scores = 0
         self.kept_by_cores: list[Reference] = []
         self.given_to_cores: list[tuple[Reference, int]] = []  # and bytes of what a second forward would start from
         self._made: dict[int, Reference] | None = None  # storages by address, of the function of a core that runs
@@ -90,6 +96,7 @@ class Flops(TorchDispatchMode):
             self._made |= {_address(tensor): storage_of(tensor) for tensor in made}
         elif func._overloadpacket in _ATTENTION:
             self.attention += count
+            self.fused_scores += _computed_again(*args[:2])
             self.kept_by_cores += [storage_of(tensor) for tensor in result[1:] if isinstance(tensor, Tensor)]
         return result
 

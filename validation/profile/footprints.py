@@ -59,6 +59,7 @@ class Footprint(NamedTuple):
     inference: int
     attention_activation: int
     attention_flops: int
+    fused_scores_flops: int  # of it, what a backward computes again
 
     @property
     def weight_flops(self) -> int:
@@ -184,6 +185,7 @@ def measure_stage(training: Training, stage: int, split: Split = "once") -> Foot
         _inference(training, stage),
         kept_by_cores,
         flops.attention,
+        flops.fused_scores,
     )
 
 
@@ -356,6 +358,7 @@ def _model_stages(training: Training, optimizer: Optimizer, footprints: Sequence
             Stage(
                 forward=Work(max(1, footprint.forward_flops)),  # no task takes no time
                 backward=Work(max(parts, footprint.backward_flops)),
+                recomputed=Work(footprint.fused_scores_flops) if footprint.fused_scores_flops else None,
                 weight_backward=Work(max(1, min(footprint.weight_flops, footprint.backward_flops + 1 - parts))),
                 activation=footprint.activation,
                 kept_output=footprint.kept_output,
