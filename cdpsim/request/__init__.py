@@ -159,7 +159,7 @@ class Request(Mapping[str, Any]):
             "warm_up": shape.warm_up or None,
             "local_steps": shape.local_steps or None,
             "outer": self.given["outer"],
-            "chunks": shape.chunks if shape.chunks > 1 else None,
+            "chunks": shape.chunks if self.schedule.order.any_chunks or shape.chunks > 1 else None,
             "replicas": shape.replicas // shape.shard if waits else shape.replicas,
             "stage_replicas": list(shape.widths) or None,
             "shard": shape.shard if self.zero and waits else None,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate
+from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, simulate
 from cdpsim.cluster import Link
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
@@ -72,6 +72,21 @@ def test_more_chunks_divide_the_bubble(chunks: int) -> None:
         one = measure(simulate(name, d * chunks, m=m, chunks=chunks, steps=1))
         assert one.devices == d
         assert Fraction(one.bubble).limit_denominator(1000) == Fraction(d - 1, chunks * m + d - 1)
+
+
+@pytest.mark.parametrize("name", ["interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble"])
+def test_two_stages_lie_on_each_device_where_nothing_is_said(name: str) -> None:
+    """Eight stages lie on four devices, and v = 2 makes the bubble (d-1)/(v m + d-1) = 3/19 (Narayanan et al. 2021).
+
+    A zero bubble has d-1 of 2 v m + v m + d-1 slots: 3/51. A record has the number, also where it is 1.
+    """
+    run = simulate(name, 8, m=8, steps=1)
+    assert run.devices == 4
+    bubble = Fraction(3, 51 if name == "interleaved-zero-bubble" else 19)
+    assert Fraction(measure(run).bubble).limit_denominator(1000) == bubble
+    alone = Request(name, 8, m=8, chunks=1)
+    assert Request(**alone).shape.chunks == 1
+    assert simulate(alone).devices == 8
 
 
 @pytest.mark.parametrize("d", [2, 4, 6])

@@ -29,8 +29,9 @@ def layers(count: int, **facts: Any) -> Model:
 
 
 def chunks_of(schedule: Schedule) -> int:
-    """The stages of a device: two of a V."""
-    return 2 if schedule.name in ("zbv", "dualpipev") else 1
+    """The stages of a device: two of a V, and of an interleaved schedule for which no number is given."""
+    two = ("zbv", "dualpipev", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble")
+    return 2 if schedule.name in two else 1
 
 
 PIPELINES = [name for name, schedule in SCHEDULES.items() if schedule.order.lists]
@@ -67,7 +68,7 @@ def test_several_pipelines_share_devices_and_batch() -> None:
     found = compare(n=4, devices=8, batch=64, model=layers(8), cluster=SPEED)
     rows = {row.schedule: (row.n, row.m, row.replicas, row.batch) for row in found.measured}
     assert rows["1f1b"] == rows["pipedream-2bw"] == rows["pp-cdp"] == (4, 16, 2, 64)
-    assert rows["zbv"] == rows["dualpipev"] == (4, 8, 4, 64)
+    assert rows["zbv"] == rows["dualpipev"] == rows["looped-bfs"] == (4, 8, 4, 64)
     assert rows["pipedream"] == (4, 1, 2, 4)
     assert rows["dp"] == (4, 4, 8, 64)
     assert (rows["multi-dp"], rows["mp-dp"]) == ((4, 8, 1, 16), (4, 2, 1, 4))

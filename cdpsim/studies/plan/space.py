@@ -155,14 +155,14 @@ def _lengths(
 
 
 def _chunks(wanted: Wanted, schedule: Schedule, places: int, variant: Variant) -> list[int]:
-    """Return the numbers of stages of a device: the usual one, and where any may be taken the powers of two."""
+    """Return the numbers of stages of a device: the usual one, and where any may be taken its doubles."""
     usual = schedule.order.chunks
     if not schedule.order.any_chunks:
         return [usual]
     if "chunks" in wanted.axes:
         return sorted({*wanted.axes["chunks"]})
-    doubled = [2**k for k in range(variant.stages.bit_length()) if places * 2**k <= variant.stages]
-    return sorted({usual, *doubled})
+    doubled = (usual * 2**k for k in range(1, variant.stages.bit_length()))
+    return [usual, *(chunks for chunks in doubled if places * chunks <= variant.stages)]
 
 
 def _grids(wanted: Wanted, schedule: Schedule, devices: int, variant: Variant) -> Iterator[_Sized]:
