@@ -68,6 +68,7 @@ QUANTILE_COLUMNS = tuple(Column(quantile, "s", f"step {quantile}") for quantile 
 # The columns of a table without --columns; "" is the rate.
 _SPEED_COLUMNS = ("devices", "5%", "50%", "95%", "", "per_device", "mfu")
 _DEFAULT_COLUMNS = (*_SPEED_COLUMNS, "bubble", "exposed", "memory", "fits", "staleness")
+_MEMORY_NAMES = ("optimizer", "gradients")  # options that have the names of columns of memory
 _FIRST_TO_GO = ("exposed", "staleness", "per_device", "mfu", "bubble")  # where a line is too long
 
 
@@ -120,7 +121,9 @@ class Comparison:
     def frame(self) -> "pd.DataFrame":
         """Return all figures as a DataFrame of pandas, with a column for each option by which rows differ."""
         records = [row.to_builtins() for row in self.measured]
-        return data_frame([record.pop("asked", {}) | record for record in records])
+        asked = [record.pop("asked", {}) for record in records]
+        apart = [{f"asked {name}": each[name] for name in _MEMORY_NAMES if name in each} for each in asked]
+        return data_frame([own | each | record for own, each, record in zip(apart, asked, records, strict=True)])
 
     @property
     def heads(self) -> list[str]:
@@ -259,22 +262,28 @@ def _fitting_columns(comparison: Comparison) -> list[Column]:
 def _table_cells(
     comparison: Comparison, columns: Sequence[Column], form: str, *, short: bool = True
 ) -> tuple[list[str], list[list[Any]]]:
-    """Return the headings and the cells of a table; a `short` one has rules where rows of a schedule differ in them."""
+    """Return the headings and the cells of a table; a `short` one has rules where rows of a schedule differ in them.
+
+    A column of figures that says what a listed option says stands for it.
+    """
     rows, people = comparison.measured, form != "csv"
     room = min(_MOST_ROOM_OF_NAMES, _ROOM_OF_ALL_NAMES // (1 + len(comparison.lists)))
     shown = partial(_middle_cut, room=room) if form == "text" and short else str
     rules = {row.schedule: {other.rule for other in rows if other.schedule == row.schedule} for row in rows}
-    with_rule = not short or any(len(each) > 1 for each in rules.values())
-    names = ["schedule", *comparison.lists, *["rule"] * with_rule]
+    with_rule = "rule" not in comparison.lists and (not short or any(len(each) > 1 for each in rules.values()))
+    figures = {column.name for column in columns}
+    lists = [name for name in comparison.lists if name not in figures or name in _MEMORY_NAMES]
+    names = ["schedule", *(f"asked {name}" if name in figures else name for name in lists), *["rule"] * with_rule]
     names += [column.short if short and column.short else column.heading for column in columns]
     cells = [
         [
             shown(row.schedule) + comparison.mark(row) * people,
-            *(shown(row.asked[name]) if name in row.asked else None for name in comparison.lists),
+            *(shown(asked[name]) if name in asked else None for name in lists),
             *[row.rule] * with_rule,
             *(measured_cell(row, column, form, slots=comparison.slots) for column in columns),
         ]
         for row in rows
+        for asked in [{"rule": row.rule, **row.asked}]
     ]
     return names, cells
 

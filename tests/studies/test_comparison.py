@@ -15,6 +15,7 @@ from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.schedules import Schedule
 from cdpsim.studies.comparison import compare
+from cdpsim.studies.comparison_columns import comparison_table
 from tests.conftest import Command
 from tests.helpers.command_line import refuse
 from tests.helpers.every_row import every_row
@@ -309,6 +310,25 @@ def test_long_names_leave_room_for_figures(command: Command, here: Path) -> None
     assert "bubble" in lines[0] and "memory" in lines[0]
     found = json.loads(command("compare", name, "-n", 4, "--format", "json").out)
     assert [row["schedule"] for row in found] == [name]
+
+
+def test_each_heading_of_a_table_stands_once(command: Command) -> None:
+    """A listed number is the figure with which a row ran; the bytes of optimizer states are no name of an optimizer."""
+    for listed in ("-n 4 -m 4,8 --chunks 1,2 --replicas 1,2", "-n 4 --rule cdp-v1,cdp-v2"):
+        asked = ("compare", "pp-cdp", "interleaved-1f1b", *listed.split())
+        for heads in (
+            command(*asked, "--format", "csv").out.splitlines()[0].split(","),
+            command(*asked, "--columns", "all").out.splitlines()[0].split(),
+        ):
+            assert len(heads) == len({*heads}) and {"n", "m", "chunks", "replicas", "rule"} <= {*heads}
+    options: dict[str, Any] = {"model": "gpt2", "cluster": "h100-node", "replicas": 2, "optimizer": ["sgd", "adam"]}
+    found = compare("dp", **options, sort="given")
+    table = csv.DictReader(io.StringIO(comparison_table(found, "csv")))
+    rows = [(row["asked optimizer"], int(row["optimizer"])) for row in table]
+    assert [name for name, _ in rows] == ["sgd", "adam"]
+    assert rows[1][1] == 3 * rows[0][1]  # 4 bytes of master weights beside mixed precision, and 8 of two moments
+    pytest.importorskip("pandas")
+    assert list(found.frame()["asked optimizer"]) == ["sgd", "adam"]
 
 
 def test_lists_have_commas(command: Command, here: Path) -> None:
