@@ -52,8 +52,7 @@ def compare(
     be a list: rows are all combinations. `sort` is throughput (the default without names), given (with names: in their
     order) or a column. With `runs`, rows have the quantiles of the step over so many runs.
 
-    Of named schedules without lists each must run; of others, those that cannot are `left_out`. A name that nothing has
-    is refused.
+    Those that cannot run are `left_out`; a name that nothing has is refused, and so is a comparison that has no rows.
     """
     named: list[Compared] = []
     for given in schedules:
@@ -71,7 +70,7 @@ def compare(
     if len({_of_slots(own) for own in every}) > 1:
         raise RequestError("model", "some are in slots, and some in seconds; give all of them a model, or none")
     for model in ({}, {"model": UNIT_MODELS[1]}):
-        rows = _Rows(devices, batch, runs, tuple(lists), strict=bool(named) and not lists)
+        rows = _Rows(devices, batch, runs, tuple(lists), sizes_matter=not named or bool(lists))
         if all(rows.add(own | model, one_clock=len(every) > 1) for own in every):
             break
     return rows.comparison(split=bool(model), sort=sort)
@@ -124,15 +123,16 @@ def _of_slots(options: Mapping[str, Any]) -> bool:
 
 
 class _Rows:
-    """The rows of a comparison, measured one run after another.
+    """The rows of a comparison, measured one run after another; a schedule that cannot run is left out.
 
-    If they are `strict`, a schedule that cannot run is refused; else it is left out.
+    With `sizes_matter`, so is one that takes another number of micro-batches or replicas than asked for.
     """
 
     def __init__(
-        self, devices: int | None, batch: int | None, runs: int | None, lists: tuple[str, ...], *, strict: bool
+        self, devices: int | None, batch: int | None, runs: int | None, lists: tuple[str, ...], *, sizes_matter: bool
     ) -> None:
-        self.devices, self.batch, self.runs, self.lists, self.strict = devices, batch, runs, lists, strict
+        self.devices, self.batch, self.runs, self.lists = devices, batch, runs, lists
+        self.sizes_matter = sizes_matter
         self.requests = PartialRequests()
         self.measured: list[Measured] = []
         self.left_out: dict[str, list[str]] = {}
@@ -150,14 +150,15 @@ class _Rows:
         try:
             own = dict(options) | equal_shape(schedule, options, self.devices, self.batch)
             own |= {} if own.keys() & {"steps", "counts"} else {"steps": _default_steps(own, schedule)}
-            needed = () if self.strict else ("replicas",) if schedule.m is not None else ("m", "replicas")
+            sizes = ("replicas",) if schedule.m is not None else ("m", "replicas")
+            needed = sizes if self.sizes_matter else ()
             row, taken = self.requests.serve_part({**own, "schedule": schedule}, _evaluated, needed=needed)
         except RequestError as error:
-            if self.strict or isinstance(error, UnknownName):
+            if isinstance(error, UnknownName):
                 raise
             case = ", ".join(f"{name}={option_text(options[name])}" for name in self.lists)
             self.left_out.setdefault(error.subject, []).append(schedule.name + f" ({case})" * bool(case))
-            self.refusal = error
+            self.refusal = self.refusal or error
             return True
         request, measured = row
         if one_clock and _of_slots(options) and request.model.name != options.get("model", UNIT_MODELS[0]):

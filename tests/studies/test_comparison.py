@@ -77,6 +77,18 @@ def test_several_pipelines_share_devices_and_batch() -> None:
     assert found.left_out == {"devices": ["single-dp", "single-cdp", "multi-cdp", "mp-cdp", "zero-dp", "zero-cdp"]}
 
 
+def test_a_named_schedule_that_cannot_run_is_left_out(command: Command, here: Path) -> None:
+    """mp-dp has N times N devices, and 8 is no square. Where none is left, the first refusal is that of the table."""
+    done = command("compare", "1f1b", "mp-dp", "gpipe", "--devices", 8, "--format", "json")
+    assert [row["schedule"] for row in json.loads(done.out)] == ["1f1b", "gpipe"]
+    assert done.err == "cdpsim: left out because of devices: mp-dp (by its name each says why)\n"
+    assert compare("1f1b", "mp-dp", devices=8).left_out == {"devices": ["mp-dp"]}
+    assert command("compare", "mp-dp", "1f1b", "--devices", 8, "-o", "it.svg").code == 0
+    assert command("compare", "mp-dp", "1f1b", "--devices", 8, "-o", "it.svg", "--force").code == 0
+    refuse(command, here, "compare mp-dp single-dp --devices 8", "devices: mp-dp runs on 4 with n=2, m=2 and on 9")
+    refuse(command, here, "compare 1f1b mp-pd --devices 8", "unknown schedule 'mp-pd'; did you mean 'mp-dp'?")
+
+
 def test_data_ranks_that_share_states_are_devices_too() -> None:
     """With --shard S a data rank has a device of every S; with --zero alone all of them share."""
     asked: dict[str, Any] = {"devices": 8, "batch": 64, "model": layers(8), "cluster": SPEED}

@@ -95,8 +95,7 @@ def compare_command(args: argparse.Namespace) -> int:
     most = None if args.within is None else _memory_limit(args, options)
     look = look_of(args)
     check = partial(pictures.check_picture, args.output, look=look, force=args.force)
-    each = [partial(compare, [item], **settings) for item in items] or [partial(compare, **settings)]
-    check_output(args.output, check, each)
+    check_output(args.output, check, [partial(compare, items, **settings)])
     comparison = compare(items, **settings)
     _report(comparison, form)
     rows = [row for row in comparison.measured if most is None or row.memory <= most]
