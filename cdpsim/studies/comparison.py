@@ -16,8 +16,8 @@ from cdpsim.front import simulate
 from cdpsim.model import UNIT_MODELS
 from cdpsim.presets import find_model
 from cdpsim.request import Request
-from cdpsim.request.options import OPTION_NAMES
-from cdpsim.request.reading import LEAST_STEPS, least_steps
+from cdpsim.request.options import DEFAULTS, OPTION_NAMES
+from cdpsim.request.reading import LEAST_STEPS, least_steps, read_cluster
 from cdpsim.request.sharing import named_zero
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule, find_schedule
@@ -33,6 +33,7 @@ Compared = (
 )  # what can be compared; a mapping has the options of a request
 
 _LEAST_VALUES = {"n": 1, "m": 1, "chunks": 1, "replicas": 1, "steps": 1, "prefetch": 0, "seed": 0, "run": 0}
+_SIZES_OF_DEVICES = ("n", "replicas", "shard", "stage_replicas")
 _LISTS_THEMSELVES = ("slow", "stop", "counts", "stage_replicas")
 
 
@@ -47,7 +48,8 @@ def compare(
     """Return the measured runs of schedules, one by one or in a list; by default of all that take the options.
 
     With `devices`, each schedule gets the n, m and replicas with which it runs on so many, and with `batch` those with
-    which a training step has so many samples, or micro-batches of a model that does not say how many samples they have.
+    which a training step has so many samples, or micro-batches of a model that does not say how many samples they have;
+    then `devices` are those of the cluster, where nothing says how many.
     A schedule whose number of micro-batches is its own keeps that, and is marked. An option that a request has once may
     be a list: rows are all combinations. `sort` is throughput (the default without names), given (with names: in their
     order) or a column. With `runs`, rows have the quantiles of the step over so many runs.
@@ -66,6 +68,7 @@ def compare(
     lists = {name: listed_values(name, options[name]) for name in OPTION_NAMES if has_several(name, options.get(name))}
     cases = [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
     items = [_options_of_item(item, devices, batch) for item in named or SCHEDULES]
+    devices = devices or _devices_of_cluster([item | options for item in items], batch)
     every = [{"ignore_memory": True} | item | options | case for item in items for case in cases]
     if len({_of_slots(own) for own in every}) > 1:
         raise RequestError("model", "some are in slots, and some in seconds; give all of them a model, or none")
@@ -114,6 +117,17 @@ def _options_of_item(item: Compared, devices: int | None, batch: int | None) -> 
     schedule = {"schedule": item.schedule} if isinstance(item, Request) else {}
     derived = ("replicas",) * (devices is not None) + ("m",) * (batch is not None)
     return {name: value for name, value in {**item, **schedule}.items() if name not in derived}
+
+
+def _devices_of_cluster(items: Sequence[Mapping[str, Any]], batch: int | None) -> int | None:
+    """Return the devices of the one cluster of all items; None without a batch, or where an item says how many."""
+    if batch is None or any(options.get(name) is not None for options in items for name in _SIZES_OF_DEVICES):
+        return None
+    clusters = [
+        one for options in items for one in listed_values("cluster", options.get("cluster", DEFAULTS["cluster"]))
+    ]
+    counts = {read_cluster(cluster).count for cluster in clusters}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def _of_slots(options: Mapping[str, Any]) -> bool:

@@ -77,6 +77,30 @@ def test_several_pipelines_share_devices_and_batch() -> None:
     assert found.left_out == {"devices": ["single-dp", "single-cdp", "multi-cdp", "mp-cdp", "zero-dp", "zero-cdp"]}
 
 
+def test_devices_are_those_of_the_cluster_where_nothing_says_how_many() -> None:
+    """A batch of 64 samples on eight devices is 32 micro-batches of a pipeline, and 4 of each of eight data ranks."""
+    asked: dict[str, Any] = {"batch": 64, "model": layers(8), "sort": "given"}
+    eight = Cluster(devices=(Devices(count=8, speed=10e12, memory=10**9),))
+    for cluster in (eight, [eight, eight]):
+        found = compare("1f1b", "dp", cluster=cluster, **asked)
+        assert found.devices == 8
+        assert {(row.schedule, row.devices, row.m, row.replicas) for row in found.measured} == {
+            ("1f1b", 8, 32, 1),
+            ("dp", 8, 4, 8),
+        }
+    for said, count in (
+        ({"n": 4}, 4),
+        ({"replicas": 1, "n": 2}, 2),
+        ({"cluster": SPEED}, 8),
+        ({"shard": 2, "n": 2}, 4),
+    ):
+        (row,) = compare("1f1b", **{"cluster": eight, **asked, **said}).measured
+        assert row.devices == count
+    (row,) = compare(Request("1f1b", 4, model=layers(8), cluster=eight), batch=64).measured
+    assert row.devices == 4
+    assert [compare("dp", cluster=[eight, SPEED], **asked).devices] == [None]
+
+
 def test_a_named_schedule_that_cannot_run_is_left_out(command: Command, here: Path) -> None:
     """mp-dp has N times N devices, and 8 is no square. Where none is left, the first refusal is that of the table."""
     done = command("compare", "1f1b", "mp-dp", "gpipe", "--devices", 8, "--format", "json")

@@ -49,7 +49,7 @@ _COLUMNS = known_columns(quantiles=True)
         choices=NAMES,
         help="schedules (default: all), experiment files, or torch's orders (.csv)",
     ),
-    argument("--devices", metavar="D", help="equal devices: n, replicas and, where it decides on them, m follow"),
+    argument("--devices", metavar="D", help="equal devices: n, replicas, for some m follow (default with --batch: all)"),
     argument("--batch", metavar="B", help="equal batches, in samples of a training step: m follows"),
     argument("-n", metavar="N", help="stages (default: as many as the model has, or --devices times --chunks)"),
     argument(
