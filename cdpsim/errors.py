@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from numbers import Integral
 from textwrap import shorten
+from typing import Any
 
 _NEARNESS = 0.7  # twice the letters in common, in order, of the letters of both words
 _FEW = 3
@@ -53,6 +54,17 @@ def choose(subject: str, value: object, known: Iterable[str]) -> str:
         hint = suggestion(value if isinstance(value, str) else "", names)
         raise UnknownName(subject, f"unknown {subject} {short_repr(value)}; {hint}")
     return value
+
+
+def in_known_case(value: Any, known: Iterable[str]) -> Any:
+    """Return the known name that differs from a value in nothing but the case of letters; else the value.
+
+    >>> in_known_case("AdamW", ["adam", "adamw"]), in_known_case("sdg", ["sgd"])
+    ('adamw', 'sdg')
+    """
+    if not isinstance(value, str):
+        return value
+    return next((name for name in known if name.casefold() == value.casefold()), value)
 
 
 def refuse_unknown(function: str, given: Iterable[str], known: Iterable[str]) -> None:

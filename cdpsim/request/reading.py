@@ -14,9 +14,9 @@ from cdpsim.cluster import Cluster
 from cdpsim.cluster.devices import UNLIMITED_LANES
 from cdpsim.cluster.disorder import DISORDER_OPTIONS as DISORDER
 from cdpsim.cluster.disorder import Disorder, disorder_of
-from cdpsim.errors import RequestError, choose, short_repr, true_or_false, whole_number
+from cdpsim.errors import RequestError, choose, in_known_case, short_repr, true_or_false, whole_number
 from cdpsim.limits import refuse_too_large
-from cdpsim.model import UNIT_MODELS, Model, Recipe
+from cdpsim.model import OPTIMIZERS, UNIT_MODELS, Model, Recipe
 from cdpsim.model.optimizers import UPDATE_FACTS
 from cdpsim.model.recipe import apply_recipe
 from cdpsim.model.runtime import read_runtime
@@ -135,6 +135,7 @@ def _check_each(given: Mapping[str, Any]) -> dict[str, Any]:
         options["order"] = [list(map(str, row)) for row in options["order"]]
     options |= named_zero(options)
     options["schedule"] = find_schedule(options["schedule"])
+    options["optimizer"] = in_known_case(options["optimizer"], OPTIMIZERS)
     choose("contention", options["contention"], CONTENTION)
     find_engine(options["engine"], options["contention"])
     options["zero"] = read_zero(options["zero"])
@@ -448,6 +449,8 @@ def read_model(
 def read_recipe(model: Model, options: Mapping[str, object]) -> Recipe:
     """Return how a model is trained: by the options or its own recipe."""
     given = {name: options[name] for name in TRAINING if options[name] is not None}
+    if "optimizer" in given:
+        given["optimizer"] = in_known_case(given["optimizer"], OPTIMIZERS)
     if "mixed_precision" in given:
         true_or_false("mixed_precision", given["mixed_precision"])
     return msgspec.structs.replace(model.training, **given)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from cdpsim.errors import RequestError, choose, short_repr, whole_number
+from cdpsim.errors import RequestError, choose, in_known_case, short_repr, whole_number
 from cdpsim.files.units import size_bytes
 from cdpsim.model import PRECISIONS, Model
 from cdpsim.request.options import Gather, InapplicableOption, Padding, Reduce, UpdateIn
@@ -275,7 +275,7 @@ def check_layers(given: object, model: Model, n: int) -> tuple[int, ...]:
 
 def named_zero(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schedule and the stage of ZeRO for which a name stands; nothing for other names."""
-    name = options["schedule"]
+    name = in_known_case(options["schedule"], ZERO_NAMES)
     if not isinstance(name, str) or name not in ZERO_NAMES:
         return {}
     schedule, zero = ZERO_NAMES[name]

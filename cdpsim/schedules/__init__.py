@@ -104,7 +104,7 @@ from types import ModuleType
 
 import numpy as np
 
-from cdpsim.errors import RequestError, choose, is_unicode, one_line, short_repr
+from cdpsim.errors import RequestError, choose, in_known_case, is_unicode, one_line, short_repr
 from cdpsim.numeric.kept import Kept
 from cdpsim.schedules import rule as rules
 from cdpsim.schedules.actions import Actions, check_actions
@@ -474,7 +474,8 @@ def find_schedule(schedule: str | Schedule) -> Schedule:
         return schedule
     if isinstance(schedule, str) and schedule.endswith(".csv"):
         return schedule_from_csv(schedule)
-    name = choose("schedule", schedule, (*SCHEDULES, *ZERO_NAMES))
+    names = (*SCHEDULES, *ZERO_NAMES)  # as they are now
+    name = choose("schedule", in_known_case(schedule, names), names)
     if name in ZERO_NAMES:
         of, zero = ZERO_NAMES[name]
         raise RequestError("schedule", f"{name} is {of} --zero {zero}; give both")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from cdpsim.errors import RequestError, UnknownName, choose, refuse_unknown, short_repr, whole_number
+from cdpsim.errors import RequestError, UnknownName, choose, in_known_case, refuse_unknown, short_repr, whole_number
 from cdpsim.front import simulate
 from cdpsim.model import UNIT_MODELS
 from cdpsim.presets import find_model
@@ -158,7 +158,7 @@ class _Rows:
 
         So they are if this schedule splits them: then each takes two slots.
         """
-        name = options["schedule"]
+        name = in_known_case(options["schedule"], ZERO_NAMES)
         options = {**options, **named_zero(options)}
         schedule = find_schedule(options["schedule"])
         try:

@@ -128,7 +128,7 @@ BAD_WORDS = {
     "simulate mp-cdp -n 3 --format csv": ["'csv' is for tables only; give text, json"],
     "simulate mp-cdp -o out": ["n: is missing; give the number of stages, or a model file that says it"],
     "simulate mp-cdpp -n 3 -o out": ["unknown schedule 'mp-cdpp'; did you mean 'mp-cdp'?"],
-    "simulate MP-CDP -n 3 -o out": ["unknown schedule 'MP-CDP'"],
+    "simulate MP-CPD -n 3 -o out": ["unknown schedule 'MP-CPD'"],
     "simulate xyz -n 3 -o out": ["unknown schedule 'xyz'; known are single-dp, single-cdp"],
     "simulate mp-cdp -n 3 -o out --engine simpi": ["unknown engine 'simpi'; did you mean 'simpy'?"],
     "simulate mp-cdp -n 3 -o out --collective x": ["unknown collective 'x'; known are recursive-doubling, ring, tree"],

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, presets, simulate
+from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, Trace, compare, presets, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Speeds, Topology
 from cdpsim.cluster.disorder import Disorder, Slow, Stop
 from cdpsim.front import step_actions
@@ -208,3 +208,19 @@ def test_a_type_checker_knows_all_names_that_are_taken() -> None:
     known |= {"gradients": GRADIENT_TYPES, "update_time": UPDATE_TIMES}
     for word, taken in known.items():
         assert get_args(get_args(hints[word])[0]) == taken
+
+
+def test_schedules_and_optimizers_have_names_in_any_case(command: Command) -> None:
+    """A request, its record and its tables have the name as it is; a name of a schedule with a stage of ZeRO, too."""
+    trained = Request("1F1B", 4, model="gpt2", optimizer="AdamW")  # type: ignore[arg-type]
+    assert (trained["schedule"], trained["optimizer"]) == ("1f1b", "adamw")
+    assert trained.model == Request("1f1b", 4, model="gpt2", optimizer="adamw").model
+    sharded = Request("ZeRO-1", model="gpt2", replicas=2)
+    assert (sharded.schedule.name, sharded.zero) == ("dp", 1)
+    rows = compare("GPipe", "FSDP", "DDP", n=4, replicas=2, model="gpt2", cluster="h100-node", sort="given")
+    assert [row.schedule for row in rows] == ["gpipe", "fsdp", "ddp"]
+    for asked in ("compare {} -n 2", "simulate {} -n 2", "plan --schedules {} --devices 2 --batch 4"):
+        one, other = (command(*asked.format(name).split(), "--format", "json") for name in ("1F1B", "1f1b"))
+        assert (one.code, one.out, one.err) == (0, other.out, other.err)
+    with pytest.raises(RequestError, match="unknown optimizer 'AdmaW'; did you mean 'adamw'"):
+        Request("1f1b", 4, model="gpt2", optimizer="AdmaW")  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from cdpsim.cli.commands.options import (
 from cdpsim.cli.commands.requests import check_output, given_options, in_slots, report_untaken
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
-from cdpsim.errors import RequestError, choose, whole_number
+from cdpsim.errors import RequestError, choose, in_known_case, whole_number
 from cdpsim.export import pictures
 from cdpsim.files.tables import format_table
 from cdpsim.files.units import short_text
@@ -65,7 +65,7 @@ def breakeven_command(args: argparse.Namespace) -> int:
     form = format_of(args)
     over_bandwidth = choose("over", args.over, _OVER) == "bandwidth"
     for name in args.schedules:
-        choose("schedule", name, NAMES)
+        choose("schedule", in_known_case(name, NAMES), NAMES)
     options = given_options(args)
     if options.get("cluster", "unit") == "unit":
         raise RequestError("--cluster", "is missing; its bandwidths are what is varied (`cdpsim clusters` lists some)")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cdpsim.errors import RequestError, short_repr
+from cdpsim.errors import RequestError, in_known_case, short_repr
 from cdpsim.files.notes import say
 from cdpsim.front import CheckEnded, check_until, reopen, simulate
 from cdpsim.model import UNIT_MODELS
@@ -74,7 +74,7 @@ def options_of(args: argparse.Namespace, name: str | Schedule | None = None) -> 
 
 def _has_rounds(schedule: object) -> bool:
     """Return whether a schedule that ships has rounds, whose counts follow from all other options."""
-    declared = SCHEDULES.get(schedule) if isinstance(schedule, str) else None
+    declared = SCHEDULES.get(in_known_case(schedule, SCHEDULES)) if isinstance(schedule, str) else None
     return declared is not None and declared.order.rounds is not None
 
 
