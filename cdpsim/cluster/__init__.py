@@ -1,6 +1,6 @@
 """Clusters: devices, and a link for every pair of them or a topology that joins them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from math import fsum, inf
 from pathlib import Path
@@ -24,6 +24,7 @@ from cdpsim.files.units import counted, short_text
 from cdpsim.numeric.columns import Floats, Ints
 
 _PAIRS_AT_ONCE = 2**21
+_LEAST_MEMORY = 10**6  # bytes of a device that a file may give as a number without a unit
 _LARGEST_NODE = 512  # in devices, of nodes of which two stand for all; larger ones are drawn, and refused if too large
 Cards = tuple[tuple[tuple[int, ...], ...], ...]  # of each node, of each card there, the members of a group
 
@@ -285,6 +286,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
         """Make a cluster of a file's content, or of "unit"; errors begin with `subject`."""
         if content == "unit":
             return cls.unit()
+        _refuse_bare_memory(content, subject)
         form = config.decode(content, _ClusterFile, subject, _TABLES)
         groups = (form.devices,) if isinstance(form.devices, Devices) else form.devices
         try:
@@ -430,3 +432,13 @@ def _as_they_come(label: Ints) -> bytes:
     """Renumber labels in the order in which they first occur."""
     _, first, number = np.unique(label, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[number].tobytes()
+
+
+def _refuse_bare_memory(content: object, subject: str) -> None:
+    """Refuse a file's memory of a device that is a number of few bytes: its unit was forgotten."""
+    devices = content.get("devices") if isinstance(content, Mapping) else None
+    for group in devices if isinstance(devices, Sequence) else [devices]:
+        memory = group.get("memory") if isinstance(group, Mapping) else None
+        if isinstance(memory, int | float) and not isinstance(memory, bool) and 0 <= memory < _LEAST_MEMORY:
+            problem = f'{memory} is so many bytes; give its unit, as in "{memory} GB" or "{memory} B"'
+            raise RequestError(f"{subject}: $.devices.memory", problem)

@@ -82,6 +82,24 @@ def test_wrong_speeds_are_refused(content: object, problem: str) -> None:
     assert str(refusal.value).startswith(f"box.toml: {problem}")
 
 
+@every_row(
+    ("memory", "read"),
+    [(80, None), (999_999.0, None), (0, None), (10**6, 10**6), ("80 GB", 80 * 10**9), ("80 B", 80)],
+)
+def test_a_memory_below_a_megabyte_has_a_unit(memory: object, read: int | None) -> None:
+    """Few bytes are hardly meant in a file; in Python, and in what is recorded, a number stays one of bytes."""
+    for groups in ({"memory": memory}, [{"count": 1, "memory": "1 GB"}, {"count": 1, "memory": memory}]):
+        if read is None:
+            problem = f'{memory} is so many bytes; give its unit, as in "{memory} GB" or "{memory} B"'
+            with pytest.raises(RequestError) as refusal:
+                Cluster.from_builtins({"devices": groups}, "box.toml")
+            assert str(refusal.value) == f"box.toml: $.devices.memory: {problem}"
+        else:
+            assert Cluster.from_builtins({"devices": groups}, "box.toml").devices[-1].memory == read
+    small = Cluster(devices=(Devices(memory=80),))
+    assert Cluster.from_builtins(small.to_builtins(), "record") == small
+
+
 def test_a_model_computes_in_its_precision() -> None:
     model = Model(stages=(Stage(forward=Work(1.0), backward=1.0),), precision="bf16")
     assert reached(Cluster(devices=(Devices(speeds=A100, achieved=0.5),)), 1, model) == [156e12]
