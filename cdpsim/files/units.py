@@ -116,8 +116,13 @@ def counted(count: int, noun: str) -> str:
     >>> counted(1, "device"), counted(1024, "device"), counted(2, "micro-batch")
     ('1 device', '1,024 devices', '2 micro-batches')
     """
+    return f"{count:,} {in_number(count, noun)}"
+
+
+def in_number(count: object, noun: str) -> str:
+    """Return a noun in the singular for 1, else in the plural."""
     ending = "es" if noun.endswith(("ch", "s")) else "s"
-    return f"{count:,} {noun}{ending * (count != 1)}"
+    return noun if count == 1 else noun + ending
 
 
 def short_text(value: float, unit: str, digits: int = 4) -> str:

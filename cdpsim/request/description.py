@@ -6,6 +6,7 @@ from typing import Any
 from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import DISORDER_OPTIONS, Disorder, disorder_of
 from cdpsim.errors import RequestError
+from cdpsim.files.units import in_number
 from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.model.runtime import PAPER, Runtime
 from cdpsim.request import Request
@@ -49,7 +50,7 @@ def _describe_record(request: Mapping[str, Any]) -> list[str]:
 def _describe_model(name: object, samples: object, precision: object, *, has_state: bool) -> list[str]:
     """Return the description of a model, whose name ends in its training recipe."""
     words = [str(name or "a model"), *["no optimizer state"] * (not has_state)]
-    words += [f"{samples} samples a micro-batch"] if samples else []
+    words += [f"{samples} {in_number(samples, 'sample')} a micro-batch"] if samples else []
     return words + ([str(precision)] if precision else [])
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdpsim.errors import choose, one_line
 from cdpsim.files.tables import as_html, as_text, data_frame, format_table, with_notes
-from cdpsim.files.units import counted, short_text
+from cdpsim.files.units import counted, in_number, short_text
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES
 from cdpsim.studies.compare import Measured, rate_column, table_notes
 
@@ -128,8 +128,8 @@ class Comparison:
     @property
     def heads(self) -> list[str]:
         """The lines above a table: what all rows have in common, and how long a backward takes."""
-        words = [f"{self.devices} devices"] if self.devices else []
-        words += [f"{self.batch} {self._samples} in a training step"] if self.batch else []
+        words = [f"{self.devices} {in_number(self.devices, 'device')}"] if self.devices else []
+        words += [f"{self.batch} {in_number(self.batch, self._sample)} in a training step"] if self.batch else []
         return [", ".join(words)] * bool(words) + [SPLIT_NOTE] * self.split
 
     @property
@@ -168,15 +168,15 @@ class Comparison:
         return replace(self, measured=sorted(self.measured, key=throughput, reverse=True))
 
     @property
-    def _samples(self) -> str:
-        """The name of what a batch has."""
-        return "samples" if any(row.sample_rate for row in self.measured) else "micro-batches"
+    def _sample(self) -> str:
+        """The name of one of what a batch has."""
+        return "sample" if any(row.sample_rate for row in self.measured) else "micro-batch"
 
     def _marked(self) -> Iterator[str]:
         """Yield a line for each mark in the table."""
         rows = {mark: [row for row in self.measured if self.mark(row) == mark] for mark in (OWN_BATCH, ONE_MICRO_BATCH)}
         if own := dict.fromkeys(f"{row.schedule} {row.batch}" for row in rows[OWN_BATCH]):
-            yield f"{OWN_BATCH} at its own batch, of so many {self._samples}: {', '.join(own)}"
+            yield f"{OWN_BATCH} at its own batch, of so many {in_number(0, self._sample)}: {', '.join(own)}"
         if one := dict.fromkeys(row.schedule for row in rows[ONE_MICRO_BATCH]):
             yield f"{ONE_MICRO_BATCH} a training step is one micro-batch: {', '.join(one)}"
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from cdpsim.errors import RequestError, whole_number
-from cdpsim.files.units import counted
+from cdpsim.files.units import counted, in_number
 from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.presets import find_model
 from cdpsim.request import Request
@@ -69,7 +69,8 @@ def _micro_batches(options: Mapping[str, Any], batch: int, replicas: int) -> int
     if rest or not m:
         each = f"{replicas} data ranks of micro-batches" if replicas > 1 else "micro-batches"
         many = counted(samples, "sample")
-        raise RequestError("batch", f"{batch} samples are not divided by {each} of {many}; give a multiple")
+        given = f"{batch} {in_number(batch, 'sample')} {'is' if batch == 1 else 'are'}"
+        raise RequestError("batch", f"{given} not divided by {each} of {many}; give a multiple")
     return m
 
 

@@ -101,6 +101,16 @@ def test_devices_are_those_of_the_cluster_where_nothing_says_how_many() -> None:
     assert [compare("dp", cluster=[eight, SPEED], **asked).devices] == [None]
 
 
+def test_one_sample_is_no_samples() -> None:
+    one = Model(stages=(LAYER,), samples=1)
+    table = str(compare("dp", devices=1, batch=1, model=one, cluster=SPEED))
+    assert table.startswith("1 device, 1 sample in a training step\n")
+    assert ", 1 sample a micro-batch, " in table
+    assert compare("1f1b", devices=1, batch=1).heads[0] == "1 device, 1 micro-batch in a training step"
+    with pytest.raises(RequestError, match="batch: 1 sample is not divided by micro-batches of 2 samples"):
+        compare("1f1b", devices=1, batch=1, model=layers(1), cluster=SPEED)
+
+
 def test_a_named_schedule_that_cannot_run_is_left_out(command: Command, here: Path) -> None:
     """mp-dp has N times N devices, and 8 is no square. Where none is left, the first refusal is that of the table."""
     done = command("compare", "1f1b", "mp-dp", "gpipe", "--devices", 8, "--format", "json")
