@@ -55,7 +55,31 @@ Share: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=2**16, pattern=r"\A[^\ud800-\udfff]*\Z")]
 
 
-class ConfigTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True):
+if TYPE_CHECKING:
+    from msgspec import StructMeta as _NamedFields
+else:
+    try:
+
+        class _NamedFields(type(msgspec.Struct)):
+            """Refuse positional arguments with the keywords that are meant, of which msgspec says nothing."""
+
+            def __call__(cls, *given, **keywords):
+                try:
+                    return super().__call__(*given, **keywords)
+                except TypeError as error:
+                    if not str(error).startswith("Extra positional arguments"):
+                        raise
+                needed = [field for field in msgspec.structs.fields(cls) if field.required]
+                words = ", ".join(f"{field.name}=..." for field in needed or msgspec.structs.fields(cls)[:1])
+                raise TypeError(f"{cls.__name__}() takes keywords; write {cls.__name__}({words})")
+
+    except TypeError:  # before 0.20 msgspec has no such classes
+        _NamedFields = type(msgspec.Struct)
+
+
+class ConfigTable(
+    msgspec.Struct, metaclass=_NamedFields, frozen=True, kw_only=True, forbid_unknown_fields=True, cache_hash=True
+):
     """A table of a file; made in Python it obeys the same rules, and takes texts such as "25 us" as well."""
 
     def __post_init__(self) -> None:

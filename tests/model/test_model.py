@@ -535,3 +535,13 @@ def test_a_file_says_its_precision(tmp_path: Path) -> None:
     (tmp_path / "toy.toml").write_text('precision = "fp31"\n' + TOY)
     with pytest.raises(RequestError, match=r"toy.toml: \$.precision: unknown precision 'fp31'; did you mean 'fp32'\?"):
         Model.load(tmp_path / "toy.toml")
+
+
+def test_positional_arguments_are_refused_with_the_keywords_that_are_meant() -> None:
+    """msgspec itself says "Extra positional arguments provided", before 0.20 in any case."""
+    made: Any = Model
+    with pytest.raises(TypeError, match=r"^Model\(\) takes keywords; write Model\(stages=\.\.\.\)$"):
+        made("m", [Stage(forward=1.0, backward=1.0)])
+    made = Stage
+    with pytest.raises(TypeError, match=r"^Stage\(\) takes keywords; write Stage\(forward=\.\.\., backward=\.\.\.\)$"):
+        made(1.0, 2.0)
