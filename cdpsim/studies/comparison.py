@@ -114,7 +114,7 @@ def _options_of_item(item: Compared, devices: int | None, batch: int | None) -> 
         raise RequestError(
             "compare", f"{short_repr(item)} is no schedule; give a name, a request, a run, or a dict of options"
         )
-    schedule = {"schedule": item.schedule} if isinstance(item, Request) else {}
+    schedule = {"schedule": item.schedule, "order": None} if isinstance(item, Request) else {}  # which has its order
     derived = ("replicas",) * (devices is not None) + ("m",) * (batch is not None)
     return {name: value for name, value in {**item, **schedule}.items() if name not in derived}
 

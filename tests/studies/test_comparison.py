@@ -101,6 +101,14 @@ def test_devices_are_those_of_the_cluster_where_nothing_says_how_many() -> None:
     assert [compare("dp", cluster=[eight, SPEED], **asked).devices] == [None]
 
 
+def test_a_run_of_an_order_of_its_own_is_compared() -> None:
+    """One micro-batch after another takes 4 slots each on two stages; 1F1B takes 2 (m + n - 1) = 6 for both."""
+    rows = [["F0", "B0", "F1", "B1"]] * 2
+    run = simulate("in-turn", order=rows)
+    assert [(row.schedule, row.step) for row in compare("1f1b", run, n=2)] == [("1f1b", 6), ("in-turn", 8)]
+    assert [row.step for row in compare(run.request)] == [8]
+
+
 def test_one_sample_is_no_samples() -> None:
     one = Model(stages=(LAYER,), samples=1)
     table = str(compare("dp", devices=1, batch=1, model=one, cluster=SPEED))
