@@ -223,6 +223,15 @@ def test_code_beside_a_configuration_does_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+UNKNOWN_FAMILIES = (
+    "mixtral",
+    "qwen3",
+    "deepseek_v2",
+    "gemma",
+    "phi3",
+)  # of language models, as transformers names them
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -232,6 +241,7 @@ def test_code_beside_a_configuration_does_not_run(tmp_path: Path) -> None:
         ({"vocab_size": 3}, "config.json: has no model_type; give a configuration as save_pretrained writes it"),
         ({"model_type": "bert"}, "unknown model_type 'bert'; known are resnet, vit, gpt2, llama, mistral, qwen2"),
         ({"model_type": ["vit"]}, r"unknown model_type \['vit'\]; known are"),
+        *(({"model_type": family}, "; of any other give its layers as module:function") for family in UNKNOWN_FAMILIES),
         ({"model_type": "llama", "vocab_size": "x"}, "makes no model .*vocab_size.*; mend the configuration"),
         ({"model_type": "llama", "hidden_act": "no"}, "makes no model .*no.*; mend the configuration"),
         ({"model_type": "llama", "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "of type 'dynamic'"),
@@ -253,6 +263,7 @@ def test_what_is_no_configuration_is_refused_in_one_line(content: object, proble
         ("./missing", "there is no such folder; give one that has a config.json, or a .json file"),
         ("./", "is a folder without a config.json; give the one that save_pretrained wrote"),
         ("missing", "unknown model 'missing'; known are mlp, .*resnet50"),
+        ("mixtral", r"unknown model 'mixtral'; .* \(or give a config.json, or layers of yours as module:function\)"),
     ],
 )
 def test_a_missing_configuration_is_refused(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cdpsim.errors import RequestError, choose
+from cdpsim.errors import RequestError, UnknownName, choose, short_repr, suggestion
 
 from .forms import Form
 from .optimizer import Optimizer
@@ -177,7 +177,10 @@ def find_model(name: str) -> Build:
         return configured_model(name)
     if ":" in name:
         return user_model(name)
-    return known[choose("model", name, known)]
+    if name not in known:
+        hint = f"{suggestion(name, known)} (or give a config.json, or layers of yours as module:function)"
+        raise UnknownName("model", f"unknown model {short_repr(name)}; {hint}")
+    return known[name]
 
 
 def even_cuts(layers: int, n: int) -> list[int]:

@@ -115,5 +115,6 @@ def configured_model(path: str) -> Build:
         raise RequestError(str(file), "has no model_type; give a configuration as save_pretrained writes it")
     kind = fields["model_type"]
     if kind not in list(FAMILIES):  # in a list, since it may be anything
-        raise RequestError(str(file), f"unknown model_type {kind!r}; known are {', '.join(FAMILIES)}")
+        problem = f"unknown model_type {kind!r}; known are {', '.join(FAMILIES)}"
+        raise RequestError(str(file), f"{problem}; of any other give its layers as module:function")
     return FAMILIES[kind](Description(str(file), fields))
