@@ -113,6 +113,7 @@ def test_a_sweep_s_own_copy_of_the_file_goes_on(file: Path, command: Command) ->
     [
         ("sweep.toml", "-o: is missing; name the folder of the rows"),
         ("statsu out", "action: unknown action 'statsu'; did you mean 'status'?"),
+        ("sweep.toml -o no/such/out", "no/such/out: there is no folder 'no/such'; create it first"),
         ("missing.toml -o out", "missing.toml: no such file or directory; check its spelling"),
         ("sweep.toml out", "'out': is one argument too many; give the folder with -o"),
         ("status", "DIR: is missing; name the folder of the sweep: cdpsim sweep status DIR"),
@@ -146,7 +147,7 @@ def test_what_cannot_be_asked_is_one_line_and_exit_code_2(
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(f"cdpsim: error: {problem}")
     assert done.err.count("\n") == 1
-    assert not Path("out").exists()
+    assert not Path("out").exists() and not Path("no").exists()
 
 
 def test_a_table_is_not_overwritten_without_force(file: Path, command: Command) -> None:

@@ -91,6 +91,7 @@ NEVER = 'name = "w"\n[[stages]]\nforward = "1 us"\nbackward = "1 us"\nparameters
 
 OPTIMIZER = "simulate acco --replicas 2 --model gpt2 --cluster a100-nodes --optimizer"
 REFUSED = {
+    "rounds acco -n 1 --replicas 2 -o F.svg": "F.svg: rounds are rows of CSV, and no picture; end its name in .csv",
     "rounds 1f1b -n 2": "schedule: 1f1b has no rounds",
     "rounds acco -n 1 --replicas 2 --jitter lognormal:0.1": "rounds: follow from a run alone",
     "simulate acco -n 1 --replicas 2 -m 0": "m: m=0 must be at least 1",

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from cdpsim.cli.commands.options import (
@@ -155,6 +156,8 @@ def pyramid_command(args: argparse.Namespace) -> int:
 def rounds_command(args: argparse.Namespace) -> int:
     """Count the micro-batches that workers compute while they communicate."""
     form, options = format_of(args), options_of(args, args.schedule)
+    if args.output is not None and Path(args.output).suffix.lower() != ".csv":
+        raise RequestError(args.output, "rounds are rows of CSV, and no picture; end its name in .csv")
     check = partial(check_writable, args.output, force=args.force)
     check_output(args.output, check, [partial(_rounds_of, options)])
     found = _rounds_of(options)

@@ -281,9 +281,11 @@ def save_study(folder: Path, plan: SweepPlan, name: str, text: str) -> None:
             raise RequestError(str(folder), f"{problem}; give another folder, or the file as it was")
     if folder.exists() and not folder.is_dir():
         raise RequestError(str(folder), "is a file, and rows go into a folder; give another name")
+    if not folder.parent.is_dir():
+        raise RequestError(str(folder), f"there is no folder {str(folder.parent)!r}; create it first")
     for file, data in ((folder / name, text.encode()), (path, content)):
         if not file.exists() or file.read_bytes() != data:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
             write_file(file, [data], force=True)
 
 
