@@ -1,5 +1,8 @@
 """Simulate training schedules: when every task runs, what every device holds, what every link carries."""
 
+from cdpsim import interrupts  # noqa: F401 - the first import: it says what Ctrl-C does during the others
+
+# isort: split
 from typing import TYPE_CHECKING
 
 from cdpsim.cluster import Cluster

@@ -19,6 +19,7 @@ from cdpsim.schedules.rule import RULES
 PROJECT = Path(__file__).parent.parent
 # A module imports only from its own room and from rooms above it.
 ROOMS = [
+    "interrupts",
     "version",
     "errors",
     "files",

@@ -9,11 +9,13 @@ from typing import NoReturn
 
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.files.notes import explain, silence
+from cdpsim.interrupts import serve_interrupts
 
 
 def exit_code_of(serve: Callable[[list[str]], int], arguments: Sequence[str] | None = None) -> int:
     """Serve arguments, by default those of this process, and return the exit code; print why it is not 0."""
     try:
+        serve_interrupts()
         with _ending_signals():
             return serve(list(sys.argv[1:] if arguments is None else arguments))
     except RequestError as error:

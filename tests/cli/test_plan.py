@@ -74,7 +74,10 @@ def test_no_time_is_an_answer(command: Command, here: Path) -> None:
     assert content(here) == before
 
 
-def test_ctrl_c_prints_what_is_known(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_prints_what_is_known(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finished table stays as it is, and no other file is written."""
+    assert command(*SMALL, "-o", "P.csv").code == 0
+    finished = content(here)
     calls: list[object] = []
 
     def interrupted(**options: Any) -> Measured:
@@ -89,6 +92,13 @@ def test_ctrl_c_prints_what_is_known(command: Command, monkeypatch: pytest.Monke
     assert "\ninterrupted: " in done.out
     assert "2 simulated" in done.out
     assert "row 1: cdpsim compare " in done.out
+    for output in (("P.csv", "--force"), ("Q.json",), ("Q.svg",)):
+        calls.clear()
+        done = command(*SMALL, "-o", *output)
+        said = f"cdpsim: {output[0]}: is not written, as the search was interrupted\ncdpsim: interrupted\n"
+        assert (done.code, done.err) == (130, said)
+        assert "\ninterrupted: " in done.out
+        assert content(here) == finished
 
 
 def test_files_have_all_candidates(command: Command, here: Path) -> None:

@@ -64,7 +64,9 @@ def plan_command(args: argparse.Namespace) -> int:
         check = partial(pictures.check_plan, args.output, look=look, force=args.force)
         check_output(args.output, check, [partial(plan, **settings)])
     found = plan(**settings)
-    if args.output is not None and not (found.fitting or args.output.lower().endswith(pictures.PLAN_TABLES)):
+    if args.output is not None and found.interrupted:
+        say(f"{args.output}: is not written, as the search was interrupted")
+    elif args.output is not None and not (found.fitting or args.output.lower().endswith(pictures.PLAN_TABLES)):
         say(f"{args.output}: is not drawn, as no candidate that fits has been simulated")
     elif args.output is not None:
         pictures.write_plan(found, args.output, look=look, force=args.force)
