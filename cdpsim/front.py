@@ -57,7 +57,7 @@ from cdpsim.trace.table import RoundRow, Table
 
 NODES_AT_ONCE = 2**20  # of all runs that are swept together
 _MOST_TRIALS = 200  # runs until counts of rounds are those that they ask for
-_CHECK_UNTIL: ContextVar[str | None] = ContextVar("check_until", default=None)
+_IS_CHECK: ContextVar[bool] = ContextVar("is_check", default=False)
 
 
 class CheckEnded(Exception):
@@ -65,18 +65,18 @@ class CheckEnded(Exception):
 
 
 @contextmanager
-def check_until(stage: str) -> Iterator[None]:
-    """End each simulation inside with `CheckEnded`: when its "request" is read, or when its "program" is priced."""
-    token = _CHECK_UNTIL.set(stage)
+def requests_only() -> Iterator[None]:
+    """End each simulation inside with `CheckEnded` when its request is read."""
+    token = _IS_CHECK.set(True)
     try:
         yield
     finally:
-        _CHECK_UNTIL.reset(token)
+        _IS_CHECK.reset(token)
 
 
-def end_check_at(stage: str) -> None:
-    """End a check that goes up to this stage of a simulation."""
-    if _CHECK_UNTIL.get() == stage:
+def end_check() -> None:
+    """End what is done to read a request only."""
+    if _IS_CHECK.get():
         raise CheckEnded
 
 
@@ -94,14 +94,13 @@ def simulate(schedule: str | Schedule | Request, n: int | None = None, **options
         raise RequestError("request", "says all of itself; leave out what is given beside it")
     else:
         request = schedule
-    end_check_at("request")
+    end_check()
     request = with_counts(request)
     done = ticker(3, "simulate")
     program = assemble_one(request)
     done(1)
     costs = _price(program, _request_of(program))
     done(1)
-    end_check_at("program")
     completed = run(program, costs, request.engine)
     if not request.ignore_memory:
         refuse_overflow(completed)
@@ -200,6 +199,7 @@ def rounds(schedule: str | Schedule | Request, n: int | None = None, **options: 
         raise RequestError("schedule", f"{request.schedule.name} has no rounds: its number of micro-batches is given")
     if request.counts_vary:
         raise RequestError("rounds", "follow from a run alone here; simulate it, and the trace's rounds.csv has them")
+    end_check()
     found = _play(request)
     _refuse_other_counts(request.counts, found.counts)
     return Table(RoundRow, as_rows(found))

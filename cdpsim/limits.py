@@ -20,6 +20,7 @@ from cdpsim.timing.expand import is_unrolled, unroll
 BYTES_PER_TASK = {"auto": (1400, 2200), "fast": (1400, 2200), "simpy": (2600, 3100)}
 ALWAYS_FREE = 2**24  # bytes that are free wherever Python runs; the system is not asked about them
 UNLIMITED = inf  # bytes: nothing is refused
+MOST_SLOT_STAGES = 10**5  # of the slot model, through which one micro-batch takes seconds
 MOST_TASKS = 2**28  # nodes have 32-bit numbers, and a task may bring several
 # Bytes of expanded collectives, beyond that: for each message, and for each dependency that messages have.
 BYTES_PER_MESSAGE = {"auto": (250, 40), "fast": (250, 40), "simpy": (600, 40)}
@@ -99,6 +100,12 @@ def refuse_too_large(
         f"{size} with steps={steps} is {tasks:,} tasks and about {_size(tasks * each)}, but "
         f"{_size(limit)} {whose} and {MOST_TASKS:,} tasks are the most; {remedy}",
     )
+
+
+def refuse_many_slots(n: int) -> None:
+    """Refuse more stages of the slot model than take seconds, however little memory they need."""
+    if n > MOST_SLOT_STAGES:
+        raise RequestError("n", f"n={n} is more stages than a run in slots may have; give at most {MOST_SLOT_STAGES:,}")
 
 
 def _fitting_steps(most: int, least: int, tasks: int, steps: int, steps_of: Callable[[int], int]) -> int:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim import Cluster, Model, RequestError, Stage, simulate
+from cdpsim import Cluster, Model, Request, RequestError, Stage, simulate
 from cdpsim.invariants import violations
 from cdpsim.limits import BYTES_PER_MESSAGE, BYTES_PER_TASK, MOST_TASKS, free_bytes, refuse_too_large
 from cdpsim.schedules import pipeline
@@ -69,6 +69,19 @@ def test_an_order_too_large_is_refused_before_it_is_written_out() -> None:
 
     with pytest.raises(RequestError, match=r"^n: n=1000, m=1000000 with steps=3 is 6,000,000,000 tasks"):
         simulate(pipeline("large", "a large order", never), 1000, m=10**6)
+
+
+def test_more_stages_than_a_run_in_slots_may_have_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A micro-batch through a million stages fits into memory, takes a minute, and answers nothing."""
+    monkeypatch.setattr("cdpsim.limits.free_bytes", lambda: 10**12)
+    problem = r"^n: n=100001 is more stages than a run in slots may have; give at most 100,000$"
+    few: dict[str, Any] = {"m": 1, "steps": 1}
+    for name, more in (("dp", {}), ("acco", {}), ("local-sgd", {}), ("1f1b", few)):
+        with pytest.raises(RequestError, match=problem):
+            Request(name, 100_001, **more)
+        assert Request(name, 100_000, **more).model.n == 100_000
+    with pytest.raises(RequestError, match=r"tasks are the most; n=\d+ would fit"):
+        Request("1f1b", 10**6)
 
 
 def test_real_costs_need_more() -> None:

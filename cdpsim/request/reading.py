@@ -15,7 +15,7 @@ from cdpsim.cluster.devices import UNLIMITED_LANES
 from cdpsim.cluster.disorder import DISORDER_OPTIONS as DISORDER
 from cdpsim.cluster.disorder import Disorder, disorder_of
 from cdpsim.errors import RequestError, choose, in_known_case, short_repr, true_or_false, whole_number
-from cdpsim.limits import refuse_too_large
+from cdpsim.limits import refuse_many_slots, refuse_too_large
 from cdpsim.model import OPTIMIZERS, UNIT_MODELS, Model, Recipe
 from cdpsim.model.optimizers import UPDATE_FACTS
 from cdpsim.model.recipe import apply_recipe
@@ -80,6 +80,8 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
     model, shape = _model_and_shape(schedule, options)
     in_slots = model is None or model.is_unit
     rule, steps = _rule_and_steps(schedule, shape, options, in_slots=in_slots)
+    if model is None:
+        refuse_many_slots(shape.n)
     model = model or read_model(options["model"], shape.n, options)
     cluster = read_cluster(options["cluster"])
     disorder = disorder_of(cluster.disorder, **{name: options[name] for name in DISORDER}, slots=in_slots)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-from cdpsim.front import end_check_at, price_request, run
+from cdpsim.front import price_request, run
 from cdpsim.model.runtime import PAPER
 from cdpsim.program import Program
 from cdpsim.request import Request
@@ -27,7 +27,6 @@ class FewSteps(NamedTuple):
         program, request = self.program, self.request
         costs = price_request(program, request)
         tick = tick_to_compare(program, costs, few_steps(request)) if tick is None else tick
-        end_check_at("program")
         return run(program, replace(costs, tick=tick), request.engine)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cdpsim.cluster.disorder import Disorder
-from cdpsim.front import end_check_at, price_request, run_all, simulate
+from cdpsim.front import end_check, price_request, run_all, simulate
 from cdpsim.limits import UNLIMITED
 from cdpsim.request import Request
 from cdpsim.runs import Run
@@ -68,7 +68,7 @@ def _read_request(options: Mapping[str, Any]) -> Request:
 
 def evaluate_request(request: Request) -> Measured:
     """Return the figures of a request."""
-    end_check_at("request")
+    end_check()
     if not _may_fold(request):
         return measure(simulate(request.with_steps(request.steps, ignore_memory=True)))
     folded = None if request.disorder != Disorder() else fold_micro_batches(request)

@@ -9,7 +9,7 @@ from typing import Any
 
 from cdpsim.errors import RequestError, in_known_case, short_repr
 from cdpsim.files.notes import say
-from cdpsim.front import CheckEnded, check_until, reopen, simulate
+from cdpsim.front import CheckEnded, reopen, requests_only, simulate
 from cdpsim.model import UNIT_MODELS
 from cdpsim.request import Request, experiment
 from cdpsim.request.options import OPTION_NAMES, flag_of
@@ -122,20 +122,14 @@ def traces_of(args: argparse.Namespace, names: Sequence[str]) -> list[Trace]:
 
 
 def check_output(path: str | None, check: Callable[[], object], runs: Iterable[Callable[[], object]]) -> None:
-    """Refuse an output that cannot be written, before it is computed, and after all else that is wrong with its runs.
+    """Refuse an output that cannot be written, before it is computed, and after what is wrong with its requests.
 
     `check` may refuse it. Where its path exists, the requests of the runs are read first, so that `check` knows their
-    files; where it is refused, their programs are made, too. Without a path nothing is written or checked.
+    files. Without a path nothing is written or checked.
     """
     if path is None:
         return
-    if os.path.lexists(path):
-        stage = "request"
-        try:
-            check()
-        except RequestError:
-            stage = "program"
-        for run in runs:
-            with check_until(stage), suppress(CheckEnded):
-                run()
+    for run in runs if os.path.lexists(path) else ():
+        with requests_only(), suppress(CheckEnded):
+            run()
     check()

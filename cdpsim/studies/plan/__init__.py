@@ -13,7 +13,7 @@ from typing import Any
 
 from cdpsim.cluster import Cluster
 from cdpsim.errors import choose, refuse_unknown, whole_number
-from cdpsim.front import end_check_at
+from cdpsim.front import end_check
 from cdpsim.model import UNIT_MODELS
 from cdpsim.numeric.paths import expect_many_runs
 from cdpsim.schedules import Schedule
@@ -61,9 +61,8 @@ def plan(
     objective, top = choose("objective", objective, OBJECTIVES), whole_number("top", top, at_least=1)
     limits: dict[str, Any] = {"devices": devices, "batch": batch, "memory": memory, "staleness": staleness}
     wanted = read_wanted(model, cluster, options, schedules=schedules, fewer=fewer, **limits)
-    end_check_at("request")
+    end_check()
     refuse_without_candidates(space := find_candidates(wanted), wanted)
-    end_check_at("program")
     settings: dict[str, Any] = {"objective": objective, "top": top, "seconds": read_amount("seconds", seconds)}
     with expect_many_runs(len(space.candidates) > _FEW_CANDIDATES):
         search = begin_search(space, _evaluate_candidate, begun=begun, limit=wanted.memory, **settings)
