@@ -50,6 +50,12 @@ def refuse_ineffective(model: Model, recompute: str) -> None:
         raise RequestError("recompute", f"reversible, but {problem}; take --recompute layer")
 
 
+def core_share(model: Model) -> float:
+    """Return the share of a model's activations that the core of attention keeps, and `selective` computes again."""
+    kept = sum(stage.activation for stage in model.stages)
+    return sum(stage.attention_activation for stage in model.stages) / kept if kept else 0.0
+
+
 def ways_of_stages(recompute: str, first: Sequence[int], places: Sequence[int]) -> list[str]:
     """Return how each stage is computed again: stages that begin with these layers, in places that do with those.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cdpsim import Measured, evaluate
+from cdpsim import Measured, Model, Stage, evaluate
 from tests.conftest import Command
 from tests.helpers.command_line import content, refuse
 from tests.helpers.every_row import every_row
@@ -99,6 +99,38 @@ def test_ctrl_c_prints_what_is_known(command: Command, here: Path, monkeypatch: 
         assert (done.code, done.err) == (130, said)
         assert "\ninterrupted: " in done.out
         assert content(here) == finished
+
+
+def test_selective_recomputation_is_tried_where_it_is_asked_for(command: Command, here: Path) -> None:
+    """Fused attention keeps 4 bytes a head and token: 12 layers x 12 heads x 8 x 1,024 tokens x 4 B of 5.08 GB.
+
+    Unfused attention of a heads keeps 5 a s^2 b of s b h (34 + 5 a s / h) bytes (Korthikanti et al. 2022): no note.
+    """
+    model = ("--model", "gpt2", "--cluster", "h100-node")
+    words = ("plan", "--devices", 2, "--batch", 16, "--schedules", "dp", "--shard", 1, *model)
+    assert command(*words, "-o", "plan.csv").err == ""
+    rows = csv.DictReader((here / "plan.csv").read_text(encoding="utf-8").splitlines())
+    assert {row["recompute"] for row in rows} == {"none", "layer"}
+    share = 12 * 12 * 8 * 1024 * 4 / Model.load("gpt2").size("activation").sum()
+    note = (
+        f"cdpsim: --recompute selective: the core of attention is {100 * share:.2f} % of the activations of gpt2, "
+        "so that its time is lost and no memory saved; layer saves more\n"
+    )
+    assert command(*words, "--recompute", "none,selective").err == note
+    assert command("compare", "1f1b", "gpipe", "-n", 2, *model, "--recompute", "none,selective").err == note
+    assert command("simulate", "1f1b", "-n", 2, *model, "--recompute", "selective").err == note
+    a, s, b, h = 96, 2048, 1, 12288
+    core = 5 * a * s * s * b
+    stage = Stage(
+        forward=1.0,
+        backward=2.0,
+        activation=34 * s * b * h + core,
+        boundary=2 * s * b * h,
+        attention_activation=core,
+        attention_forward=0.1,
+    )
+    Model(stages=(stage, stage)).save(here / "unfused.toml")
+    assert command("compare", "1f1b", "--model", "unfused.toml", "--recompute", "selective").err == ""
 
 
 def test_files_have_all_candidates(command: Command, here: Path) -> None:

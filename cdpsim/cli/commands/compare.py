@@ -18,7 +18,14 @@ from cdpsim.cli.commands.options import (
     request_arguments,
     runs_argument,
 )
-from cdpsim.cli.commands.requests import check_output, given_options, in_slots, listed_option, options_of
+from cdpsim.cli.commands.requests import (
+    check_output,
+    given_options,
+    in_slots,
+    listed_option,
+    options_of,
+    report_recomputation,
+)
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError, choose, whole_number
@@ -98,6 +105,7 @@ def compare_command(args: argparse.Namespace) -> int:
     check_output(args.output, check, [partial(compare, items, **settings)])
     comparison = compare(items, **settings)
     _report(comparison, form)
+    report_recomputation([item | options for item in items] or [options])
     rows = [row for row in comparison.measured if most is None or row.memory <= most]
     if not rows:
         explain(f"no schedule holds at most {args.within} on a device")

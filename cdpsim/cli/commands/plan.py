@@ -13,7 +13,7 @@ from cdpsim.cli.commands.options import (
     output_arguments,
     request_arguments,
 )
-from cdpsim.cli.commands.requests import check_output, given_options, listed_option
+from cdpsim.cli.commands.requests import check_output, given_options, listed_option, report_recomputation
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, argument_group, command
 from cdpsim.export import pictures
@@ -64,6 +64,7 @@ def plan_command(args: argparse.Namespace) -> int:
         check = partial(pictures.check_plan, args.output, look=look, force=args.force)
         check_output(args.output, check, [partial(plan, **settings)])
     found = plan(**settings)
+    report_recomputation([settings])
     if args.output is not None and found.interrupted:
         say(f"{args.output}: is not written, as the search was interrupted")
     elif args.output is not None and not (found.fitting or args.output.lower().endswith(pictures.PLAN_TABLES)):

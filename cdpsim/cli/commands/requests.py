@@ -9,17 +9,22 @@ from typing import Any
 
 from cdpsim.errors import RequestError, in_known_case, short_repr
 from cdpsim.files.notes import say
+from cdpsim.files.shipped import preset_names
 from cdpsim.front import CheckEnded, reopen, requests_only, simulate
 from cdpsim.model import UNIT_MODELS
+from cdpsim.model.recomputation import core_share
+from cdpsim.presets import find_model
 from cdpsim.request import Request, experiment
 from cdpsim.request.options import OPTION_NAMES, flag_of
 from cdpsim.runs import Run
 from cdpsim.schedules import NAMES, SCHEDULES, Schedule
+from cdpsim.studies.comparison import listed_values
 from cdpsim.studies.comparison_columns import SPLIT_NOTE
 from cdpsim.studies.partial_requests import PartialRequests
 from cdpsim.trace import Trace
 
 _MAY_BE_FILES = ("model", "cluster", "rule")
+_SELECTIVE, _LEAST_SAVED = "selective", 0.01  # of the activations
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -81,6 +86,18 @@ def _has_rounds(schedule: object) -> bool:
 def run_of(options: Mapping[str, Any]) -> Run:
     """Simulate the request of these options, and return the run."""
     return simulate(Request.from_builtins(options))
+
+
+def report_recomputation(requests: Iterable[Mapping[str, Any]]) -> None:
+    """Print of which models almost nothing is saved by the selective recomputation that requests ask for."""
+    asked = [one for one in requests if _SELECTIVE in listed_values("recompute", one.get("recompute"))]
+    models = dict.fromkeys(str(model) for one in asked for model in listed_values("model", one.get("model", "unit")))
+    for name in models:
+        if name in preset_names("models") or os.path.isfile(name):  # noqa: PTH113 - a pipe is read once
+            share = core_share(find_model(name))
+            if 0 < share < _LEAST_SAVED:
+                kept = f"the core of attention is {100 * share:.2f} % of the activations of {name}"
+                say(f"--recompute {_SELECTIVE}: {kept}, so that its time is lost and no memory saved; layer saves more")
 
 
 def report_untaken(requests: PartialRequests, *notes: str) -> None:

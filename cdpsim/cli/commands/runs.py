@@ -17,7 +17,7 @@ from cdpsim.cli.commands.options import (
     request_arguments,
     runs_argument,
 )
-from cdpsim.cli.commands.requests import check_output, options_of, run_of
+from cdpsim.cli.commands.requests import check_output, options_of, report_recomputation, run_of
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError
@@ -69,6 +69,7 @@ def simulate_command(args: argparse.Namespace) -> int:
     names = (*FILES, *[RUNS] * (runs is not None))
     check_output(args.output, partial(check_writable, args.output, names, args.force), [partial(run_of, options)])
     run = run_of(options)
+    report_recomputation([options])
     if args.check:
         problems = violations(run)
         for name, problem in problems.items():

@@ -23,7 +23,7 @@ from cdpsim.studies.plan.parts import Variant
 OneModel: TypeAlias = str | Path | Model
 # Searched where they are not given; a value, or a list of them, restricts what is searched.
 SIZE_AXES = ("n", "m", "chunks", "replicas", "shard", "zero", "rule")
-RECOMPUTATIONS = ("none", "selective", "layer")  # searched where the model can
+RECOMPUTATIONS = ("none", "layer")  # searched where the model can
 # Options of a single run: of what a plan finds, they can be asked by `compare`.
 RUN_ALONE = ("order", "counts", "stage_replicas", "steps", "seed", "run", "max_memory", *DISORDER_OPTIONS)
 # Each of these is searched where it is given as a list.
