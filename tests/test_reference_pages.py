@@ -15,7 +15,7 @@ import cdpsim
 from cdpsim import Request, cli, simulate
 from cdpsim.cli import main
 from cdpsim.cluster import _ClusterFile
-from cdpsim.cluster.devices import Devices, Speeds
+from cdpsim.cluster.devices import Devices, MeasuredWith, Speeds
 from cdpsim.cluster.disorder import Disorder, Slow, Stop
 from cdpsim.cluster.topology import TOPOLOGY_FIELDS, Cable, Edge, Link, PairLink, Topology
 from cdpsim.files import units
@@ -52,6 +52,7 @@ CLUSTER_FILES: dict[str, type[msgspec.Struct]] = {
     "`[disorder]`": Disorder,
     "`[[disorder.slow]]`": Slow,
     "`[[disorder.stop]]`": Stop,
+    "`[measured_with]`": MeasuredWith,
 }
 
 

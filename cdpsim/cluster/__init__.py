@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from cdpsim.cluster import graph
-from cdpsim.cluster.devices import UNLIMITED_LANES, Devices, Speeds
+from cdpsim.cluster.devices import UNLIMITED_LANES, Devices, MeasuredWith, Speeds
 from cdpsim.cluster.disorder import Disorder, Slow, Stop
 from cdpsim.cluster.graph import Graph, card_of, node_of
 from cdpsim.cluster.routes import Routes, TwoNodes, number_edges
@@ -28,7 +28,7 @@ _LEAST_MEMORY = 10**6  # bytes of a device that a file may give as a number with
 _LARGEST_NODE = 512  # in devices, of nodes of which two stand for all; larger ones are drawn, and refused if too large
 Cards = tuple[tuple[tuple[int, ...], ...], ...]  # of each node, of each card there, the members of a group
 
-__all__ = ["Cable", "Cluster", "Devices", "Edge", "Link", "PairLink", "Speeds", "Topology"]
+__all__ = ["Cable", "Cluster", "Devices", "Edge", "Link", "MeasuredWith", "PairLink", "Speeds", "Topology"]
 
 
 class _ClusterFile(config.ConfigTable, frozen=True, kw_only=True):
@@ -41,6 +41,7 @@ class _ClusterFile(config.ConfigTable, frozen=True, kw_only=True):
     disorder: Disorder = Disorder()
     host: Link | None = None  # between each device and its host
     nvme: Link | None = None  # between each device's part of its host's memory and of the disks behind it
+    measured_with: MeasuredWith | None = None  # where a calibration has measured it
 
 
 class Cluster(_ClusterFile, frozen=True, kw_only=True):
@@ -357,7 +358,7 @@ def _grown(cluster: Cluster, count: int) -> Cluster:
     return msgspec.structs.replace(cluster, devices=(group,))
 
 
-_TABLES = (_ClusterFile, Devices, Speeds, Link, PairLink, Topology, Cable, Edge, Disorder, Slow, Stop)
+_TABLES = (_ClusterFile, Devices, Speeds, MeasuredWith, Link, PairLink, Topology, Cable, Edge, Disorder, Slow, Stop)
 
 
 def _without_speed(group: Devices, precision: str | None) -> str:

@@ -7,7 +7,7 @@ import msgspec
 from cdpsim.cluster.topology import MOST_DEVICES
 from cdpsim.errors import RequestError, choose
 from cdpsim.files import config
-from cdpsim.files.config import Bandwidth, Share, Size, Speed
+from cdpsim.files.config import Bandwidth, Name, Share, Size, Speed
 
 UNLIMITED_LANES = 1_000_000_000
 # How a device's messages overlap: all of them with everything; with its tasks, in a stream of their own one after
@@ -34,6 +34,18 @@ class Speeds(config.ConfigTable, frozen=True, kw_only=True):
         """The speeds by precision, without those that are missing."""
         speeds = {name: getattr(self, name) for name in self.__struct_fields__}
         return {name: speed for name, speed in speeds.items() if speed is not None}
+
+
+class MeasuredWith(config.ConfigTable, frozen=True, kw_only=True):
+    """The training of which the passes were timed whose speed is that of the devices."""
+
+    samples: Annotated[int, msgspec.Meta(ge=1, le=2**31)] | None = None  # of a micro-batch
+    precision: str = ""  # a field of `Speeds`
+    optimizer: Name = ""
+
+    def _check(self) -> None:
+        if self.precision:
+            choose("precision", self.precision, Speeds.__struct_fields__)
 
 
 class Devices(config.ConfigTable, frozen=True, kw_only=True):

@@ -121,6 +121,7 @@ class _ModelFacts(config.ConfigTable, frozen=True, kw_only=True):
     precision: str = ""  # one of PRECISIONS: the type of its numbers, for bytes and FLOP
     samples: Samples | None = None  # in a micro-batch, such as images or sequences
     tokens: Samples | None = None  # of a sample, which is a text
+    source: Name = ""  # the model that a calibration trained, and its sizes, as `replay` takes them
     training: Recipe = Recipe()  # `cdpsim.model.recipe.apply_recipe` adds its costs to the stages
     runtime: Runtime = Runtime()  # what its runs hold beyond what a schedule needs
     tied: tuple[Tie, ...] = ()  # tensors that several stages share; each of these has it among its parameters

@@ -33,6 +33,7 @@ WORDS: Mapping[tuple[str, str], Sequence[str]] = {
     ("Runtime", "reductions"): get_args(habits.Reductions),
     ("Runtime", "split_backward"): get_args(habits.SplitBackward),
     ("Devices", "overlap"): OVERLAPS,
+    ("MeasuredWith", "precision"): tuple(PRECISIONS),
     ("Topology", "kind"): tuple(TOPOLOGY_FIELDS),
     ("Topology", "inside"): ("switch", "mesh"),
     ("Topology", "across"): ("switch", "fat-tree"),

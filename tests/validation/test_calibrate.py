@@ -18,6 +18,7 @@ from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
 from cdpsim.program import Op
+from validation.__main__ import main
 from validation.calibrate import command as calibrate
 from validation.calibrate import results as calibration
 from validation.calibrate.figure import draw_calibration
@@ -25,10 +26,13 @@ from validation.calibrate.fits import algorithms, predict_collective
 from validation.calibrate.results import Calibration
 from validation.calibrate.timings import Passed, RankInterval, StageTimes, repetitions
 from validation.program import serve_harness
+from validation.report.schema import read_report
 from validation.training.models import Stages
+from validation.training.optimizer import OPTIMIZERS
 
-STAGES = Stages("transformer", 2, 2, "float32", sizes={"width": 32, "length": 8})
+STAGES = Stages("transformer", 2, 2, "float32", OPTIMIZERS["adam"], {"width": 32, "length": 8})
 SIZES = (8, 4096, 2**18)
+Capture = pytest.CaptureFixture[str]
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,67 @@ def test_the_model_file_has_each_stages_own_seconds(done: Done) -> None:
         assert stage.has_input_part == (j > 0)
     times = simulate("multi-cdp", model=str(done.folder / "stages.toml"), cluster=str(done.folder / "box.toml"))
     assert times.summary()["makespan"] > sum(stage.forward + stage.backward for stage in model.stages) / 2
+
+
+def replay(done: Done, report: Path, *words: str) -> int:
+    """Replay 1F1B in this process by the files of a calibration."""
+    files = ["--cluster", str(done.folder / "box.toml"), "--stages", str(done.folder / "stages.toml")]
+    alone = ["--single-process", "--repeats", "1", "-o", str(report), "--force"]
+    return main(["replay", "1f1b", "-n", "2", *files, *alone, *words])
+
+
+def test_a_replay_by_both_files_is_that_of_what_was_calibrated(done: Done, tmp_path: Path, capsys: Capture) -> None:
+    """Model, samples, type and optimizer come from there, and torch's Adam keeps 4 bytes for its count of steps, too.
+
+    A stage of width 32 has 32 x 96 + 32 x 32 + 2 x 32 x 128 numbers in matrices, 32 + 128 + 32 in biases, and 4 x 32 in
+    norms. Time has no tolerance, and is not judged.
+    """
+    assert replay(done, tmp_path / "report.json") == 0
+    *_, time, verdict = capsys.readouterr().out.splitlines()
+    assert time.startswith("time  ")
+    assert (time[-12:], verdict) == ("; not judged", "ok")
+    (report,) = read_report(tmp_path / "report.json")
+    asked = ("model", "sizes", "batch", "dtype", "optimizer")
+    assert [report.request[name] for name in asked] == ["transformer", "width=32 length=8", 2, "float32", "adam"]
+    numbers = 32 * 96 + 32 * 32 + 2 * 32 * 128 + (32 + 128 + 32) + 4 * 32
+    held = report.memory.devices[0].categories
+    assert (held["parameters"].measured_bytes, held["optimizer"].measured_bytes) == (4 * numbers, 8 * numbers + 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "difference"),
+    [
+        ("--dtype float64", "stages.toml: is of --dtype float32, and --dtype float64 is given"),
+        ("--batch 4", "stages.toml: is of --batch 2, and --batch 4 is given"),
+        ("--optimizer momentum", "stages.toml: is of --optimizer adam, and --optimizer momentum is given"),
+        ("--model mlp", "stages.toml: is of --model transformer, and --model mlp is given"),
+        ("--size width=16", "stages.toml: is of --size width=32, and --size width=16 is given"),
+        (
+            "--size layers=2",
+            "stages.toml: stage 0 has 50,432 B of parameters, and that of transformer 100,864 B",
+        ),
+        ("--cluster four.toml", "four.toml: is of --batch 4, and stages.toml of --batch 2"),
+    ],
+)
+def test_a_replay_of_something_else_is_refused_with_both_values(
+    done: Done, words: str, difference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("four.toml").write_text((done.folder / "box.toml").read_text().replace("samples = 2", "samples = 4"))
+    assert replay(done, tmp_path / "report.json", *words.split()) == 2
+    line = capsys.readouterr().err.replace(f"{done.folder}/", "")
+    assert line.startswith(f"cdpsim: error: {difference}; ")
+    assert line.count("\n") == 1
+    assert not Path("report.json").exists()
+
+
+def test_a_cluster_alone_says_samples_type_and_optimizer(done: Done, tmp_path: Path) -> None:
+    """Of a model that it does not say."""
+    words = ["replay", "1f1b", "-n", "2", "--cluster", str(done.folder / "box.toml"), "--repeats", "1"]
+    assert main([*words, "--single-process", "-o", str(tmp_path / "report.json")]) == 0
+    (report,) = read_report(tmp_path / "report.json")
+    asked = ("model", "batch", "dtype", "optimizer")
+    assert [report.request[name] for name in asked] == ["mlp", 2, "float32", "adam"]
 
 
 def test_what_was_found_can_be_told_in_a_few_lines(done: Done) -> None:

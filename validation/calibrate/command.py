@@ -6,19 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument
-from cdpsim.cluster import Cluster, Devices, Link
+from cdpsim.cluster import Cluster, Devices, Link, MeasuredWith
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import writing as files
 from cdpsim.files.progress import ticker
 from cdpsim.files.units import quantity_text
-from cdpsim.model import Model
+from cdpsim.model import Model, Recipe
 from cdpsim.program import Op
 
-from ..profile.command import TYPES, read_sizes, without_weights
+from ..profile.command import PRECISIONS, TYPES, read_sizes, without_weights
 from ..profile.cuts import find_cuts
 from ..profile.footprints import profile_stages
 from ..program import harness_command
@@ -69,7 +70,7 @@ def calibrate_machine(
     cluster_of(found, request).save(outputs[0], force=force)
     files.write_file(outputs[1], [msgspec.json.format(msgspec.json.encode(found), indent=1), "\n"], force=force)
     if stages_output is not None:
-        timed_model(model, found.compute.tasks, request.stages.model).save(stages_output, force=force)
+        stages_with_times(found, request, model).save(stages_output, force=force)
     # The picture last: where it cannot be drawn, the measurements are written.
     with canvas.defaults():
         drawn = canvas.rendered(draw_calibration(found), outputs[2])
@@ -133,6 +134,25 @@ def cluster_of(found: Calibration, request: CalibrationRequest) -> Cluster:
         name=f"{request.device} with {request.backend}, as {request.ranks} ranks measured it",
         devices=(Devices(speed=round_measured(found.compute.speed_flop_per_second)),),
         link=Link(latency=round_measured(link.latency_seconds), bandwidth=round_measured(link.bandwidth)),
+        measured_with=MeasuredWith(
+            samples=request.stages.batch,
+            precision=PRECISIONS[request.stages.dtype],
+            optimizer=request.stages.optimizer.name,
+        ),
+    )
+
+
+def stages_with_times(found: Calibration, request: CalibrationRequest, model: Model) -> Model:
+    """Return the model of the stages' own times, with all that a replay of them has to have in common."""
+    stages = request.stages
+    timed = timed_model(model, found.compute.tasks, stages.model)
+    return structs.replace(
+        timed,
+        precision=PRECISIONS[stages.dtype],
+        samples=stages.batch,
+        source=" ".join([stages.model, *(f"{name}={size}" for name, size in stages.sizes.items())]),
+        training=Recipe(optimizer=stages.optimizer.name),
+        stages=tuple(structs.replace(stage, optimizer=0) for stage in timed.stages),
     )
 
 

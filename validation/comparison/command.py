@@ -7,8 +7,6 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import cast
 
-import msgspec
-
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, argument_group
 from cdpsim.cluster import Cluster
@@ -16,8 +14,6 @@ from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import writing as files
 from cdpsim.files.progress import ticker
 from cdpsim.files.units import seconds
-from cdpsim.model import Model
-from cdpsim.model.recipe import apply_recipe
 from cdpsim.model.recomputation import SEGMENTED
 from cdpsim.program.collectives import ALL_REDUCE
 from cdpsim.request.options import DEFAULTS
@@ -37,6 +33,7 @@ from ..report.command import percent
 from ..report.schema import Account, ParameterComparison, Report
 from ..training.optimizer import OPTIMIZERS, Optimizer
 from ..training.passes import SPLITS, Split
+from .calibrated import read_stages, take_from_files
 from .forecast import Forecast
 from .live import check_live, compare_live, live_summary
 from .replays import SingleProcess, compare_replay, count_runs
@@ -45,14 +42,14 @@ MOST_LINES = 5  # of one kind in a summary; the report has all
 
 _TRAINING = argument_group(
     "what is trained",
-    argument("--model", default="mlp", metavar="MODEL", help="as for `profile`: mlp (default), transformer, …"),
+    argument("--model", metavar="MODEL", help="as for `profile`: transformer, … (default mlp, or as --stages says)"),
     argument("--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as width=512"),
     argument(
         "--partition", default="flops", metavar="PARTITION", help="how layers are cut into stages, as for `profile`"
     ),
-    argument("--batch", default="4", metavar="B", help="samples of a micro-batch (default 4)"),
-    argument("--dtype", default="float64", metavar="TYPE", help=f"{', '.join(DTYPES)} (default float64)"),
-    argument("--optimizer", default="momentum", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default momentum)"),
+    argument("--batch", metavar="B", help="samples of a micro-batch (default 4, or as --stages or --cluster says)"),
+    argument("--dtype", metavar="TYPE", help=f"{', '.join(DTYPES)} (default float64, or likewise)"),
+    argument("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default momentum, or likewise)"),
     argument(
         "--mixed-precision",
         action="store_true",
@@ -148,6 +145,7 @@ def replay_command(options: argparse.Namespace) -> int:
     """Run a schedule for real and compare it with the simulation."""
     from ..profile.command import refuse_unfit_layers
 
+    take_from_files(options)
     if options.live:
         check_live(find_schedule(options.schedule), options.offload, alone=options.single_process)
     with refuse_unfit_layers(options.model):
@@ -240,7 +238,7 @@ def case_of(options: argparse.Namespace) -> Case:
         backend=choose("backend", options.backend, BACKENDS),
     )
     case = replayable(case, alone=options.single_process)
-    return profiled(case) if options.stages is None else replace(case, stages=_read_stages(options.stages, case))
+    return profiled(case) if options.stages is None else replace(case, stages=read_stages(options.stages, case))
 
 
 def _optimizer(options: argparse.Namespace, dtype: str) -> Optimizer:
@@ -269,23 +267,6 @@ def _rule(given: str | None, shape: Shape) -> str | tuple[tuple[bool, ...], ...]
     if given is None or given in RULES:
         return given
     return tuple(map(tuple, find_rule(given).matrix(shape.n, shape.m).tolist()))
-
-
-def _read_stages(path: str, case: Case) -> Model:
-    """Return the stages of a model file, trained by its recipe, which recompute and offload as the case does."""
-    model, n = Model.load(path), case.shape.n
-    if model.n != n:
-        raise RequestError(path, f"has {model.n} stages, not n={n}; profile the model with -n {n}")
-    if model.tied:
-        problem = f"ties stages {list(model.tied[0].stages)}, and a replay trains each by itself; leave [[tied]] out"
-        raise RequestError(path, problem)
-    if case.recompute in ("layer", "sqrt"):
-        problem = (
-            f"does not say what the segments of its stages hold, of which --recompute {case.recompute} keeps the inputs"
-        )
-        raise RequestError(path, f"{problem}; leave --stages out, or take --recompute full")
-    asked = {name: how for name in ("recompute", "offload") if (how := getattr(case, name)) != "none"}
-    return apply_recipe(model, msgspec.structs.replace(model.training, **asked))
 
 
 def _forecast(options: argparse.Namespace, case: Case) -> Forecast | None:
@@ -364,7 +345,7 @@ def report_summary(report: Report) -> str:
         worst = max((abs(device.relative_error) for device in time.devices), default=0.0)
         lines.append(
             f"time        {_pair(time.simulated_seconds, time.measured_seconds, 's')}, off by "
-            f"{percent(time.relative_error)} %, devices' busy time by at most {percent(worst)} %"
+            f"{percent(time.relative_error)} %, devices' busy time by at most {percent(worst)} %; not judged"
         )
     texts = [f"{name}: {how}" for name, how in options.items()]
     lines += _lines("options", texts, "") if texts else []

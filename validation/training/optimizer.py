@@ -43,6 +43,11 @@ class Optimizer:
         choose("optimizer", self.kind, _KINDS)
 
     @property
+    def name(self) -> str:
+        """Its name among `OPTIMIZERS`."""
+        return "momentum" if self.kind == "sgd" and self.options.get("momentum") else self.kind
+
+    @property
     def has_master(self) -> bool:
         """Whether what it updates is a copy of the parameters in its state."""
         return self.mixed_precision or self.keeps_base
