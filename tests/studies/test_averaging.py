@@ -128,7 +128,7 @@ def test_with_other_assumptions_devices_are_idle_most_of_the_time(
     pytest.importorskip("transformers")
     from validation.profile.command import profile
 
-    found = profile("llama2-7b", batch=1, length=2048, **asked).model  # type: ignore[arg-type]
+    found = profile("llama2-7b", batch=1, length=2048, optimizer="sgd", **asked).model  # type: ignore[arg-type]
     model = msgspec.structs.replace(found, precision=precision, runtime=Runtime(gradients="zeroed"))
     alone = replicas(model, 1).step or 0
     for k in (16, 24, 32):

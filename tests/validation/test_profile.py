@@ -21,6 +21,7 @@ from cdpsim.cli import main
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Recipe, Stage, Tie
+from cdpsim.model.recipe import apply_recipe
 from tests.validation.processes import HANGS
 from validation.profile.command import profile, profile_command, without_weights
 from validation.profile.cuts import layer_times
@@ -319,6 +320,28 @@ def test_a_language_model_has_tokens() -> None:
     assert profile("gpt2", 1, batch=1, length=32).model.tokens == 32
     assert profile("transformer", 1, batch=1).model.tokens is None
     assert profile("vit-b16", 1, batch=1).model.tokens is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "mixed"), [("bfloat16", True), ("float32", False)])
+def test_a_language_model_is_trained_by_adam_unless_one_says_otherwise(dtype: str, mixed: bool) -> None:
+    """16 bytes a parameter (Rajbhandari et al. 2020, section 3.1): 2 + 2 + 12, or 4 + 4 + 8; GPT-2 has 124,439,808."""
+    pytest.importorskip("transformers")
+    found = profile("gpt2", 1, batch=1, dtype=dtype).model
+    assert found.training == Recipe(optimizer="adam", mixed_precision=mixed)
+    assert (found.name, found.size("optimizer").tolist()) == ("gpt2", [0])
+    (held,) = apply_recipe(found).stages
+    assert held.parameters + held.gradient_bytes + held.optimizer == 16 * 124_439_808
+    plain = profile("gpt2", 1, batch=1, dtype=dtype, optimizer="sgd").model
+    assert (plain.training, plain.size("optimizer").tolist()) == (Recipe(), [0])
+
+
+@pytest.mark.slow
+def test_other_models_have_no_state_unless_one_is_asked_for() -> None:
+    pytest.importorskip("transformers")
+    for name in ("mlp", "transformer", "vit-mini"):
+        found = profile(name, 2, batch=1, dtype="bfloat16").model
+        assert (found.training, found.size("optimizer").tolist()) == (Recipe(), [0, 0])
 
 
 # The command

@@ -56,7 +56,7 @@ def profile(
     partition: str | None = None,
     batch: int = 4,
     dtype: str = "float32",
-    optimizer: str = "sgd",
+    optimizer: str | None = None,
     mixed_precision: bool = False,
     autocast: str | None = None,
     float32_loss: bool = False,
@@ -70,15 +70,14 @@ def profile(
     """Profile the stages of a partition, or each layer as one; `sizes` are parameters of the model, such as length.
 
     With `float32_loss`, the loss is of the output in float32, as the losses of transformers are.
-    With `mixed_precision`, the model's recipe has the optimizer, and stages do not. `split` says how often the parts of
-    a split backward go through a stage. With `by_operator`, stages have curves of their memory, and with `measured`
-    times of their operations. `ready` is called when the request has been checked.
+    With `mixed_precision`, the model's recipe has the optimizer, and stages do not. Without an `optimizer`, the recipe
+    of a language model has Adam, in mixed precision if numbers have two bytes; other models have sgd. `split` says how
+    often the parts of a split backward go through a stage. With `by_operator`, stages have curves of their memory, and
+    with `measured` times of their operations. `ready` is called when the request has been checked.
     """
-    kind, own = TYPES[choose("dtype", dtype, TYPES)], OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
-    recipe = Recipe()
+    kind, named = TYPES[choose("dtype", dtype, TYPES)], choose("optimizer", optimizer or "sgd", OPTIMIZERS)
     if mixed_precision:
         check_mixed(dtype)
-        recipe, own = Recipe(optimizer=optimizer, mixed_precision=True), OPTIMIZERS["sgd"]
     how = cast(Split, choose("split", split, SPLITS))
     check_profile_device(device)
     if measured and not by_operator:
@@ -90,6 +89,8 @@ def profile(
         if float32_loss:
             architecture = architecture._replace(loss=partial(_float32_loss, architecture.loss))
         count = len(architecture.layers)
+        recipe = _recipe(architecture, kind, optimizer, mixed_precision)
+        own = OPTIMIZERS["sgd" if recipe.optimizer else named]
         if n is None and partition is None:
             cuts: Cuts = tuple(range(1, count))
         else:
@@ -103,7 +104,7 @@ def profile(
             found = (with_timed_curves if measured else with_curves)(found, training)
         peak = whole_peak(architecture, device)
     state = bool(found.size("optimizer").any())
-    added = [f"autocast {autocast}"] * bool(autocast) + [optimizer] * state  # as a recipe adds it to a name
+    added = [f"autocast {autocast}"] * bool(autocast) + [named] * state  # as a recipe adds it to a name
     name = ", ".join([model[:100], *added])
     found = replace(
         found, name=name, precision=PRECISIONS[dtype], samples=batch, tokens=_tokens(architecture), training=recipe
@@ -113,6 +114,13 @@ def profile(
 
 def _float32_loss(loss: Loss, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return loss(output.float(), target)
+
+
+def _recipe(architecture: Architecture, kind: torch.dtype, optimizer: str | None, mixed_precision: bool) -> Recipe:
+    """Return the recipe in a profile's file; an empty one where stages say what the optimizer keeps."""
+    if optimizer is None and _tokens(architecture) is not None:
+        return Recipe(optimizer="adam", mixed_precision=kind.itemsize == 2)
+    return Recipe(optimizer=optimizer or "sgd", mixed_precision=True) if mixed_precision else Recipe()
 
 
 def _with_name(stage: Stage, name: str) -> Stage:
@@ -171,14 +179,14 @@ def without_weights(
     argument("--partition", metavar="PARTITION", help="how to cut layers into N stages (default flops)"),
     argument("--batch", default="4", metavar="B", help="samples of a micro-batch (default 4)"),
     argument("--dtype", default="float32", metavar="TYPE", help=f"{', '.join(TYPES)} (default float32)"),
-    argument("--optimizer", default="sgd", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default sgd)"),
+    argument("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default sgd, adam of language)"),
     argument(
         "--mixed-precision",
         action="store_true",
         help="the optimizer keeps its state and a copy of the parameters in float32 (for bfloat16, float16)",
     ),
     argument("--autocast", metavar="TYPE", help="bf16 or fp16: forwards under torch.autocast, of a float32 model"),
-    argument("--float32-loss", action="store_true", help="cast outputs to float32 for the loss, as transformers does"),
+    argument("--float32-loss", action="store_true", help="losses are of outputs in float32, as in transformers"),
     argument(
         "--split",
         default="once",
