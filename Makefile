@@ -7,7 +7,7 @@ EVERYTHING = --cases all --slow
 WITH_DRAW = $(if $(DRAW),--draw $(DRAW))
 
 .DEFAULT_GOAL := help
-.PHONY: help quick test check lint drawn all room long sample release-check mutants docs pictures bench presets format
+.PHONY: help quick test check lint drawn all room long sample release-check lowest mutants docs pictures bench presets format
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ sample: ## A hundredth of them: make sample DRAW=word
 
 release-check: ## What a release needs beside that: results of every schedule, measured on a CPU and on a GPU
 	$(PYTEST) $(EVERYTHING) -m release
+
+lowest: ## Ten commands with the lowest versions that pyproject.toml allows, in an environment of their own
+	$(PYTHON) -m tests.lowest
 
 mutants: ## A hundred mutants, drawn by SEED: do the tests that cover them fail? (QUICK=1: drawn tests first)
 	$(PYTHON) -m tests.mutation $(or $(SEED),1) $(if $(QUICK),--quick)
