@@ -71,10 +71,12 @@ def _queued(program: Program) -> tuple[Ints, Ints, Ints]:
 
 def _queue_places(program: Program) -> Ints:
     """Return the place of each node in the one order that all queues follow."""
-    (turn, read), gathers = _turns(program), np.zeros(program.nodes, dtype=np.int8)
-    gathers[len(program.tasks) :] = program.messages.stream == Stream.GATHER
+    (turn, read), (gathers, across) = _turns(program), np.zeros((2, program.nodes), dtype=np.int8)
+    for flags, stream in ((gathers, Stream.GATHER), (across, Stream.ACROSS)):
+        flags[len(program.tasks) :] = program.messages.stream == stream
     places = np.empty(program.nodes, dtype=np.int64)
-    places[sort_by(turn, gathers, read)] = np.arange(program.nodes)
+    # A sum across groups comes after the same task as those inside, and so before a gather after that.
+    places[sort_by(turn - across, gathers, across, read)] = np.arange(program.nodes)
     return places
 
 

@@ -88,7 +88,8 @@ class _Play:
     def _in_queue(self, message: int) -> tuple[float, ...]:
         """Return what sorts a queue: turns, sums before gathers, and of gathers the one first that is read first.
 
-        Of several versions that one communication makes, the last one goes first: with that workers go on.
+        A sum across groups has the turn of those inside. Of several versions that one communication makes, the last one
+        goes first: with that workers go on.
         """
         messages, row = self.program.messages, message - self.count
         stream = messages.stream[row]
@@ -96,10 +97,12 @@ class _Play:
             return ()
         columns = (messages.stage, messages.step, messages.dst, messages.op)
         alike = [other for other in range(len(messages)) if all(c[other] == c[row] for c in columns)]
-        versions = alike if messages.op[row] == Op.ALL_GATHER else [row]
-        turn = max(self.turn[other + self.count] for other in versions)
+        versions = alike if messages.op[row] == Op.ALL_GATHER and not self.program.state.joins else [row]
+        across = stream == Stream.ACROSS
+        inside = [node for node in self.data[message] if node >= self.count]
+        turn = max(self.turn[node] for node in (inside if across else [other + self.count for other in versions]))
         read = min((self.turn[node] for node in self.needed[message] if node < self.program.compute), default=(inf, 0))
-        return *turn, stream == Stream.GATHER, *read, -versions.index(row)
+        return *turn, stream == Stream.GATHER, across, *read, -versions.index(row)
 
     def _nearest(self, message: int, device: int, ways: dict[int, set[int]]) -> tuple[int, list[tuple[int, int]]]:
         """Return the nearest tasks of a device along those ways: the steps to them, and their lanes and places."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, presets, simulate
 from cdpsim.cluster import Devices, Link
@@ -157,6 +157,25 @@ def test_of_two_last_gathers_the_one_with_which_workers_would_go_on_is_first(ove
         assert play(plain, run.request.cluster.overlaps(2))[1][plain.program.nodes - 1] == 4
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("overlap", ["stream", "none"])
+def test_a_sum_across_groups_comes_before_the_gather_behind_the_same_task(overlap: str, engine: str) -> None:
+    """Of hybrid FSDP, by hand: messages of 1 s, forwards of 1 s, backwards of 2 s; two groups of two ranks.
+
+    Gather 0-1, forward until 2, gather until 3, backward until 5, the sum in groups until 6. FSDP2 posts the sum across
+    groups with that, and the next forward's gather only behind them: what a rank sends is the sum until 7, the gather
+    until 8. That forward ends at 9, its gather at 10, the backward at 12, sums at 13 and 14.
+    """
+    model, link = Model(stages=EVEN.stages[:1]), Link(latency=1.0)
+    asked: dict[str, Any] = {"model": model, "cluster": on(overlap, link), "engine": engine, "reduce": "each"}
+    run = simulate("fsdp", 1, m=2, shard=2, replicas=2, steps=1, **asked)
+    assert {(message.start, message.op) for message in run.messages} == {
+        *((start, "all_gather") for start in (0, 2, 7, 9)),
+        *((start, "reduce_scatter") for start in (5, 12)),
+        *((start, "all_reduce") for start in (6, 13)),
+    }
+
+
 @given(streamed_requests())
 @settings(max_examples=100, deadline=None)
 def test_messages_take_what_the_rules_say(request: dict[str, Any]) -> None:
@@ -165,6 +184,7 @@ def test_messages_take_what_the_rules_say(request: dict[str, Any]) -> None:
     run = simulate(**request)
     cluster = request.get("cluster", Cluster.unit())
     plain = simulate(**request | {"cluster": overlapping(cluster, "full")})
+    assume(run.request.counts == plain.request.counts)  # of rounds, which find them by their times
     start, end = play(plain, cluster.overlaps(run.program.devices))
     nodes = range(plain.program.nodes)
     assert are_close(run.start[: len(nodes)], [start[node] for node in nodes])
