@@ -43,6 +43,10 @@ class UnknownName(RequestError):
     """A name that nothing has, whatever the rest of the request is."""
 
 
+class TooLarge(RequestError):
+    """A run for which there is no room, in this machine's memory or in what the package can number."""
+
+
 class Stalled(Exception):
     """A simulated run that never ends, such as a deadlock: one line says which device waits for which."""
 

@@ -506,9 +506,10 @@ def _run_with_times(program: Program, costs: Costs, start: Times, end: Times, ti
     refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
     # Counts are for the given steps.
     rerun = None if request.counts else partial(_run_of_steps, program, request, tick)
+    lengthen = partial(_of_steps, program) if rerun else None
     if request.schedule.order.rounds:
         rerun = partial(_run_of_rounds, request, folded=program.fold > 1)
-    return Run(request, program, costs, start, end, rerun)
+    return Run(request, program, costs, start, end, rerun, lengthen)
 
 
 def run_all(program: Program, costs: Sequence[Costs]) -> Iterator[Run]:
@@ -537,16 +538,26 @@ def run_all(program: Program, costs: Sequence[Costs]) -> Iterator[Run]:
 
 def _run_of_steps(program: Program, request: Request, tick: float, steps: int) -> Run:
     """Return the run of a request with another number of steps, by the faster engine; its program serves all costs."""
-    longer = program.lengthened.get(steps)
-    if longer is None:
-        request_of_steps = _request_of(program).with_steps(steps, ignore_memory=True)
-        longer = program.lengthened[steps] = _assemble_replicas(request_of_steps, folded=program.fold > 1)
-    return run(longer, replace(_price(longer, request.with_steps(steps, ignore_memory=True)), tick=tick))
+    longer = _of_steps(program, steps)
+    return run(longer, replace(_price(longer, _longer(request, steps)), tick=tick))
+
+
+def _of_steps(program: Program, steps: int) -> Program:
+    """Return the program of another number of steps."""
+    if steps not in program.lengthened:
+        request = _longer(_request_of(program), steps)
+        program.lengthened[steps] = _assemble_replicas(request, folded=program.fold > 1)
+    return program.lengthened[steps]
+
+
+def _longer(request: Request, steps: int, **changed: Any) -> Request:
+    """Return a request of another number of steps, by the engine that needs the least memory, whatever was asked."""
+    return request.with_steps(steps, ignore_memory=True, engine="auto", **changed)
 
 
 def _run_of_rounds(request: Request, steps: int, *, folded: bool) -> Run:
     """Return the run of a request with another number of updates, whose rounds are counted anew."""
-    request = with_counts(request.with_steps(steps, counts=None, ignore_memory=True))
+    request = with_counts(_longer(request, steps, counts=None))
     program = _assemble_replicas(request, folded=folded)
     return run(program, _price(program, request))
 

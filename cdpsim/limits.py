@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, TooLarge
 from cdpsim.files.units import size_bytes
 from cdpsim.program import Program
 from cdpsim.timing.costs import Costs
@@ -95,7 +95,7 @@ def refuse_too_large(
     asked = {"n": n} | ({} if m is None else {"m": m}) | ({} if replicas == 1 else {"replicas": replicas})
     size = ", ".join(f"{name}={value}" for name, value in asked.items())
     whose = "is free here" if max_memory is None else "is what --max-memory allows"
-    raise RequestError(
+    raise TooLarge(
         "n",
         f"{size} with steps={steps} is {tasks:,} tasks and about {_size(tasks * each)}, but "
         f"{_size(limit)} {whose} and {MOST_TASKS:,} tasks are the most; {remedy}",
@@ -140,7 +140,7 @@ def refuse_large_expansion(
     steps = min(limit * program.steps // need, MOST_TASKS * program.steps // messages) if laid_out else 0
     remedy = f"steps={steps} would fit, or" if steps else "allow more, or take"
     whose = "is free here" if max_memory is None else "is what --max-memory allows"
-    raise RequestError(
+    raise TooLarge(
         "expand-collectives",
         f"makes {messages:,} messages and needs {'about' if laid_out else 'more than'} {_size(need)}, but "
         f"{_size(limit)} {whose} and {MOST_TASKS:,} are the most; {remedy} another --collective (tree has fewest)",

@@ -1,7 +1,7 @@
 """Runs: a program, its costs and the times of its nodes; and the steady state of its training steps."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cdpsim.cluster.devices import NONE
-from cdpsim.errors import RequestError
+from cdpsim.errors import Stalled, TooLarge
 from cdpsim.files.units import Number, counted, json_number, short_text, simplified
 from cdpsim.model.runtime import PAPER_HABITS
 from cdpsim.numeric.columns import Ints, Times
@@ -37,7 +37,9 @@ MEASURED_STEPS, MOST_MEASURED_NODES = 12, 2**16
 class Run(Trace):
     """A trace with its request, its program, the costs of that, and the start and end of every node.
 
-    `rerun` makes the same run with another number of steps; None if no other number is possible.
+    `rerun` makes the same run with another number of steps, and `lengthen` the program of one, which may differ from
+    that of the run in nothing else; both None if no other number is possible, and of rounds, which follow from times,
+    there is no program without a run.
     """
 
     request: Request
@@ -46,6 +48,7 @@ class Run(Trace):
     start: Times
     end: Times
     rerun: "Callable[[int], Run] | None" = None
+    lengthen: Callable[[int], Program] | None = None
 
     def __repr__(self) -> str:
         ends = counted(self.makespan, "slot") if self.in_slots else short_text(self.makespan, "s")
@@ -145,7 +148,8 @@ class Run(Trace):
             {"mismatched": staleness.mismatched(program) * program.fold} if program.versions_differ else {}
         )
         held = {"peak_memory": self.peaks}
-        held |= {} if self.reaches_rest else {"peak_memory_at_rest": steady_state.run.peaks}
+        later = steady_state.is_steady and not self.reaches_rest
+        held |= {"peak_memory_at_rest": steady_state.run.peaks} if later else {}
         rare |= {"untied": [list(stages) for stages in program.untied]} if program.untied else {}
         rare |= {"places": self._places()} if self.request.shape.layers else {}
         return {
@@ -229,7 +233,22 @@ class Run(Trace):
 
     @cached_property
     def steady_state(self) -> "SteadyState":
-        """The steady state of the run's steps, by runs of other numbers of steps where that is needed."""
+        """The steady state of the run's steps, by runs of other numbers of steps where that is needed.
+
+        Where there is no room for these, or where they do not end, the figures are those of the run's own steps.
+        """
+        try:
+            state = self._find_steady_state()
+            assert state.aged
+            return state
+        except (TooLarge, Stalled) as error:
+            rounds = self.program.thrown_away
+            own = _last_rounds(self, grow=False) if rounds else _mean_steps(self, irregular=self._is_irregular)
+            why = "no room for more steps" if isinstance(error, TooLarge) else "more steps never end"
+            return replace(own, certified=False, not_steady=why)
+
+    def _find_steady_state(self) -> "SteadyState":
+        """Return the steady state; raise an error if there is no room for the runs that show it."""
         if self.program.thrown_away:
             return _rounds_at_rest(self)
         order = self.request.schedule.order
@@ -242,12 +261,9 @@ class Run(Trace):
                 return SteadyState(one, period, True, range(1), steady.steps_of_nodes(one.program), 0, period)
         run = self
         for steps in self._numbers_of_steps():
-            try:
-                run = self.of_steps(steps)
-            except RequestError:  # there is no room for more steps
-                break
+            run = self.of_steps(steps)
             if self.may_repeat and not run.may_repeat:  # a single step does not show that tasks change their devices
-                return run.steady_state
+                return run._find_steady_state()
             if not self._is_irregular and (state := _repeated_steps(run, certified=self.may_repeat)):
                 return state
         return _mean_steps(run, irregular=self._is_irregular)
@@ -256,6 +272,8 @@ class Run(Trace):
     def reaches_rest(self) -> bool:
         """Whether the run's own steps come to be like those of its steady state, and hold as much as these."""
         rest, steps = self.steady_state, self.program.steps
+        if not rest.is_steady:
+            return False
         longer = rest.run.program.steps > steps
         return not longer or bool(rest.since <= steps and (rest.run.peaks <= self.peaks).all())
 
@@ -392,6 +410,7 @@ class SteadyState:
     low: Any  # slots or seconds
     high: Any
     since: int = 0
+    not_steady: str = ""  # why the run cannot be continued to it, so that the figures are of the run's own steps
 
     def __repr__(self) -> str:
         unit = "slots" if self.run.in_slots else "s"
@@ -399,9 +418,14 @@ class SteadyState:
         return f"SteadyState({period}, of steps {self.steps[0]} to {self.steps[-1]} of {self.run.request!r})"
 
     @property
+    def is_steady(self) -> bool:
+        """Whether the steps are of the steady state; else they are those that the run has."""
+        return not self.not_steady
+
+    @property
     def period_is(self) -> str:
         """The word for the period in summary.json."""
-        return "certified" if self.certified else "measured"
+        return "not steady" if not self.is_steady else "certified" if self.certified else "measured"
 
     @property
     def starts_again(self) -> bool:
@@ -427,12 +451,21 @@ class SteadyState:
     @property
     def staleness(self) -> float:
         """The mean age, in training steps, of what forwards read, once all lags are there."""
-        if self.run.program.thrown_away:
-            return _staleness_of_rounds(self)
-        full = self.run.program.fill
-        run = self.run.of_steps(full + 1) if self.run.program.steps <= full else self.run
-        step = min(full, run.program.steps - 1)
-        return staleness.mean_staleness(run.program, range(step, step + 1))
+        program = self.aged
+        if program.thrown_away:
+            return _staleness_of_rounds(program)
+        step = min(program.fill, program.steps - 1)
+        return staleness.mean_staleness(program, range(step, step + 1))
+
+    @cached_property
+    def aged(self) -> Program:
+        """The program of the run, or of a longer one, in whose last steps all lags are there."""
+        run, program = self.run, self.run.program
+        if program.thrown_away:
+            least = LEAST_UPDATES_OF_ROUNDS + run.request.shape.warm_up
+            return run.of_steps(least).program if self.is_steady and run.request.steps < least else program
+        short = self.is_steady and program.steps <= program.fill
+        return run.lengthen(program.fill + 1) if short and run.lengthen else program
 
     @cached_property
     def messages(self) -> Ints:
@@ -537,10 +570,7 @@ def _rounds_at_rest(run: Run) -> SteadyState:
         return _last_rounds(run)
     room = MOST_MEASURED_NODES * run.request.steps // run.program.nodes if run.request.expands else STEADY_UPDATES[-1]
     for updates in STEADY_UPDATES:
-        try:
-            run = run.of_steps(updates + run.request.shape.warm_up)
-        except RequestError:  # there is no room for more steps
-            break
+        run = run.of_steps(updates + run.request.shape.warm_up)
         if updates > room:
             break
         if state := _repeated_rounds(run):
@@ -576,10 +606,10 @@ def _steps_of_rounds(run: Run) -> Ints:
     return np.append(step, step[program.first_messages])
 
 
-def _last_rounds(run: Run) -> SteadyState:
+def _last_rounds(run: Run, *, grow: bool = True) -> SteadyState:
     """Return the rounds of the last half of a run's updates, and the mean time from one of these to the next.
 
-    All devices are at work until the first of them ends.
+    All devices are at work until the first of them ends. A run of one update that others follow may `grow` by one.
     """
     program, found = run.program, rounds_of(run.program, run.start, run.end)
     updates = int(program.update_of_step[program.updated - 1]) + 1
@@ -587,9 +617,8 @@ def _last_rounds(run: Run) -> SteadyState:
     warm_up, last = run.request.shape.warm_up, updates
     first = warm_up + (updates - warm_up) // 2
     if _waits_at_its_end(run):
-        longer = run if last - first > 1 else _with_room(run, updates + 1)
-        if longer is not run:
-            return _last_rounds(longer)
+        if last - first == 1 and grow and run.rerun:
+            return _last_rounds(run.of_steps(updates + 1))
         last = max(last - 1, first + 1)
     steps, handed_over = range(int(ends[first]), int(ends[last])), found.posted.max(axis=1)
     low, high = handed_over[steps.start].item(), handed_over[steps.stop].item()
@@ -599,14 +628,6 @@ def _last_rounds(run: Run) -> SteadyState:
     return SteadyState(run, period, False, steps, _steps_of_rounds(run), low, high)
 
 
-def _with_room(run: Run, steps: int) -> Run:
-    """Return the same run with another number of steps, or this one if there is no room for them."""
-    try:
-        return run.of_steps(steps)
-    except RequestError:
-        return run
-
-
 def _waits_at_its_end(run: Run) -> bool:
     """Return whether the tasks of a run's last round wait for more than one gather, which others do not."""
     content = run.program.messages.content
@@ -614,13 +635,11 @@ def _waits_at_its_end(run: Run) -> bool:
     return several and NONE in run.request.cluster.overlaps(run.program.devices)
 
 
-def _staleness_of_rounds(state: SteadyState) -> float:
+def _staleness_of_rounds(program: Program) -> float:
     """Return the mean staleness of the last update's gradients; the first ones read what was there at the start."""
-    run, least = state.run, LEAST_UPDATES_OF_ROUNDS + state.run.request.shape.warm_up
-    run = _with_room(run, least) if run.request.steps < least else run
-    update, stop = run.program.update_of_step, run.program.updated
+    update, stop = program.update_of_step, program.updated
     first = int(np.searchsorted(update, update[stop - 1]))
-    return staleness.mean_staleness(run.program, range(first, stop))
+    return staleness.mean_staleness(program, range(first, stop))
 
 
 def _exact_quotient(total: Any, count: int) -> Number:

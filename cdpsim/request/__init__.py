@@ -267,12 +267,16 @@ class Request(Mapping[str, Any]):
 
     def with_steps(self, steps: int, **changed: Any) -> Self:
         """Return the request with another number of training steps; refuse it if these do not fit."""
-        shape, parts = self.shape, 3 if self.schedule.splits(self.shape) else 2
-        size = shape.n, shape.m, steps, self.memory_engine, self.max_memory
+        request, shape, parts = (
+            self._changed(steps=steps, **changed),
+            self.shape,
+            3 if self.schedule.splits(self.shape) else 2,
+        )
+        size = shape.n, shape.m, steps, request.memory_engine, self.max_memory
         steps_of = partial(self.schedule.order.steps, shape=shape)
         replicas = 1 if self.may_fold else shape.replicas
         refuse_too_large(*size, replicas=replicas, parts=parts, slots=self.in_slots, steps_of=steps_of)
-        return self._changed(steps=steps, **changed)
+        return request
 
     def with_micro_batches(self, m: int) -> Self:
         """Return the request with another number of micro-batches, for a schedule that takes any; its rule goes along.

@@ -20,12 +20,19 @@ def overview(run: Run, runs: int | None = None) -> dict[str, str]:
     age = f"{measured.staleness:.4g} {steps}, the mean age of the versions that forwards read"
     return {
         "run": f"{measured.schedule}{zero}: {what}; {measured.setting or 'in slots'}",
-        "step time": _step_text(measured, slots=slots, later="" if run.reaches_rest else f", later than {_own(run)}"),
+        "step time": _step_text(measured, slots=slots, later=_whence(run)),
         "bubble": f"{share} of the devices' time; {exposed} is waiting for messages",
         "peak memory": _memory_text(run),
         "staleness": age if measured.staleness else "0, every forward reads the newest version",
         "messages": f"{_number_words(measured.messages)} a step, {_size_words(measured.sent, slots=slots)} sent",
     }
+
+
+def _whence(run: Run) -> str:
+    """Return words for where step time is from, if not from a steady state that the run's own steps reach."""
+    if not run.steady_state.is_steady:
+        return f" ({run.steady_state.not_steady})"
+    return "" if run.reaches_rest else f", later than {_own(run)}"
 
 
 def _own(run: Run) -> str:

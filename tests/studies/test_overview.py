@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cdpsim import simulate
+from cdpsim.errors import TooLarge
 from cdpsim.studies.overview import overview
 
 
@@ -78,3 +79,43 @@ def test_many_runs_have_quantiles() -> None:
     periods = [simulate("1f1b", **request, run=number).summary()["period"] for number in range(20)]
     low, high = 1e3 * np.quantile(periods, [0.05, 0.95])
     assert text.endswith(f"; {low:.4g} ms to {high:.4g} ms in 90 % of the runs")
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "dpu", "wp", "acco"])
+def test_without_room_for_a_steady_state_figures_are_of_the_steps_given(schedule: str) -> None:
+    """They are the same with each limit and each engine that leave it out, and all the others give the steady state."""
+    options: dict[str, Any] = {"n": 3} if schedule == "pipedream" else {"n": 1, "m": 2, "replicas": 2}
+    facts = ("period", "period_is", "bubble", "mean_staleness", "peak_memory", "peak_memory_at_rest", "reaches_rest")
+    found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    for engine in ("fast", "simpy"):
+        for limit in np.geomspace(5e3, 5e6, 13).astype(int).tolist():
+            try:
+                run = simulate(schedule, **options, steps=1, engine=engine, max_memory=limit)
+            except TooLarge:  # too little for the run itself
+                continue
+            summary = run.summary()
+            found[run.steady_state.is_steady].append({fact: summary.get(fact) for fact in facts})
+    steady = simulate(schedule, **options, steps=1).summary()
+    short = found[False][0]
+    assert all(each == {fact: steady.get(fact) for fact in facts} for each in found[True])
+    assert len(found[True]) > 1 < len(found[False])
+    assert all(each == short for each in found[False])
+    assert (short["period_is"], short["reaches_rest"], short["mean_staleness"]) == ("not steady", False, 0)
+    assert short["peak_memory_at_rest"] is None
+    assert (steady["mean_staleness"] > 0) == (schedule in ("pipedream", "dpu"))
+
+
+def test_a_run_that_is_not_steady_says_why() -> None:
+    room = simulate("pipedream", 6, steps=1, max_memory=20_000)
+    assert overview(room)["step time"].startswith("12 slots, not steady (no room for more steps); ")
+    assert not room.reaches_rest
+    stop = simulate("acco", 1, replicas=2, steps=1, stop=["0:9"])
+    assert overview(stop)["step time"].startswith("4 slots, not steady (more steps never end); ")
+
+
+def test_a_run_that_ends_before_a_stop_is_as_without_it() -> None:
+    """A single pass through six stages and back takes 12 slots; that later steps would not end does not matter."""
+    stopped = simulate("pipedream", 6, steps=1, stop=["0:16"])
+    assert (stopped.makespan, stopped.steady_state.period) == (12, 12)
+    vertical = simulate("pipedream", 6, vertical_sync=True, steps=1, stop=["0:16"])
+    assert vertical.summary()["mean_staleness"] == 5

@@ -56,7 +56,9 @@ _COLUMNS = known_columns(quantiles=True)
         choices=NAMES,
         help="schedules (default: all), experiment files, or torch's orders (.csv)",
     ),
-    argument("--devices", metavar="D", help="equal devices: n, replicas, for some m follow (default with --batch: all)"),
+    argument(
+        "--devices", metavar="D", help="equal devices: n, replicas, for some m follow (default with --batch: all)"
+    ),
     argument("--batch", metavar="B", help="equal batches, in samples of a training step: m follows"),
     argument("-n", metavar="N", help="stages (default: as many as the model has, or --devices times --chunks)"),
     argument(
@@ -125,6 +127,8 @@ def _report(comparison: Comparison, form: str) -> None:
         say(f"{flag_of(option)}: not taken by {', '.join(schedules)}")
     for subject, names in comparison.left_out.items():
         say(f"left out because of {subject}: {', '.join(names)} (by its name each says why)")
+    if short := [row.schedule for row in comparison.measured if row.period_is == "not steady"]:
+        say(f"not steady: {', '.join(dict.fromkeys(short))} (more steps than --steps have no room, or never end)")
 
 
 def _memory_limit(args: argparse.Namespace, options: Mapping[str, Any]) -> int:
