@@ -18,7 +18,7 @@ from cdpsim.cluster.devices import FULL, NONE
 from cdpsim.errors import RequestError
 from cdpsim.invariants import exchanges, gradients, local, passes, versions
 from cdpsim.invariants.recount import NO_NEEDS, Needs, Recount, combine
-from cdpsim.numeric.columns import Flags, Ints, Times, group_numbers, group_starts, matching_pairs
+from cdpsim.numeric.columns import Flags, Ints, Times, find_rows, group_numbers, group_starts, matching_pairs
 from cdpsim.program import NO_PARTS, Content, EdgeKind, Edges, Kind, Op, Program
 from cdpsim.program.rendezvous import posting_turns
 from cdpsim.program.streams import PartOrder, find_endpoints, merge_with_tasks, order_parts, queue_in_streams
@@ -161,6 +161,48 @@ def all_needs(run: Recount) -> Needs:
     """Return all needs but for those of messages that take their devices' time, and of the rounds of collectives."""
     needs = _value_needs(run)
     return combine(needs, queue_needs(run, needs))
+
+
+def nothing_waits_without_cause(run: Recount) -> Iterator[str]:
+    """Each node starts the moment that the last of what it needs has ended, or of what comes before it.
+
+    Its needs are recounted. Before it come the task of its lane, in a stream all that its devices do, and of a
+    collective the messages that its ends have sent or received.
+    """
+    program, whole, first = run.program, run.collapsed, len(run.program.tasks)
+    cause = np.zeros_like(run.start)
+    for (task, _), release in zip(program.releases, run.costs.release, strict=True):
+        cause[task] = release
+    needs, (before, after) = all_needs(run), program.lane_edges
+    np.maximum.at(cause, after, run.end[before])
+    until, of_task = whole.until(needs), needs.after < first
+    np.maximum.at(cause, needs.after[of_task], until[of_task])
+    message, need = matching_pairs((whole.part_of,), (needs.after[~of_task],))
+    np.maximum.at(cause, message, until[~of_task][need])
+    parts = program.parts
+    np.maximum.at(cause, program.message_nodes.stop + parts.part, run.start[first + parts.message])
+    if run.costs.calendar is not None:
+        cause, _ = run.costs.calendar.worked(np.arange(program.nodes), cause, run.costs.duration)
+    late = np.flatnonzero(run.start > cause)
+    yield from run.report(late[~_follow_on_their_devices(run, late)] if len(late) else late, "waits for nothing")
+
+
+def _follow_on_their_devices(run: Recount, late: Ints) -> Flags:
+    """Flag nodes that start when another ends on one of their devices: of the same collective, or of one stream."""
+    program, whole, first, count = run.program, run.collapsed, len(run.program.tasks), run.program.message_nodes.stop
+    ends = find_endpoints(program, np.ones(program.devices, dtype=np.bool_))
+    node = np.concatenate([np.arange(first), ends.message, np.arange(count, program.nodes)])
+    device = np.concatenate([program.tasks.device, ends.device, program.parts.device])
+    in_streams = (np.array(run.request.cluster.overlaps(program.devices)) != FULL)[device]
+    in_pieces = np.flatnonzero(node < count)
+    in_pieces = in_pieces[whole.number[whole.part_of[node[in_pieces]]] >= 0]
+    collective = whole.part_of[node[in_pieces]]
+    follows = np.zeros(program.nodes, dtype=np.bool_)
+    for own, key in ((node[in_pieces], (collective, device[in_pieces])), (node[in_streams], (device[in_streams],))):
+        _, rank = np.unique(np.concatenate([run.end[own], run.start[own]]), return_inverse=True)
+        ended, began = rank[: len(own)], rank[len(own) :]
+        follows[own[find_rows((*key, ended), (*key, began)) >= 0]] = True
+    return follows[late]
 
 
 def pulled_messages_find_room(run: Recount) -> Iterator[str]:

@@ -71,16 +71,3 @@ def releases_are_kept(run: Recount) -> Iterator[str]:
     for (task, _), release in zip(run.program.releases, run.costs.release, strict=True):
         if run.start[task] < release:
             yield f"{run.program.describe(task)} starts at {run.start[task]}, before its release at {release}"
-
-
-def nothing_waits_without_cause(run: Recount) -> Iterator[str]:
-    """Every node starts the moment that the last one it waits for has ended."""
-    program = run.program
-    cause = np.zeros_like(run.start)
-    for (task, _), release in zip(program.releases, run.costs.release, strict=True):
-        cause[task] = release
-    before, after = program.waits()
-    np.maximum.at(cause, after, run.end[before])
-    if run.costs.calendar is not None:
-        cause, _ = run.costs.calendar.worked(np.arange(program.nodes), cause, run.costs.duration)
-    yield from run.report(np.flatnonzero(run.start > cause), "waits for nothing")

@@ -91,6 +91,11 @@ def reader_needs(run: Recount) -> Needs:
         made = tasks.version[update], tasks.device[update]
         into, of = matching_pairs(made, (tasks.version[task], tasks.device[task]))
         needs = combine(needs, Needs(update[into], task[of]))
+    if run.program.state.parameters is Home.COPIED:  # who hands a version out takes part in it before it reads that
+        messages, out = run.collapsed.program.messages, _carriers(run, Op.BROADCAST)
+        handed_out = messages.stage[out], run.versions_of(messages.step[out]), messages.src[out]
+        row, of = matching_pairs(handed_out, (tasks.stage[task], tasks.version[task], tasks.device[task]))
+        needs = combine(needs, Needs(len(tasks) + out[row], task[of]))
     return combine(needs, exchanges.gathered_step_needs(run), exchanges.fetch_needs(run))
 
 
