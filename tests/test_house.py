@@ -15,6 +15,7 @@ import pytest
 
 from cdpsim import SCHEDULES
 from cdpsim.schedules.rule import RULES
+from tests.way import functions_called
 
 PROJECT = Path(__file__).parent.parent
 # A module imports only from its own room and from rooms above it.
@@ -43,6 +44,29 @@ ROOMS = [
     "__init__",
     "__main__",
 ]
+# The lines of Python that a room may have: a commit that needs more changes the number, and its message says why.
+LINES = {
+    "files": 1100,
+    "numeric": 1180,
+    "cluster": 1410,
+    "model": 1965,
+    "presets": 65,
+    "schedules": 2570,
+    "program": 5210,
+    "timing": 2165,
+    "trace": 1895,
+    "request": 1435,
+    "invariants": 2280,
+    "runs": 655,
+    "front": 665,
+    "studies": 8465,
+    "draw": 5760,
+    "export": 1120,
+    "cli": 1925,
+}
+MOST_FILES = 229  # of Python
+# How many functions of how many modules the simplest request calls, in Python and through the command line.
+WAY, WAY_OF_A_COMMAND = (475, 49), (620, 68)
 # Packages that take long to import. The modules of late() import them, and are imported late themselves.
 HEAVY = {"torch", "matplotlib", "networkx", "numba", "pandas", "perfetto"}
 # The modules of draw/ that exports, commands and doctests need, which draw nothing themselves.
@@ -441,3 +465,21 @@ def test_the_scans_find_what_they_look_for() -> None:
     assert wrong_in_the_harness(("ranks", "x"), tree) == ["validation.modules"]
     tree = ast.parse("from ..report import page\nfrom ..replay import case")
     assert wrong_in_the_harness(("ranks", "x"), tree) == ["harness.report.page"]
+
+
+def test_each_room_keeps_to_its_budget() -> None:
+    lines: dict[str, int] = {}
+    for path in (PROJECT / "cdpsim").rglob("*.py"):
+        where = room(name_of(path))
+        lines[where] = lines.get(where, 0) + len(path.read_text(encoding="utf-8").splitlines())
+    assert {where: lines[where] for where, most in LINES.items() if lines[where] > most} == {}
+    assert len([*(PROJECT / "cdpsim").rglob("*.py")]) <= MOST_FILES
+
+
+@pytest.mark.parametrize(("command", "most"), [(False, WAY), (True, WAY_OF_A_COMMAND)], ids=["python", "command"])
+def test_the_simplest_request_goes_a_short_way(command: bool, most: tuple[int, int]) -> None:
+    """Another number of functions means that a reader has another way to go: `python -m tests.way` lists it."""
+    called = functions_called(command=command)
+    assert len(called) <= most[0]
+    assert len({module for module, _ in called}) <= most[1]
+    assert ("timing.engine", "find_engine") in called
