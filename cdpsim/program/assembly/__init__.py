@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,8 +14,7 @@ from cdpsim.model.stage import Tie, retaining
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Buffers, Edges, Kind, Messages, Program, Tasks
 from cdpsim.program.assembly.build import Builder
-from cdpsim.program.assembly.data_axis import data_axis
-from cdpsim.program.assembly.in_turn import in_turn
+from cdpsim.program.assembly.data_axis import exchange_values
 from cdpsim.program.assembly.passes import pass_through_stages
 from cdpsim.program.assembly.runtime import Keeping, habits_of
 from cdpsim.program.assembly.tables import DeviceLanes, Passes, Tables, check_counts, count_rounds, releases
@@ -80,7 +78,7 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
     build = Builder(passes.tasks + len(updates))
     prefetch = min(prefetch, passes.tasks)  # from as many tasks on, parameters arrive as soon as they can
     pass_through_stages(Keeping(updates, model, habits, build))
-    (partial(data_axis, once=once) if passes.together else in_turn)(updates, model, habits, build, prefetch)
+    exchange_values(updates, model, habits, build, prefetch, once)
     hold_from_the_first(tables, once, build)
     if model.updates_take_time and not (updates.in_lanes or in_stream):
         take_turns(updates, build, shared_rows(tables, model))
@@ -94,7 +92,7 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
         messages=Messages(*build.messages.columns()),
         groups=tuple(build.groups),
         ranks=tuple(build.ranks) if passes.shape.folded else None,
-        fold=passes.shape.replicas // passes.shape.simulated,
+        fold=passes.fold,
         edges=Edges(*build.edges.columns()),
         buffers=Buffers(*build.buffers.columns(), *build.kept.columns()),
         lane_tasks=lane_tasks,
@@ -129,13 +127,13 @@ def pyramid_of(model: Model, m: int, speed: float | None = None) -> Widths:
 
 
 def _check_homes(tables: Tables) -> None:
-    """Refuse a state policy that the schedule cannot have, and counts by which holders that update together change."""
+    """Refuse a state policy that the schedule cannot have, and counts by which copies that update together change."""
     passes, state = tables.passes, tables.passes.schedule.state
     together = passes.together
-    alone = together or state.travels or bool((tables.holders.count == 1).all())
-    once = not together or state.parameters is Home.COPIED or bool((np.bincount(tables.holders.row.ravel()) == 1).all())
+    alone = together or state.travels or bool((tables.copies.count == 1).all())
+    once = not together or state.parameters is Home.COPIED or bool((np.bincount(tables.copies.row.ravel()) == 1).all())
     ends = passes.schedule.order.together
-    stays = not state.streams or tables.holders.stay
+    stays = not state.streams or tables.copies.stay
     rounds = passes.schedule.order.rounds is not None  # of which each is one exchange, however long it is
     state.check(Holding(together, ends, alone, once, passes.lagging, stays, passes.even or rounds))
     if rounds and passes.replica_devices > 1:
@@ -148,7 +146,7 @@ def _check_homes(tables: Tables) -> None:
     if passes.sources and waits and not (together and state.optimizer is Home.COPIED):
         problem = "start from one another in a line, where a stage's holders do not all update together"
         raise RequestError("versions", f"{problem}; leave base and sums out")
-    if together and not passes.even and not tables.holders.stay:
+    if together and not passes.even and not tables.copies.stay:
         problem = "leave a device without a micro-batch in a step whose gradients all devices of a stage sum together"
         raise RequestError("counts", f"{problem}; give it one")
 

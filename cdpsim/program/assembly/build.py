@@ -111,14 +111,16 @@ class Builder:
         return np.arange(first, first + len(stage), dtype=np.int32)
 
     def link(self, before: Ints, after: Ints, kind: EdgeKind = EdgeKind.DATA) -> None:
-        """Add edges."""
-        self.edges.add(len(before), before, after, kind)
+        """Add an edge from each node to the one at the same place; a row stands for each of several."""
+        if before.shape != after.shape:
+            before, after = np.broadcast_arrays(before, after)
+        self.edges.add(before.size, before.ravel(), after.ravel(), kind)
 
     def hold(
-        self, category: Category, where: Location, size: Ints, begin: Ints, end: Ints, *, even_empty: bool = False
+        self, category: Category, where: Location, size: Ints, begin: Ints | int, end: Ints, *, even_empty: bool = False
     ) -> Ints:
         """Add buffers and return their numbers; empty ones are left out, and -1, but for those a replay must find."""
-        columns = (*where, size, begin, end)
+        columns = (*where, size, np.full(len(size), begin) if isinstance(begin, int) else begin, end)
         first, number = self.buffers.rows, np.full(len(size), -1, dtype=np.int32)
         rows = slice(None) if even_empty or size.all() else np.flatnonzero(size)
         number[rows] = np.arange(first, first + len(size[rows]), dtype=np.int32)

@@ -1,41 +1,64 @@
-"""Exchanges between holders that come to a stage together, derived from where values live and who needs them."""
+"""The data axis: copies of a stage on several devices sum gradients, and bring new parameters to their readers.
+
+Who sums and gathers what, in a step of a stage; each line is a home of (parameters, gradients, optimizer states), and
+each arrow waits for what is left of it. F, B, U: forward, backward, update of the stage; [ ]: with several groups.
+
+    copied, copied, copied       F B > all-reduce gradients > U of each copy > F of the next step
+    copied, copied/owned, owned  F B > reduce gradients > U of the owner > broadcast parameters > F of the next step
+    copied, copied/split, split  F B > reduce-scatter [> all-reduce shares] > U of each share > all-gather > F
+    split, split, split          all-gather > F, all-gather > B > reduce-scatter [> all-reduce shares] > U of each share
+    owned, owned, owned          broadcast > F, broadcast > B > reduce gradients > U of the owner
+    rounds                       F B F B > reduce-scatter > U of each share > all-gather > F of a later round
+                                           F B F B of the next round meanwhile
+    local steps                  F B > U of each copy, by itself; after several > all-reduce parameters > U of each > F
+
+In the code, each function takes what those before it return:
+
+    find_axis          DataAxis: copies, their bytes, and the groups in which they exchange something
+    gather_for_uses    Gathered: parameters come before each use, and go after it, where no copy stays
+    sum_in_streams     Sums: which message takes the gradients of each copy; or sum_by_stage
+    gather_versions    producer: what brings the next version to each copy; or broadcast_versions
+    hold_...           buffers, from all of these
+"""
 
 from cdpsim.model import Model
 from cdpsim.model.runtime import Habits
 from cdpsim.model.stage import Tie
-from cdpsim.program.assembly.axis import Axis
+from cdpsim.program.assembly.axis import find_axis, order_updates
 from cdpsim.program.assembly.build import Builder
-from cdpsim.program.assembly.local import LocalAxis
-from cdpsim.program.assembly.rounds import RoundsAxis
-from cdpsim.program.assembly.shares import SharedAxis
+from cdpsim.program.assembly.by_stage import broadcast_for_uses, broadcast_versions, sum_by_stage
+from cdpsim.program.assembly.data_memory import hold_optimizers, hold_parameters, hold_sums
+from cdpsim.program.assembly.gathered import gather_for_uses
+from cdpsim.program.assembly.in_streams import gather_versions, sum_in_streams, sum_norms
+from cdpsim.program.assembly.in_turn import in_turn
 from cdpsim.program.assembly.update import Updates
+from cdpsim.program.assembly.workers import overlap_rounds, take_local_steps
 from cdpsim.schedules.state import Home
 
 
-def data_axis(
+def exchange_values(
     updates: Updates, model: Model, habits: Habits, build: Builder, prefetch: int, once: tuple[Tie, ...]
 ) -> None:
     """Sum gradients where updates are made, and bring new versions to their readers.
 
     `once` are tied tensors that the model counts in their first stages alone.
     """
-    schedule = updates.tables.passes.schedule
-    state, of = schedule.state, (updates, model, habits, build)
-    if not schedule.order.waits:
-        (LocalAxis if schedule.order.local else RoundsAxis)(*of, once).derive()
+    if not updates.tables.passes.together:
+        in_turn(updates, model, habits, build, prefetch)
         return
-    axis = SharedAxis(*of, once) if state.streams else Axis(*of)
-    copied = state.parameters is Home.COPIED
-    stays = copied or not (axis.several.any() or axis.is_hosted)
-    if not stays:
-        axis.hand_out(prefetch)
-    taker = axis.reduce()
-    if isinstance(axis, SharedAxis) and state.clips:
-        axis.sum_norms()
-    provider = axis.spread() if copied and state.optimizer is not Home.COPIED else axis.node
-    axis.follow(provider, stays=stays)
-    axis.hold_gradients(taker, provider)
-    copies = axis.hold_parameters(taker, provider)
-    if stays and axis.passes.lagging:
-        axis.hold_until_read(copies)
-    axis.hold_optimizers()
+    axis, order = find_axis(updates, model, habits, build), updates.tables.passes.schedule.order
+    if not order.waits:
+        (take_local_steps if order.local else overlap_rounds)(axis)
+        return
+    streams, gathered, producer = axis.state.streams, None, axis.update
+    if not axis.stays:
+        gathered = gather_for_uses(axis, prefetch, once) if streams else broadcast_for_uses(axis, prefetch)
+    sums = sum_in_streams(axis) if streams else sum_by_stage(axis)
+    if streams and axis.state.clips:
+        sum_norms(axis, sums)
+    if axis.state.parameters is Home.COPIED and axis.state.optimizer is not Home.COPIED:
+        producer = gather_versions(axis) if streams else broadcast_versions(axis)
+    order_updates(axis, producer)
+    hold_sums(axis, sums, producer, gathered)
+    hold_parameters(axis, sums, producer)
+    hold_optimizers(axis)

@@ -1,4 +1,4 @@
-"""Exchanges between holders that come to a stage one after another: messages from one to the next.
+"""Exchanges between copies that come to a stage one after another: messages from one to the next.
 
 Either sums, optimizer states and new versions each go their own way, or a stage's whole state goes from user to user:
 parameters in all versions needed, sums, optimizer state.
@@ -32,10 +32,10 @@ def in_turn(updates: Updates, model: Model, habits: Habits, build: Builder, pref
 
 
 def _sum_gradients(updates: Updates, model: Model, build: Builder, first_sizes: Ints) -> None:
-    """Let each holder sum its own micro-batches, add what it received, and pass the sum on in micro-batch order."""
-    passes, holders = updates.tables.passes, updates.tables.holders
-    order = sort_by(holders.step, holders.stage, holders.last)
-    where = holders.where.take(order)
+    """Let each copy sum its own micro-batches, add what it received, and pass the sum on in micro-batch order."""
+    passes, copies = updates.tables.passes, updates.tables.copies
+    order = sort_by(copies.step, copies.stage, copies.last)
+    where = copies.where.take(order)
     device, stage, step = where
     final = np.append(group_starts(step, stage)[1:], len(order)) - 1
     sends = np.delete(np.arange(len(order)), final)
@@ -55,8 +55,8 @@ def _sum_gradients(updates: Updates, model: Model, build: Builder, first_sizes: 
     build.link(message, taker[sends + 1])
     taker_of_row = np.empty_like(taker)
     taker_of_row[order] = taker
-    build.link(passes.last.ravel(), taker_of_row[holders.row.ravel()])
-    hold_gradients(build, where, size, first_sizes[stage], holders.first_task[order], end(taker))
+    build.link(passes.last.ravel(), taker_of_row[copies.row.ravel()])
+    hold_gradients(build, where, size, first_sizes[stage], copies.first_task[order], end(taker))
     arriving = where.take(sends)._replace(device=device[sends + 1])
     build.land(message, arriving, size[sends], start(taker[sends + 1]))
 

@@ -110,6 +110,10 @@ class Keeping:
             size -= self.model.size("data")
         return np.maximum(size, 0)
 
+    def stash_of(self, task: Ints) -> Ints:
+        """Return what the passes of tasks keep from their forwards."""
+        return self.stash_sizes()[task // self.passes.phases, self.passes.stage_of(task)]
+
     def weight_stash_sizes(self) -> tuple[Ints, Ints]:
         """Return what each first part of a split backward leaves: what is its own, and what the stage before has, too.
 

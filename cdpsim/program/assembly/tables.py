@@ -1,4 +1,4 @@
-"""The compute tasks of a schedule as three tables: passes through the stages, lanes of devices, holders of stages."""
+"""The compute tasks of a schedule as three tables: passes through the stages, lanes of devices, copies of stages."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints, group_numbers, group_starts, slice_rows, sort_and_group, sort_by
 from cdpsim.program import Kind
-from cdpsim.program.assembly.build import Location
+from cdpsim.program.assembly.build import Location, fold_group
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import Listing
 from cdpsim.schedules.rounds import OverlappedRounds
@@ -156,6 +156,20 @@ class Passes:
     def replica_devices(self) -> int:
         """The number of devices of a replica."""
         return self.listing.devices if self.listing else self.schedule.placement.devices(self.shape)
+
+    @property
+    def fold(self) -> int:
+        """The number of replicas for which each one that is there stands."""
+        return self.shape.replicas // self.shape.simulated
+
+    def alike_ranks(self, members: Ints, run: int = 0, apart: int = 1) -> Ints | None:
+        """Return the ranks of all groups like one of devices of the first replica; None where all replicas are there.
+
+        A group has a `run` of replicas, by default all, and of them those that are so far `apart`.
+        """
+        if not self.shape.folded:
+            return None
+        return fold_group(members, self.replica_devices, self.shape.replicas, run, apart)
 
     @property
     def together(self) -> bool:
@@ -344,6 +358,14 @@ class DeviceLanes:
         return np.searchsorted(key, lane[place] * span + position, side="right") - 1
 
     @cached_property
+    def step_begins(self) -> Ints:
+        """The first task of each step and device; -1 where there is none."""
+        head = self.tasks[self.step_heads]
+        begins = np.full((self.passes.steps, self.passes.devices), -1, dtype=np.int32)
+        begins[self._step(head), self.passes.task_device[head]] = head
+        return begins
+
+    @cached_property
     def step_ends(self) -> Ints:
         """The last task of each step and device; of a device with several lanes, that of its last one."""
         tasks = self.tasks[np.append(self.step_heads[1:], len(self.tasks)) - 1]
@@ -352,7 +374,7 @@ class DeviceLanes:
         return ends
 
 
-class Holders:
+class Copies:
     """A row for each (step, stage, device): the device runs that stage in that step.
 
     `first_task` and `last_task` are the first and the last there that give a gradient, `last` the micro-batch of the
@@ -412,7 +434,7 @@ class Holders:
 
     @cached_property
     def owners(self) -> Ints:
-        """The row of each step and stage whose device owns what is owned: of stage j the j-th of its holders."""
+        """The row of each step and stage whose device owns what is owned: of stage j the j-th of its copies."""
         owners: Ints = self.first + self.stage[self.first] % self.count
         return owners
 
@@ -430,9 +452,9 @@ class Tables:
     lanes: DeviceLanes
 
     @cached_property
-    def holders(self) -> Holders:
+    def copies(self) -> Copies:
         """The devices that hold a stage in a step, and the micro-batches that they process."""
-        return Holders(self.lanes)
+        return Copies(self.lanes)
 
 
 def check_counts(counts: object, shape: Shape, steps: int) -> Ints:

@@ -22,7 +22,7 @@ from cdpsim.model import Model
 from cdpsim.model.stage import Tie
 from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op
-from cdpsim.program.assembly.build import Builder, fold_group, start
+from cdpsim.program.assembly.build import Builder, start
 from cdpsim.program.assembly.tables import Passes, Tables, check_counts
 from cdpsim.program.assembly.update import Updates
 from cdpsim.schedules import Schedule
@@ -44,8 +44,8 @@ def counted_once(schedule: Schedule, shape: Shape, rule: Rule, model: Model) -> 
     return model.with_ties_counted_once(ties) if ties else model, ties
 
 
-class _Copies(NamedTuple):
-    """The rows of holders that have a tied tensor, and of each the row that counts it on that device."""
+class _SharedCopies(NamedTuple):
+    """The rows of copies that have a tied tensor, and of each the row that counts it on that device."""
 
     row: Ints
     counted: Ints
@@ -58,16 +58,16 @@ class _Copies(NamedTuple):
         return self.row[others], self.counted[others]
 
 
-def _find_copies(tables: Tables, tie: Tie) -> _Copies:
+def _find_copies(tables: Tables, tie: Tie) -> _SharedCopies:
     """Return the copies of a tied tensor; of the stages that one device has, the first counts it."""
-    holders = tables.holders
-    row = np.flatnonzero(np.isin(holders.stage, tie.stages))
-    row = row[sort_by(holders.step[row], holders.device[row], holders.stage[row])]
-    first = group_starts(holders.step[row], holders.device[row])
+    copies = tables.copies
+    row = np.flatnonzero(np.isin(copies.stage, tie.stages))
+    row = row[sort_by(copies.step[row], copies.device[row], copies.stage[row])]
+    first = group_starts(copies.step[row], copies.device[row])
     of = group_numbers(first, len(row))
-    gives = holders.first_task[row]
+    gives = copies.first_task[row]
     earliest = gives[sort_by(of, tables.passes.position[gives])][first]
-    return _Copies(row, row[first][of], earliest[of])
+    return _SharedCopies(row, row[first][of], earliest[of])
 
 
 def hold_from_the_first(tables: Tables, ties: Sequence[Tie], build: Builder) -> None:
@@ -75,35 +75,35 @@ def hold_from_the_first(tables: Tables, ties: Sequence[Tie], build: Builder) -> 
 
     From its first backward on that stage holds it.
     """
-    holders, position = tables.holders, tables.passes.position
+    copies, position = tables.copies, tables.passes.position
     for tie in ties:
         row, counted, earliest = _find_copies(tables, tie)
-        later = (row == counted) & (position[earliest] < position[holders.first_task[row]])
+        later = (row == counted) & (position[earliest] < position[copies.first_task[row]])
         row = row[later]
-        size, until = np.full(len(row), tie.gradient_bytes), start(holders.first_task[row])
-        build.hold(Category.GRADIENTS, holders.where.take(row), size, start(earliest[later]), until)
+        size, until = np.full(len(row), tie.gradient_bytes), start(copies.first_task[row])
+        build.hold(Category.GRADIENTS, copies.where.take(row), size, start(earliest[later]), until)
 
 
 def can_share_tensors(schedule: Schedule) -> bool:
     """Return whether stages on several devices can have a tensor in common.
 
-    They can where steps end, and each holder or owner has a copy.
+    They can where steps end, and each copy or owner has a copy.
     """
     state = schedule.state
     return schedule.order.together and (state.parameters is Home.OWNED or state.optimizer is not Home.OWNED)
 
 
-class HolderSizes(NamedTuple):
-    """Bytes of its stage on each holder, by rows of holders."""
+class CopySizes(NamedTuple):
+    """Bytes of its stage on each copy, by rows of copies."""
 
     parameters: Ints
     gradients: Ints
     optimizer: Ints
 
 
-def holder_sizes(tables: Tables, model: Model) -> HolderSizes:
-    """Return the bytes of each holder: of owned values each owner has its own, of copied ones a device has one copy."""
-    sizes = HolderSizes(*(model.size(kind)[tables.holders.stage] for kind in HolderSizes._fields))
+def copy_sizes(tables: Tables, model: Model) -> CopySizes:
+    """Return the bytes of each copy: of owned values each owner has its own, of copied ones a device has one copy."""
+    sizes = CopySizes(*(model.size(kind)[tables.copies.stage] for kind in CopySizes._fields))
     owned = tables.passes.schedule.state.parameters is Home.OWNED
     for tie in () if owned else _shared_ties(tables, model):
         again, _ = _find_copies(tables, tie).again
@@ -125,7 +125,7 @@ def _shared_ties(tables: Tables, model: Model) -> tuple[Tie, ...]:
 
 
 def shared_rows(tables: Tables, model: Model) -> Iterator[tuple[Ints, Ints]]:
-    """Yield, of each shared tensor, the holders whose device has it for another stage, too, and the holders of that."""
+    """Yield, of each shared tensor, the copies whose device has it for another stage, too, and the copies of that."""
     for tie in _shared_ties(tables, model):
         yield _find_copies(tables, tie).again
 
@@ -138,12 +138,11 @@ def sum_shared(
     One message a step follows all backwards of the tied stages and, if it is to `wait`, the step's end on each device.
     Return these messages, and the devices, of each tensor.
     """
-    tables, holders, sums = updates.tables, updates.tables.holders, []
+    tables, copies, sums = updates.tables, updates.tables.copies, []
     for number, tie in enumerate(_shared_ties(tables, model)):
-        copies, steps = _find_copies(tables, tie), np.arange(tables.passes.steps)
-        shape, devices = tables.passes.shape, np.unique(holders.device[copies.row])
-        ranks = fold_group(devices, tables.passes.replica_devices, shape.replicas) if shape.folded else None
-        group = build.group(devices, ranks)
+        shared, steps = _find_copies(tables, tie), np.arange(tables.passes.steps)
+        devices = np.unique(copies.device[shared.row])
+        group = build.group(devices, tables.passes.alike_ranks(devices))
         stage = np.full(len(steps), -1 - number)
         message = build.send(
             Op.ALL_REDUCE,
@@ -156,11 +155,11 @@ def sum_shared(
             stream=stream,
         )
         _give_gradients(tables, tie.stages, message[tables.passes.step], build)
-        step = holders.step[copies.row]
+        step = copies.step[shared.row]
         if wait:
-            build.link(tables.lanes.step_ends[step, holders.device[copies.row]], message[step], EdgeKind.BARRIER)
-        build.link(message[step], updates.node[copies.row])
-        again, counted = copies.again
+            build.link(tables.lanes.step_ends[step, copies.device[shared.row]], message[step], EdgeKind.BARRIER)
+        build.link(message[step], updates.node[shared.row])
+        again, counted = shared.again
         build.link(updates.node[counted], updates.node[again])  # which makes the tensor for both
         hold_from_the_first(tables, [tie], build)
         sums.append((message, devices))
@@ -176,9 +175,9 @@ def _give_gradients(tables: Tables, stages: Sequence[int], taker: Ints, build: B
 def give_shared(tables: Tables, model: Model, taker: Ints, summed: Ints, build: Builder) -> None:
     """Let each owner of a tied stage have all of the shared gradient, of which every device holds one sum.
 
-    `taker` is what takes gradients, by step and stage; `summed` the moment at which each holder's are taken.
+    `taker` is what takes gradients, by step and stage; `summed` the moment at which each copy's are taken.
     """
-    passes, holders = tables.passes, tables.holders
+    passes, copies = tables.passes, tables.copies
     for tie in _shared_ties(tables, model):
         for stage in tie.stages:
             others = [other for other in tie.stages if other != stage]
@@ -186,8 +185,8 @@ def give_shared(tables: Tables, model: Model, taker: Ints, summed: Ints, build: 
         row, counted, earliest = _find_copies(tables, tie)
         first = row == counted
         mine, size = row[first], np.full(np.count_nonzero(first), tie.gradient_bytes)
-        number = np.zeros(len(holders), dtype=np.int64)
+        number = np.zeros(len(copies), dtype=np.int64)
         number[mine] = build.hold(
-            Category.GRADIENTS, holders.where.take(mine), size, start(earliest[first]), summed[mine]
+            Category.GRADIENTS, copies.where.take(mine), size, start(earliest[first]), summed[mine]
         )
         build.keep(number[counted], summed[row])

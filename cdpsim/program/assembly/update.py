@@ -17,7 +17,7 @@ from cdpsim.schedules.state import Home, When
 class Updates:
     """A row for each update, in the order of their nodes.
 
-    Where holders are together and have optimizer states of their own, there is one for every device that makes the new
+    Where copies are together and have optimizer states of their own, there is one for every device that makes the new
     version, else one for each (step, stage), in that order. It follows the compute task `after` on its device: the
     last that gives it a gradient, or the last of its device's step where steps end for all devices. Where the rule has
     a barrier, it follows the task `barrier` anywhere, too.
@@ -78,16 +78,16 @@ def place_updates(tables: Tables, *, in_lanes: bool = False) -> Updates:
     if not passes.schedule.order.waits:
         return _place_version_by_version(tables, in_lanes=in_lanes)
     if passes.together:
-        holders = tables.holders
-        rows = holders.owners if state.optimizer is Home.OWNED else slice(None)
-        step, stage, device, after = (c[rows] for c in (holders.step, holders.stage, holders.device, holders.last_task))
+        copies = tables.copies
+        rows = copies.owners if state.optimizer is Home.OWNED else slice(None)
+        step, stage, device, after = (c[rows] for c in (copies.step, copies.stage, copies.device, copies.last_task))
         if passes.schedule.order.together:
             after = tables.lanes.step_ends[step, device]
     else:
         step, stage = (index.ravel() for index in np.indices((passes.steps, passes.n), dtype=np.int32))
         after = passes.last[passes.first[1:] - 1].ravel()
         if passes.listing:  # which may end a step with another micro-batch than its last
-            after = tables.holders.last_task[tables.holders.owners]
+            after = tables.copies.last_task[tables.copies.owners]
         device = passes.task_device[after]
     barrier = None
     if passes.rule.barrier:
@@ -99,11 +99,11 @@ def place_updates(tables: Tables, *, in_lanes: bool = False) -> Updates:
 
 
 def _place_version_by_version(tables: Tables, *, in_lanes: bool) -> Updates:
-    """Let all holders make each version of a run in its step; those of local steps at the end of it."""
-    holders, step = tables.holders, tables.passes.made.step
-    row = (step[:, None] * holders.in_step + np.arange(holders.in_step)).ravel()
-    made = np.repeat(np.arange(1, len(step) + 1, dtype=np.int32), holders.in_step)
-    step, stage, device, after = (c[row] for c in (holders.step, holders.stage, holders.device, holders.last_task))
+    """Let all copies make each version of a run in its step; those of local steps at the end of it."""
+    copies, step = tables.copies, tables.passes.made.step
+    row = (step[:, None] * copies.in_step + np.arange(copies.in_step)).ravel()
+    made = np.repeat(np.arange(1, len(step) + 1, dtype=np.int32), copies.in_step)
+    step, stage, device, after = (c[row] for c in (copies.step, copies.stage, copies.device, copies.last_task))
     if tables.passes.schedule.order.local:
         after = tables.lanes.step_ends[step, device]
     return Updates(tables, step, stage, device, after, in_lanes=in_lanes, made=made)
@@ -136,10 +136,10 @@ def take_turns(updates: Updates, build: Builder, shared: Iterable[tuple[Ints, In
     Where sums do not wait for the end of a step, that is the last task that gives each a gradient. Of `shared` tensors
     some updates (the first rows of each pair) come after those that make them (the second rows).
     """
-    passes, holders, turn = updates.tables.passes, updates.tables.holders, updates.order_position
+    passes, copies, turn = updates.tables.passes, updates.tables.copies, updates.order_position
     at_once = passes.schedule.order.local or passes.schedule.state.reduce is When.END
-    if passes.together and not at_once and len(holders) == len(updates):
-        turn = passes.position[holders.last_task]
+    if passes.together and not at_once and len(copies) == len(updates):
+        turn = passes.position[copies.last_task]
         for again, counted in shared:
             turn[again] = np.maximum(turn[again], turn[counted])
     order = sort_by(updates.device, turn, updates.version, updates.stage)
@@ -158,8 +158,8 @@ def base_is_still_needed(updates: Updates) -> Ints:
     np.maximum.at(replaces, passes.base, np.arange(steps))
     result = np.repeat((replaces[passes.base] > np.arange(steps)).astype(np.int64), updates.in_step)
     replacing = replaces[passes.backward_version]
-    each = passes.together and passes.schedule.state.optimizer is Home.COPIED  # holder updates for itself
-    row = tables.holders.row % updates.in_step if each else passes.tij[2]
+    each = passes.together and passes.schedule.state.optimizer is Home.COPIED  # copy updates for itself
+    row = tables.copies.row % updates.in_step if each else passes.tij[2]
     replaced_by = replacing * updates.in_step + row
     late = (replacing >= 0) & (passes.device == updates.device[replaced_by])
     late &= passes.position[passes.last] > updates.order_position[replaced_by]

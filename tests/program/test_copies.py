@@ -24,7 +24,7 @@ def tables(name: str) -> list[Tables]:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_holders_are_the_devices_that_run_a_stage(name: str) -> None:
+def test_copies_are_the_devices_that_run_a_stage(name: str) -> None:
     """Each with its first and its last task that gives a gradient, in the schedule's order, then by micro-batch."""
     for both in tables(name):
         passes = both.passes
@@ -39,9 +39,9 @@ def test_holders_are_the_devices_that_run_a_stage(name: str) -> None:
             gives[t, j, int(passes.device[t * passes.shape.micro_batches + i, j])].append(
                 (int(passes.position[task]), i, int(task))
             )
-        holders = both.holders
-        assert [*zip(holders.step, holders.stage, holders.device, strict=True)] == sorted(gives)
+        copies = both.copies
+        assert [*zip(copies.step, copies.stage, copies.device, strict=True)] == sorted(gives)
         for row, held in enumerate(sorted(gives)):
             first, last = min(gives[held]), max(gives[held])
-            assert (holders.first_task[row], holders.last_task[row], holders.last[row]) == (first[2], last[2], last[1])
-            assert (holders.row == row).sum() == len(gives[held])
+            assert (copies.first_task[row], copies.last_task[row], copies.last[row]) == (first[2], last[2], last[1])
+            assert (copies.row == row).sum() == len(gives[held])

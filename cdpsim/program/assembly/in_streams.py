@@ -1,0 +1,303 @@
+"""Exchanges in streams, one message after another: of buckets, and of values that ranks of a group have shares of.
+
+A *sharding group* is the ranks that share split values: of each stage, `shard` data ranks in a row. A reduce-scatter in
+each group sums gradients to shares, and an all-reduce of equal shares across the groups goes on with them. An
+all-gather in each group brings new parameters, or those that a task uses. Where nothing is split, all copies of a stage
+are one group, and an all-reduce sums for all.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from cdpsim.errors import RequestError
+from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, matching_pairs, sort_by
+from cdpsim.program import Content, EdgeKind, Op, Stream
+from cdpsim.program.assembly.axis import DataAxis, Sums, readers
+from cdpsim.program.assembly.build import Location
+from cdpsim.program.assembly.tied import sum_shared, unshared_gradients
+from cdpsim.schedules.buckets import Buckets, Units
+from cdpsim.schedules.state import Home, When
+
+_NORM_BYTES = 4  # a number in fp32
+
+
+class UnitPlan(NamedTuple):
+    """The messages of one step inside groups: one for each unit and group; and which copies take part in which."""
+
+    units: Units
+    unit: Ints  # of each message
+    group: Ints  # of each message, its number among the program's
+    row: Ints  # of each copy's part in a message, the copy
+    message: Ints  # and the message
+
+
+def plan_messages(axis: DataAxis, units: Units) -> UnitPlan:
+    """Number the messages of a step in which these units go inside groups of several members."""
+    groups = axis.groups
+    units = Units(*(column[groups.members[groups.first[units.first]] > 1] for column in units))
+    unit, group, first = groups.messages_of(units)
+    of, covered = expand_ranges(units.first, units.last + 1)
+    pair, row = matching_pairs((covered,), (axis.stage,))
+    return UnitPlan(units, unit, groups.number[group], row, first[of[pair]] + groups.place[groups.of[row]])
+
+
+def units_of(axis: DataAxis, sizes: Ints, buckets: Buckets | None, tensors: list[list[int]] | None = None) -> Units:
+    """Return what goes in one message: a stage with all its bytes or, with buckets, several tensors."""
+    if buckets is None:
+        return Units.of_stages(sizes)
+    first = np.append(axis.copies.first[: axis.passes.n], axis.copies.in_step).tolist()
+    devices = [axis.device[low:high].tobytes() for low, high in pairwise(first)]
+    ends = [j for j in range(1, len(devices) + 1) if devices[j - 1 : j] != devices[j : j + 1]]  # of equal devices
+    return Units.of_buckets(tensors or [[size] for size in sizes.tolist()], ends, buckets)
+
+
+def _eras(axis: DataAxis) -> Iterator[tuple[Ints, Buckets | None]]:
+    """Yield steps with their buckets: in the first step torch may have one for all."""
+    buckets, steps = axis.state.buckets, np.arange(axis.passes.steps)
+    if buckets is not None and buckets.whole_first_step:
+        yield steps[:1], Buckets((2**62,))
+        steps = steps[1:]
+    yield steps, buckets
+
+
+def _giving(axis: DataAxis) -> Ints:
+    """Return the tasks that give gradients to sums: by step, by pass if each is summed for itself, and by copy."""
+    copies, passes = axis.copies, axis.passes
+    if axis.state.reduce is not When.EACH:
+        return np.reshape(copies.last_task, (passes.steps, 1, copies.in_step))
+    row, task = copies.row.ravel(), passes.last.ravel()
+    order = sort_by(row, axis.tables.lanes.rank[task])
+    count = np.bincount(row)
+    if (count != count[0]).any():
+        problem = "sums after each pass, and some devices have more passes of a stage than others"
+        raise RequestError("reduce", f"{problem}; take end or last")
+    given: Ints = task[order].reshape(passes.steps, copies.in_step, -1).transpose(0, 2, 1)
+    return given
+
+
+def sum_in_streams(axis: DataAxis) -> Sums:
+    """Sum gradients to where updates are made."""
+    copies, build, steps = axis.copies, axis.build, axis.passes.steps
+    sizes, given, ends = unshared_gradients(axis.tables, axis.model), _giving(axis), []
+    taken = np.repeat(axis.update.reshape(steps, 1, -1), given.shape[1], axis=1)
+    tensors = [
+        [*each] if sum(each) == size else [size]  # in one, where a stage shares some with others
+        for each, size in zip(axis.model.gradient_tensors(), sizes.tolist(), strict=True)
+    ]
+    for t, buckets in _eras(axis):
+        plan = plan_messages(axis, units_of(axis, sizes, buckets, tensors))
+        ends += sum_units(axis, plan, t, given, taken)
+    for message, devices in sum_shared(axis.updates, axis.model, build, wait=axis.waits_for_end, stream=Stream.REDUCE):
+        rows = np.flatnonzero(np.isin(copies.device, devices))
+        if axis.state.one_step:
+            build.link(message[copies.step[rows]], axis.update[rows])
+        step = np.repeat(np.arange(steps), len(devices))
+        ends.append((message[step], step, np.tile(devices, steps)))
+    alone = np.flatnonzero(taken[:, -1].ravel() == axis.update)
+    build.link(copies.last_task[alone], axis.update[alone])
+    ends.append((copies.last_task[alone], copies.step[alone], copies.device[alone]))
+    given, taken = (column.transpose(1, 0, 2).reshape(column.shape[1], -1) for column in (given, taken))
+    return Sums(given, taken, ends)
+
+
+def sum_units(axis: DataAxis, plan: UnitPlan, t: Ints, given: Ints, taken: Ints) -> list[tuple[Ints, Ints, Ints]]:
+    """Send the sums of a plan in steps t, and write what takes the gradients of each copy.
+
+    `given` and `taken` are tables by step, round and copy. Return the last messages with their steps and devices.
+    """
+    build, row = axis.build, plan.row
+    across = _plan_across(axis, plan)
+    if not (len(t) and len(row)):
+        return []
+    rounds, device = given.shape[1], axis.device[row]
+    inside = send_inside(axis, plan, t, rounds)
+    mine = final = inside[:, :, plan.message]
+    if (across.message >= 0).any():
+        far = _send_sums(axis, Op.ALL_REDUCE, across, t, rounds, axis.share(plan.units.size), Stream.ACROSS)
+        pairs = np.unique(np.stack([plan.message, across.message])[:, across.message >= 0], axis=1)
+        build.link(inside[:, :, pairs[0]], far[:, :, pairs[1]])
+        final = np.where(across.message >= 0, far[:, :, across.message], mine)
+    given = given[t][:, :, row]
+    build.link(given, mine)
+    if axis.waits_for_end:
+        build.link(axis.tables.lanes.step_ends[t][:, None, device], mine, EdgeKind.BARRIER)
+    update = axis.update.reshape(axis.passes.steps, 1, -1)[t]
+    build.link(final, update[:, :, row])
+    _pace_tasks(axis, device, given, mine, final)
+    if axis.state.one_step:
+        _join_updates(axis, plan, across, final[:, -1], update[:, 0])
+    backwards = slice(None, None, -1)  # so that of several units of a stage the lowest, which ends last, stays
+    taken[t[:, None, None], np.arange(rounds)[:, None], row[backwards]] = mine[:, :, backwards]
+    return [(final[:, -1].ravel(), np.repeat(t, len(row)), np.tile(device, len(t)))]
+
+
+def _plan_across(axis: DataAxis, plan: UnitPlan) -> UnitPlan:
+    """Number the messages of a step that sum shares across groups; -1 where a group is alone."""
+    row = plan.row
+    if not axis.state.splits:
+        return plan._replace(message=np.full(len(row), -1))
+    across = axis.group_copies("place", axis.shard)
+    unit, group, first = across.messages_of(plan.units)
+    several = across.members[group] > 1
+    number = np.where(several, np.cumsum(several) - 1, -1)
+    message = number[first[plan.unit[plan.message]] + across.place[across.of[row]]]
+    return UnitPlan(plan.units, unit[several], across.number[group[several]], row, message)
+
+
+def send_inside(axis: DataAxis, plan: UnitPlan, t: Ints, rounds: int, content: Content = Content.GRADIENT) -> Ints:
+    """Send sums in each group, and return the messages: by step, by round, in the order of their numbers."""
+    if not axis.state.splits:
+        return _send_sums(axis, Op.ALL_REDUCE, plan, t, rounds, plan.units.size, Stream.REDUCE, content)
+    return _send_sums(axis, Op.REDUCE_SCATTER, plan, t, rounds, axis.share(plan.units.size), Stream.REDUCE, content)
+
+
+def _send_sums(
+    axis: DataAxis,
+    op: Op,
+    plan: UnitPlan,
+    t: Ints,
+    rounds: int,
+    size: Ints,
+    stream: Stream,
+    content: Content = Content.GRADIENT,
+) -> Ints:
+    shape = len(t), rounds, len(plan.unit)
+    step, _, number = (index.ravel() for index in np.indices(shape, dtype=np.int32))
+    return _send_units(axis, op, content, plan, t[step], number, size, stream).reshape(shape)
+
+
+def _send_units(
+    axis: DataAxis, op: Op, content: Content, plan: UnitPlan, t: Ints, number: Ints, size: Ints, stream: Stream
+) -> Ints:
+    """Send the messages of these numbers in steps t; `size` is that of each unit."""
+    units, unit = plan.units, plan.unit[number]
+    return axis.build.send(
+        op,
+        content,
+        stage=units.first[unit],
+        step=t,
+        src=-1,
+        dst=plan.group[number],
+        size=size[unit],
+        versions=op == Op.ALL_GATHER,
+        stages=(units.last - units.first + 1)[unit],
+        stream=stream,
+    )
+
+
+def _pace_tasks(axis: DataAxis, device: Ints, given: Ints, inside: Ints, final: Ints) -> None:
+    """Let tasks wait for sums.
+
+    After each pass, the next pass waits for its sums. A rank that splits gradients has one buffer for sums: when a
+    task has given its gradients, the next one waits for the sums of the tasks before.
+    """
+    build, rank = axis.build, axis.tables.lanes.rank
+    columns = [np.broadcast_to(column, given.shape).ravel() for column in (device, given, inside, final)]
+    order = sort_by(columns[0], columns[2], rank[columns[1]])
+    last = np.append(group_starts(columns[0][order], columns[2][order])[1:], len(order)) - 1  # gradient of each sum
+    order = order[last]
+    order = order[sort_by(columns[0][order], rank[columns[1][order]], columns[2][order])]
+    device, given, inside, final = (column[order] for column in columns)
+    after, has_next = _next_in_lane(axis, given)
+    if axis.state.gradients is Home.SPLIT and not axis.waits_for_end:
+        first = group_starts(device, given)
+        later = np.append(first[1:], 0)[group_numbers(first, len(device))]  # a sum of the task that gives next
+        rows = np.flatnonzero((device[later] == device) & (later > 0) & has_next[later])
+        build.link(inside[rows], after[later[rows]], EdgeKind.ROOM)
+    if axis.state.reduce is When.EACH:
+        first = group_starts(device, given // axis.passes.phases)
+        ends = np.append(first[1:], len(device)) - 1
+        rows = ends[group_numbers(first, len(device))]
+        waits = np.flatnonzero(has_next[rows])
+        build.link(final[waits], after[rows[waits]], EdgeKind.ROOM)
+
+
+def _next_in_lane(axis: DataAxis, task: Ints) -> tuple[Ints, Flags]:
+    """Return the task behind each one in its lane, and whether there is one."""
+    lanes = axis.tables.lanes
+    place = np.minimum(lanes.rank[task] + 1, len(lanes.tasks) - 1)
+    return lanes.tasks[place], (lanes.number[place] == lanes.number[lanes.rank[task]]) & (place != lanes.rank[task])
+
+
+def _join_updates(axis: DataAxis, plan: UnitPlan, across: UnitPlan, final: Ints, update: Ints) -> None:
+    """Let all updates of a device wait for all its sums of the last round, whose passes wait for those before."""
+    device = axis.device[plan.row]
+    order = sort_by(device, across.message, plan.message)
+    once = order[group_starts(device[order], across.message[order], plan.message[order])]
+    summed, row = matching_pairs((device[once],), (axis.device,))
+    axis.build.link(final[:, once[summed]], update[:, row])
+
+
+def sum_norms(axis: DataAxis, sums: Sums) -> None:
+    """Sum the norm of all gradients over the devices that have some of them, before any of these updates."""
+    copies, build, places, steps = axis.copies, axis.build, axis.passes.replica_devices, axis.passes.steps
+    rank = np.arange(axis.passes.devices, dtype=np.int32) // places // axis.shard
+    groups = np.split(np.arange(len(rank), dtype=np.int32), np.flatnonzero(np.diff(rank)) + 1)
+    node, step, device = (np.concatenate(column) for column in zip(*sums.ends, strict=True))
+    for members in groups if places * axis.shard > 1 else ():
+        message = build.send(
+            Op.ALL_REDUCE,
+            Content.NORM,
+            stage=np.full(steps, -1),
+            step=np.arange(steps),
+            src=-1,
+            dst=build.group(members, axis.passes.alike_ranks(members, axis.shard)),
+            size=_NORM_BYTES,
+            stream=Stream.REDUCE,
+        )
+        mine = np.isin(device, members)
+        build.link(*np.unique(np.stack([node[mine], message[step[mine]]]), axis=1))
+        rows = np.flatnonzero(np.isin(copies.device, members))
+        build.link(message[copies.step[rows]], axis.update[rows])
+
+
+def plan_parameters(axis: DataAxis) -> tuple[UnitPlan, Ints]:
+    """UnitPlan the messages in which the parameters of all stages go, and return the bytes of each stage, too."""
+    size = np.zeros(axis.passes.n, dtype=np.int64)
+    np.maximum.at(size, axis.copies.stage, axis.whole.parameters)  # a device has a tied tensor once
+    return plan_messages(axis, units_of(axis, size, axis.state.buckets)), size
+
+
+def gather_updated(axis: DataAxis, plan: UnitPlan, t: Ints, number: Ints) -> Ints:
+    """Gather the parameters that updates of steps t have made, those of a number in the plan for each."""
+    size = axis.shard * axis.share(plan.units.size)
+    return _send_units(axis, Op.ALL_GATHER, Content.PARAMETERS, plan, t, number, size, Stream.GATHER)
+
+
+def gather_versions(axis: DataAxis) -> Ints:
+    """Bring new versions that tasks read from shares to all copies; return what the readers of each wait for."""
+    copies, build, in_step, steps = axis.copies, axis.build, axis.copies.in_step, axis.passes.steps
+    producer, (plan, size) = axis.update.copy(), plan_parameters(axis)
+    read = np.zeros((steps + 1) * in_step, dtype=bool)
+    for _, _, row in readers(axis):
+        read[row] = True
+    wanted = np.zeros((len(plan.unit), steps), dtype=bool)
+    np.logical_or.at(wanted, plan.message, read.reshape(-1, in_step)[1:, plan.row].T)
+    t, number = np.nonzero(wanted.T)
+    message = np.full((steps, len(plan.unit)), -1)
+    message[t, number] = gather_updated(axis, plan, t, number)
+    t, member = np.nonzero(wanted[plan.message].T)
+    if not len(t):
+        return producer
+    brought, row = message[t, plan.message[member]], plan.row[member]
+    producer[t * in_step + row] = brought
+    where = Location(copies.device[row], copies.stage[row], (t + 1).astype(np.int32))
+    build.land(brought, where, size[where.stage])
+    if axis.state.gather == "early":
+        build.link(axis.update[t * in_step + row], brought)
+    else:  # no gather begins before its devices have made all their updates of the step
+        once, t_once, device = np.unique(np.stack([brought, t, where.device]), axis=1)
+        made, each = matching_pairs((copies.step, copies.device), (t_once, device))
+        build.link(axis.update[made], once[each])
+    if axis.state.gather == "step":
+        _wait_for_all(axis, brought, t, where.device)
+    return producer
+
+
+def _wait_for_all(axis: DataAxis, brought: Ints, t: Ints, device: Ints) -> None:
+    """Let no forward of a device begin before all new parameters are there."""
+    reader = np.append(axis.tables.lanes.step_begins, np.full((1, axis.passes.devices), -1), axis=0)[t + 1, device]
+    axis.build.link(brought[reader >= 0], reader[reader >= 0])
