@@ -114,7 +114,9 @@ class Builder:
         """Add an edge from each node to the one at the same place; a row stands for each of several."""
         if before.shape != after.shape:
             before, after = np.broadcast_arrays(before, after)
-        self.edges.add(before.size, before.ravel(), after.ravel(), kind)
+        if before.ndim > 1:
+            before, after = before.ravel(), after.ravel()
+        self.edges.add(len(before), before, after, kind)
 
     def hold(
         self, category: Category, where: Location, size: Ints, begin: Ints | int, end: Ints, *, even_empty: bool = False

@@ -211,33 +211,38 @@ def hold_gathered(axis: DataAxis, uses: Uses, *, early: bool) -> Gathered:
     Messages that --prefetch brings `early` say themselves from when on they need room.
     """
     message, task, last, where, size = uses
-    build, habits, lanes = axis.build, axis.habits, axis.tables.lanes
+    build, habits = axis.build, axis.habits
     dropped, ahead = np.zeros((2, axis.passes.tasks), dtype=np.int64)
     np.add.at(dropped, last, size)
-    before = np.full(axis.passes.tasks, -1, dtype=np.int32)  # each task in its lane
-    later, earlier = lanes.before(lanes.rank, 1)
-    before[later] = earlier
     if habits.gathers == "copied":
         build.hold(Category.PARAMETERS, where, size, start(task), end(last))
-        _hold_copied_from(axis, uses, before)
+        _hold_copied_from(axis, uses)
     else:
         build.hold(Category.PARAMETERS, where, size, end(message), end(last))
         build.land(message, where, size)
     if habits.collective_copies:
         build.land(message, where, size)
     if habits.backward_prefetch and not early:
-        _hold_ahead(axis, uses, before, ahead)
+        _hold_ahead(axis, uses, ahead)
     return Gathered(dropped, ahead)
 
 
-def _hold_copied_from(axis: DataAxis, uses: Uses, before: Ints) -> None:
+def _tasks_before(axis: DataAxis) -> Ints:
+    """Return the task before each one in its lane, or -1."""
+    before = np.full(axis.passes.tasks, -1, dtype=np.int32)
+    later, earlier = axis.tables.lanes.before(axis.tables.lanes.rank, 1)
+    before[later] = earlier
+    return before
+
+
+def _hold_copied_from(axis: DataAxis, uses: Uses) -> None:
     """Hold the buffers from which the parameters of tasks are copied.
 
     A backward's goes at once, a forward's when the next forward begins, or with the end of the last one. While that
     next forward's parameters are copied from its own, it has made nothing. So the buffer counts as far as it is more
     than what that forward makes. (An owner has no share to copy.)
     """
-    passes, build, task = axis.passes, axis.build, uses.task
+    passes, build, task, before = axis.passes, axis.build, uses.task, _tasks_before(axis)
     forth = passes.kind == Kind.F
     follows = np.flatnonzero(forth & forth[before])
     behind = np.full(passes.tasks, -1, dtype=np.int32)  # the forward behind each forward in its lane
@@ -254,13 +259,13 @@ def _hold_copied_from(axis: DataAxis, uses: Uses, before: Ints) -> None:
         build.hold(Category.COMMUNICATION, uses.where.take(rows), more, start(after), end(after))
 
 
-def _hold_ahead(axis: DataAxis, uses: Uses, before: Ints, ahead: Ints) -> None:
+def _hold_ahead(axis: DataAxis, uses: Uses, ahead: Ints) -> None:
     """Hold the parameters of a backward from the start of the one before it on, and write what is there beside those.
 
     They are gathered before that one has made anything. So a copy that the collective makes meanwhile counts there
     as far as it is more than what the backward makes.
     """
-    backward = axis.passes.kind != Kind.F
+    backward, before = axis.passes.kind != Kind.F, _tasks_before(axis)
     rows = np.flatnonzero(backward[uses.task] & backward[before[uses.task]])
     task, where, size = before[uses.task[rows]], uses.where.take(rows), uses.size[rows]
     axis.build.hold(Category.COMMUNICATION, where, size, start(task), start(uses.message[rows]))

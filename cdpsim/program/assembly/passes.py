@@ -5,7 +5,14 @@ import numpy as np
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Category, Content, Op
 from cdpsim.program.assembly.build import Location, end, start
-from cdpsim.program.assembly.runtime import Keeping
+from cdpsim.program.assembly.runtime import (
+    Keeping,
+    hold_always,
+    hold_gradient_sent,
+    hold_output,
+    hold_output_handed_on,
+    hold_returned,
+)
 from cdpsim.program.assembly.tables import Passes
 
 
@@ -23,8 +30,8 @@ def pass_through_stages(keeping: Keeping) -> None:
         build.link(passes.backward.ravel(), passes.last.ravel())
     _hold_stashes(keeping)
     _hold_transients(keeping)
-    keeping.hold_returned()
-    keeping.hold_always()
+    hold_returned(keeping)
+    hold_always(keeping)
 
 
 def _handing_on(passes: Passes, task: Ints) -> Ints:
@@ -43,21 +50,17 @@ def _locate(passes: Passes, task: Ints) -> Location:
 
 def _hand_over(keeping: Keeping, task: Ints) -> None:
     """Hold what a task leaves to the next one on its device: outputs until used, their gradients while used too."""
-    passes, build = keeping.passes, keeping.build
+    passes = keeping.passes
     if not keeping.boundary.any():
         return
     phase = task % passes.phases
     ahead, back = task[phase < passes.n - 1], task[phase >= passes.n]
-    of = _locate(passes, ahead)
-    if keeping.habits.static_receives:  # then it has a buffer always
-        keeping.hold_while_freed(of, ahead // passes.phases, np.arange(len(ahead)))
+    hold_output_handed_on(keeping, _locate(passes, ahead), ahead // passes.phases)
+    if keeping.habits.static_receives:  # then gradients have a buffer always
         return
-    size = (keeping.boundary - keeping.kept)[of.stage]
-    build.hold(Category.ACTIVATIONS, of, size, end(ahead), start(ahead + 1))
-    keeping.hold_own_input(of, ahead // passes.phases)
     of = _locate(passes, back)
     size, until = keeping.boundary[of.stage - 1], keeping.freed[back // passes.phases, of.stage - 1]
-    build.hold(Category.ACTIVATIONS, of, size, end(back), end(until))
+    keeping.build.hold(Category.ACTIVATIONS, of, size, end(back), end(until))
 
 
 def _send(keeping: Keeping, sender: Ints, content: Content) -> None:
@@ -80,10 +83,9 @@ def _send(keeping: Keeping, sender: Ints, content: Content) -> None:
     build.link(message, reader)
     size = keeping.boundary[boundary]
     if forth:
-        keeping.hold_output(of, row, message)
+        hold_output(keeping, of, row, message)
     else:
-        number = build.hold(Category.COMMUNICATION, of, size, end(sender), end(message))
-        keeping.keep_sent_gradients(number, sender)
+        hold_gradient_sent(keeping, of, sender, message)
     if keeping.habits.static_receives:
         return
     build.land(message, of._replace(device=arriving.device), size, start(reader))

@@ -1,10 +1,12 @@
-"""Buffers that a runtime holds beyond what a schedule needs, by the habits that `cdpsim.model.runtime` declares.
+"""Buffers that a runtime holds beyond what a schedule needs, as rows: content, from when to when, under which habit.
 
-Habits of a step are those of a flushed pipeline, whose devices do one task after another. A tensor that several
-habits hold counts once.
+`cdpsim.model.runtime` declares the habits. Those of a step are of a flushed pipeline, whose devices do one task after
+another. A tensor that several habits hold counts once.
 """
 
+from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +20,6 @@ from cdpsim.program.assembly.tables import Passes
 from cdpsim.program.assembly.update import Updates
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.state import Home
-
-NONE = np.empty(0, dtype=np.int32)
 
 
 def usual_habits(runtime: str, schedule: Schedule) -> Habits:
@@ -46,13 +46,35 @@ def habits_of(runtime: Runtime, schedule: Schedule) -> Habits:
     return Habits(gradients=habits.gradients, wide_shares=habits.wide_shares, saved_states=habits.saved_states)
 
 
+@dataclass(frozen=True, eq=False)
 class Keeping:
-    """The time for which a runtime keeps what passes make and bring."""
+    """The bytes that passes make and bring, and the tasks that let go of them, by pass and stage or by stage."""
 
-    def __init__(self, updates: Updates, model: Model, habits: Habits, build: Builder) -> None:
-        self.updates, self.tables, self.passes = updates, updates.tables, updates.tables.passes
-        self.model, self.habits, self.build = model, habits, build
-        self.boundary, self.kept = model.boundary_in_memory, model.size("kept_output")
+    updates: Updates
+    model: Model
+    habits: Habits
+    build: Builder
+
+    @property
+    def passes(self) -> Passes:
+        """The passes of micro-batches."""
+        return self.updates.tables.passes
+
+    @cached_property
+    def boundary(self) -> Ints:
+        """The bytes of each stage's output."""
+        return self.model.boundary_in_memory
+
+    @cached_property
+    def kept(self) -> Ints:
+        """The bytes of each stage's output that it keeps for its backward."""
+        return self.model.size("kept_output")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether outputs are held as long as a schedule needs them."""
+        habits = self.habits
+        return habits.sends == "until-sent" and not (habits.static_receives or habits.kept_outputs)
 
     @property
     def retains(self) -> bool:
@@ -66,13 +88,17 @@ class Keeping:
         return np.where(self.model.frees_early, passes.backward, passes.last) if passes.splits else passes.last
 
     @cached_property
+    def silent(self) -> Flags:
+        """Whether the model's file does not say what the first part of each stage's backward retains."""
+        return np.array([stage.retained_gradients is None for stage in self.model.stages])
+
+    @cached_property
     def are_whole(self) -> Flags:
         """Whether each pass goes back through a stage as a whole, in the first of two tasks; where parts retain all."""
-        listing, shape = self.passes.listing, self.passes.device.shape
+        listing = self.passes.listing
         if not self.retains or listing is None:
-            return np.zeros(shape, dtype=bool)
-        retains = np.array([stage.retained_gradients is not None for stage in self.model.stages])
-        whole: Flags = self.passes.of_micro_batch(listing.undivided) & retains
+            return np.zeros(self.passes.device.shape, dtype=bool)
+        whole: Flags = self.passes.of_micro_batch(listing.undivided) & ~self.silent
         return whole
 
     @cached_property
@@ -120,15 +146,16 @@ class Keeping:
         Static buffers have the input and the gradient of the output always.
         """
         left, given = self.model.size("weight_activation"), self.model.size("weight_input")
-        shared = self.inputs_left()[1]
+        shared = self.inputs_left[1]
         if self.habits.static_receives:
             own = left - np.minimum(given, np.append(0, self.boundary[:-1]))
             own -= np.minimum(self.model.size("weight_output"), np.append(self.boundary[:-1], 0))
             return np.broadcast_to(own, shared.shape), np.zeros_like(shared)
         return left - shared, shared
 
+    @cached_property
     def inputs_left(self) -> tuple[Ints, Ints]:
-        """Return what each first part of a split backward leaves of its input: what it alone keeps, and what is shared.
+        """What each first part of a split backward leaves of its input: what it alone keeps, and what is shared.
 
         The stage before keeps the shared part as well, on the same device.
         """
@@ -141,222 +168,30 @@ class Keeping:
         first, second = self.model.size("input_transient"), self.model.size("weight_transient")
         if not self.retains:
             return first, second
-        once = self.model.size("backward_transient")
-        return np.where(self.are_whole, once, first), np.where(self.are_whole, 0, second)
-
-    # Outputs
-
-    def hold_output(self, of: Location, row: Ints, message: Ints) -> None:
-        """Hold outputs of stages that are sent, until they have been or longer; `row` has the passes."""
-        build, passes, waiting = self.build, self.passes, (self.boundary - self.kept)[of.stage]
-        forward = passes.forward[row, of.stage]
-        if self.habits.kept_outputs:
-            until = end(passes.backward[row, of.stage])
-            number = build.hold(Category.ACTIVATIONS, of, waiting, end(forward), until)
-            build.keep(number, end(message))
-        else:
-            number = build.hold(Category.COMMUNICATION, of, waiting, end(forward), end(message))
-        self.hold_while_freed(of, row, self._keep_sent_outputs(number, of, row))
-
-    def _keep_sent_outputs(self, number: Ints, of: Location, row: Ints) -> Ints:
-        """Hold outputs that have been sent as long as a runtime refers to them.
-
-        Return the rows of those that are there beyond the tasks that let go of them in their stages.
-        """
-        if not self.keeps_sent:
-            return NONE
-        position, freed = self.passes.position, self.freed[row, of.stage]
-        until = self.kept_until[self.passes.forward[row, of.stage]]
-        longer = np.flatnonzero(until >= 0)
-        beyond = position[until[longer]] >= position[freed[longer]]
-        self.build.keep(number[longer], end(np.where(beyond, freed[longer], until[longer])))
-        rows = longer[beyond]
-        size = self.boundary[of.stage[rows]]
-        self.build.hold(Category.COMMUNICATION, of.take(rows), size, end(freed[rows]), end(until[rows]))
-        return rows
-
-    def hold_while_freed(self, of: Location, row: Ints, beyond: Ints) -> None:
-        """Hold outputs of passes during the tasks that let go of them in their stages, where something else has them.
-
-        That is where they are held `beyond` these tasks, or to the end of each backward.
-        """
-        if not (len(beyond) or self.habits.kept_outputs):
-            return
-        whole, stage = self.are_whole[row, of.stage], of.stage
-        freed, backward = self.freed[row, stage], self.passes.backward[row, stage]
-        is_held = (freed == backward) & self.habits.kept_outputs
-        is_held[beyond] = True
-        if self.passes.splits:
-            # The first part of a split backward lets go of the output with its end, the second after it.
-            is_held &= whole | np.array([stage.retained_gradients is None for stage in self.model.stages])[stage]
-        rows = np.flatnonzero(is_held)
-        task, size = np.where(whole, backward, freed)[rows], self.model.size("freed_output")[stage[rows]]
-        self.build.hold(Category.ACTIVATIONS, of.take(rows), size, start(task), end(task))
-
-    def hold_own_input(self, of: Location, row: Ints) -> None:
-        """Hold outputs that the next stage on the same device has read, until the backwards of their own stages."""
-        if not self.habits.kept_outputs:
-            return
-        stage, passes = of.stage, self.passes
-        left, size = self.inputs_left()[0][row, stage + 1], (self.boundary - self.kept)[stage]
-        freed, last, until = self.freed[row, stage + 1], passes.last[row, stage + 1], passes.backward[row, stage]
-        for part, after in ((size - left, freed), (left, last)):
-            rows = np.flatnonzero(passes.position[after] < passes.position[until])
-            self.build.hold(Category.ACTIVATIONS, of.take(rows), part[rows], end(after[rows]), end(until[rows]))
-        self.hold_while_freed(of, row, np.arange(0))
-
-    def hold_returned(self) -> None:
-        """Hold the last stage's outputs until their backwards, or until the next step begins on their device."""
-        returned, passes = self.habits.returned_outputs, self.passes
-        if not (returned or self.habits.kept_outputs):
-            return
-        row = np.arange(len(passes), dtype=np.int32)
-        of = Location(passes.device[:, -1], np.full(len(row), passes.n - 1), passes.step)
-        begin, until = end(passes.forward[:, -1]), end(passes.backward[:, -1])
-        waiting = self.build.hold(Category.ACTIVATIONS, of, (self.boundary - self.kept)[of.stage], begin, until)
-        self.hold_while_freed(of, row, row if returned else NONE)
-        if returned:
-            freed = self.freed[:, -1]
-            self.build.keep(waiting, end(freed))
-            until = self.next_begin(passes.step, of.device)
-            number = self.build.hold(Category.ACTIVATIONS, of, self.boundary[of.stage], end(freed), until)
-            final = np.flatnonzero(of.version == passes.steps - 1)
-            self.keep_for_good(number[final], of.device[final])
-
-    # Sends
-
-    @property
-    def keeps_sent(self) -> bool:
-        """Whether the runtime holds what has been sent."""
-        return self.habits.sends != "until-sent"
-
-    def keep_sent_gradients(self, number: Ints, sender: Ints) -> None:
-        """Hold gradients that have been sent as long as a runtime refers to them."""
-        if self.keeps_sent:
-            until = self.kept_until[sender]
-            longer = np.flatnonzero(until >= 0)
-            self.build.keep(number[longer], end(until[longer]))
+        return np.where(self.are_whole, self.model.size("backward_transient"), first), np.where(
+            self.are_whole, 0, second
+        )
 
     @cached_property
-    def kept_until(self) -> Ints:
+    def sent_until(self) -> Ints:
         """The task to whose end the runtime holds what each compute task has sent; -1: until it has been sent."""
-        passes, lanes = self.passes, self.tables.lanes
+        passes, lanes = self.passes, self.updates.tables.lanes
+        if self.habits.sends == "until-sent":
+            return np.full(passes.tasks, -1)
         if self.habits.sends == "until-step-end":
             return lanes.step_ends[np.repeat(passes.step, passes.phases), passes.task_device]
-        return self._kept_until_next()
-
-    def _kept_until_next(self) -> Ints:
-        """Keep what a runtime refers to that has a variable for its last send: an output and a gradient at a time.
-
-        Between forwards and backwards that take turns, outputs are sent together with what is received. So the output
-        of the last warm-up forward but one is referred to until gradients are sent by themselves, behind the first
-        backward after all forwards; a gradient until the next backward has run.
-        """
-        passes, task = self.passes, self.tables.lanes.tasks
-        until = np.full(passes.tasks, -1, dtype=np.int32)
-        device, step = passes.task_device[task], passes.step_of(task // passes.phases)
-        first = group_starts(device, step)
-        of = group_numbers(first, len(task))
-        place = np.arange(len(task))
-        forward = passes.kind[task] == Kind.F
-        last_forward, first_backward = np.zeros(len(first), np.int64), np.full(len(first), len(task))
-        np.maximum.at(last_forward, of[forward], place[forward])
-        np.minimum.at(first_backward, of[~forward], place[~forward])
-        warm = np.flatnonzero(first_backward - first >= 2)
-        until[task[first_backward[warm] - 2]] = task[last_forward[warm] + 1]
-        backward = np.flatnonzero(passes.kind[task] == Kind.B)
-        follows = of[backward[:-1]] == of[backward[1:]]
-        until[task[backward[:-1][follows]]] = task[backward[1:][follows]]
-        return until
-
-    # Buffers that are there from the start on
-
-    def hold_always(self) -> None:
-        """Hold static receive buffers, the whole batch, and the last stage's inputs that losses refer to."""
-        if self.habits.static_receives:
-            given = self.boundary[:-1]
-            self._hold_for_all(Category.COMMUNICATION, np.append(0, given), -1)
-            self._hold_for_all(Category.COMMUNICATION, np.append(given, 0), 1)
-            self._hold_while_made()
-        elif self.habits.kept_losses and self.passes.n > 1:
-            self._hold_inputs_of_losses()
-        if self.habits.whole_batch:
-            self._hold_for_all(Category.ACTIVATIONS, self.model.size("data"), 0)
-
-    def _hold_for_all(self, category: Category, size: Ints, sender: int) -> None:
-        """Hold so much of each stage for each micro-batch that a device has in a step, for good.
-
-        `sender` leads from the stage to the one whose messages come into the buffer.
-        """
-        passes = self.passes
-        step, stage = (
-            np.broadcast_to(passes.step[:, None], passes.device.shape),
-            np.tile(np.arange(passes.n), (len(passes), 1)),
-        )
-        order = sort_by(passes.device.ravel(), stage.ravel(), step.ravel())
-        device, stage, step = (column.ravel()[order] for column in (passes.device, stage, step))
-        first = group_starts(device, stage, step)
-        count = np.diff(np.append(first, len(order)))
-        head = group_starts(device[first], stage[first])
-        most = np.maximum.reduceat(count, head)
-        device, stage = device[first][head], stage[first][head]
-        where = Location(device, np.clip(stage + sender, 0, passes.n - 1), np.zeros_like(device))
-        until = self.last_update(device)
-        number = self.build.hold(category, where, most * size[stage], np.full(len(device), -1), until)
-        self.keep_for_good(number, device)
-
-    def _hold_while_made(self) -> None:
-        """Hold outputs while they are made whose place is then a static buffer of the next stage's.
-
-        Their stage keeps them, too.
-        """
-        row, stage = np.nonzero(self.is_near[:, 1:])
-        forward = self.passes.forward[row, stage]
-        of = Location(self.passes.device[row, stage], stage, self.passes.step[row])
-        self.build.hold(Category.ACTIVATIONS, of, self.kept[stage], start(forward), end(forward))
-
-    def _hold_inputs_of_losses(self) -> None:
-        """Hold the received inputs of the last stage until the step ends on its device.
-
-        Each part begins where the stages let go of it: of what the stage before keeps, of the rest, and of what the
-        weights' part of a split backward needs of both.
-        """
-        passes, near = self.passes, self.is_near[:, -1]
-        device, freed, last = passes.device[:, -1], self.freed[:, -1], passes.last[:, -1]
-        of = Location(device, np.full(len(device), passes.n - 1), passes.step)
-        until = end(self.tables.lanes.step_ends[passes.step, device])
-        kept, (left, shared) = np.where(near, self.kept[-2], 0), (column[:, -1] for column in self.inputs_left())
-        own = np.where(near & self.habits.kept_outputs, passes.backward[:, -2], freed)
-        before = np.where(near, self.freed[:, -2], freed)
-        parts = (
-            (kept - shared, before),
-            (shared, self._later(before, last)),
-            (self.boundary[-2] - kept - left, self._later(own, freed)),
-            (left, self._later(own, last)),
-        )
-        for size, after in parts:
-            self.build.hold(Category.ACTIVATIONS, of, size, end(after), until)
-
-    def _later(self, one: Ints, other: Ints) -> Ints:
-        """Return the later ones of two tasks each on one device."""
-        position = self.passes.position
-        return np.where(position[one] > position[other], one, other)
-
-    # Moments
+        return _sent_until_next(passes, lanes.tasks)
 
     def next_begin(self, step: Ints, device: Ints) -> Ints:
         """Return when the step after begins on devices; of the last step, when that ends."""
-        lanes = self.tables.lanes
-        head = lanes.tasks[lanes.step_heads[::-1]]  # of several lanes, the first one's
-        begins = np.full((self.passes.steps, self.passes.devices), -1, dtype=np.int32)
-        begins[self.passes.step_of(head // self.passes.phases), self.passes.task_device[head]] = head
         after = np.minimum(step + 1, self.passes.steps - 1)
-        return np.where(after > step, start(begins[after, device]), self.last_update(device))
+        begins = start(self.updates.tables.lanes.step_begins[after, device])
+        return np.where(after > step, begins, self.last_update(device))
 
     def last_update(self, device: Ints) -> Ints:
         """Return when an update of the last step ends on devices, where others may end later."""
-        node = self.tables.lanes.step_ends[-1].copy()
-        node[self.updates.device[-self.updates.in_step :]] = self.updates.node[-self.updates.in_step :]
+        node, last = self.updates.tables.lanes.step_ends[-1].copy(), slice(-self.updates.in_step, None)
+        node[self.updates.device[last]] = self.updates.node[last]
         return end(node[device])
 
     def keep_for_good(self, number: Ints, device: Ints) -> None:
@@ -367,6 +202,209 @@ class Keeping:
         low, high = (np.searchsorted(updates.device[final], device, side=side) for side in ("left", "right"))
         of, update = expand_ranges(low, high)
         self.build.keep(number[of], end(updates.node[final[update]]))
+
+
+def _sent_until_next(passes: Passes, task: Ints) -> Ints:
+    """Return how long a runtime refers to what is sent that has a variable for its last send: an output, a gradient.
+
+    Between forwards and backwards that take turns, outputs are sent together with what is received. So the output
+    of the last warm-up forward but one is referred to until gradients are sent by themselves, behind the first
+    backward after all forwards; a gradient until the next backward has run.
+    """
+    until = np.full(passes.tasks, -1, dtype=np.int32)
+    first = group_starts(passes.task_device[task], passes.step_of(task // passes.phases))
+    of, place, forward = group_numbers(first, len(task)), np.arange(len(task)), passes.kind[task] == Kind.F
+    last_forward, first_backward = np.zeros(len(first), np.int64), np.full(len(first), len(task))
+    np.maximum.at(last_forward, of[forward], place[forward])
+    np.minimum.at(first_backward, of[~forward], place[~forward])
+    warm = np.flatnonzero(first_backward - first >= 2)
+    until[task[first_backward[warm] - 2]] = task[last_forward[warm] + 1]
+    backward = np.flatnonzero(passes.kind[task] == Kind.B)
+    follows = of[backward[:-1]] == of[backward[1:]]
+    until[task[backward[:-1][follows]]] = task[backward[1:][follows]]
+    return until
+
+
+class Row(NamedTuple):
+    """What is held: so many bytes from a moment to a moment, of all rows or of some; and longer, to further moments."""
+
+    category: Category
+    size: Ints
+    begin: Ints
+    until: Ints
+    when: Flags | bool = True
+    longer: tuple[tuple[Ints, Flags | bool], ...] = ()
+
+
+def hold_rows(build: Builder, of: Location, rows: list[Row]) -> None:
+    """Hold what rows say, in their order."""
+    for row in rows:
+        chosen = np.flatnonzero(np.broadcast_to(row.when, row.size.shape))
+        if not len(chosen):
+            continue
+        columns = (column[chosen] for column in (row.size, row.begin, row.until))
+        number = np.full(len(row.size), -1)
+        number[chosen] = build.hold(row.category, of.take(chosen), *columns)
+        for moment, when in row.longer:
+            also = np.flatnonzero(np.broadcast_to(when, number.shape))
+            build.keep(number[also], moment[also])
+
+
+def hold_output(keeping: Keeping, of: Location, row: Ints, message: Ints) -> None:
+    """Hold outputs that are sent; `row` has the passes."""
+    passes, stage = keeping.passes, of.stage
+    forward, waiting, sent = passes.forward[row, stage], (keeping.boundary - keeping.kept)[stage], end(message)
+    if keeping.is_plain:
+        keeping.build.hold(_COMMUNICATION, of, waiting, end(forward), sent)
+        return
+    is_kept, referred = keeping.habits.kept_outputs, keeping.sent_until[forward]
+    backward, freed = passes.backward[row, stage], keeping.freed[row, stage]
+    outlives = (referred >= 0) & (passes.position[referred] >= passes.position[freed])
+    longer = (end(np.where(outlives, freed, referred)), referred >= 0)
+    rows = [
+        Row(_ACTIVATIONS, waiting, end(forward), end(backward), is_kept, ((sent, True), longer)),
+        Row(_COMMUNICATION, waiting, end(forward), sent, not is_kept, (longer,)),
+        Row(_COMMUNICATION, keeping.boundary[stage], end(freed), end(referred), outlives),
+        _while_freed(keeping, row, stage, outlives),
+    ]
+    hold_rows(keeping.build, of, rows)
+
+
+def hold_output_handed_on(keeping: Keeping, of: Location, row: Ints) -> None:
+    """Hold outputs that the next stage on the same device reads."""
+    passes, stage, position = keeping.passes, of.stage, keeping.passes.position
+    forward, waiting = passes.forward[row, stage], (keeping.boundary - keeping.kept)[stage]
+    if keeping.is_plain:
+        keeping.build.hold(_ACTIVATIONS, of, waiting, end(forward), start(forward + 1))
+        return
+    backward, left = passes.backward[row, stage], keeping.inputs_left[0][row, stage + 1]
+    freed, last = keeping.freed[row, stage + 1], passes.last[row, stage + 1]
+    static = keeping.habits.static_receives  # which are buffers always
+    is_kept = keeping.habits.kept_outputs and not static
+    rows = [
+        Row(_ACTIVATIONS, waiting, end(forward), start(forward + 1), not static),
+        Row(_ACTIVATIONS, waiting - left, end(freed), end(backward), is_kept & (position[freed] < position[backward])),
+        Row(_ACTIVATIONS, left, end(last), end(backward), is_kept & (position[last] < position[backward])),
+        _while_freed(keeping, row, stage, static),
+    ]
+    hold_rows(keeping.build, of, rows)
+
+
+def hold_gradient_sent(keeping: Keeping, of: Location, sender: Ints, message: Ints) -> None:
+    """Hold gradients of inputs that are sent, until they have been, or as long as a runtime refers to them."""
+    number = keeping.build.hold(_COMMUNICATION, of, keeping.boundary[of.stage - 1], end(sender), end(message))
+    if keeping.habits.sends != "until-sent":
+        until = keeping.sent_until[sender]
+        keeping.build.keep(number[until >= 0], end(until[until >= 0]))
+
+
+def _while_freed(keeping: Keeping, row: Ints, stage: Ints, beyond: Flags | bool) -> Row:
+    """Hold outputs during the tasks that let go of them in their stages, where something else has them.
+
+    That is where they are held `beyond` these tasks, or to the end of each backward. The first part of a split backward
+    lets go of the output with its end, the second after it.
+    """
+    whole = keeping.are_whole[row, stage]
+    freed, backward = keeping.freed[row, stage], keeping.passes.backward[row, stage]
+    is_held = (freed == backward) & keeping.habits.kept_outputs | beyond
+    if keeping.passes.splits:
+        is_held &= whole | keeping.silent[stage]
+    task = np.where(whole, backward, freed)
+    return Row(_ACTIVATIONS, keeping.model.size("freed_output")[stage], start(task), end(task), is_held)
+
+
+_ACTIVATIONS, _COMMUNICATION = Category.ACTIVATIONS, Category.COMMUNICATION
+
+
+def hold_returned(keeping: Keeping) -> None:
+    """Hold the last stage's outputs until their backwards, or until the next step begins on their device."""
+    returned, passes = keeping.habits.returned_outputs, keeping.passes
+    if not (returned or keeping.habits.kept_outputs):
+        return
+    row = np.arange(len(passes), dtype=np.int32)
+    of = Location(passes.device[:, -1], np.full(len(row), passes.n - 1), passes.step)
+    forward, backward, freed = (end(table[:, -1]) for table in (passes.forward, passes.backward, keeping.freed))
+    waiting = (keeping.boundary - keeping.kept)[of.stage]
+    rows = [
+        Row(_ACTIVATIONS, waiting, forward, backward, longer=((freed, returned),)),
+        _while_freed(keeping, row, of.stage, returned),
+    ]
+    hold_rows(keeping.build, of, rows)
+    if returned:
+        until = keeping.next_begin(passes.step, of.device)
+        number = keeping.build.hold(_ACTIVATIONS, of, keeping.boundary[of.stage], freed, until)
+        final = np.flatnonzero(of.version == passes.steps - 1)
+        keeping.keep_for_good(number[final], of.device[final])
+
+
+def hold_always(keeping: Keeping) -> None:
+    """Hold static receive buffers, the whole batch, and the last stage's inputs that losses refer to."""
+    if keeping.habits.static_receives:
+        given = keeping.boundary[:-1]
+        _hold_for_all(keeping, _COMMUNICATION, np.append(0, given), -1)
+        _hold_for_all(keeping, _COMMUNICATION, np.append(given, 0), 1)
+        _hold_while_made(keeping)
+    elif keeping.habits.kept_losses and keeping.passes.n > 1:
+        _hold_inputs_of_losses(keeping)
+    if keeping.habits.whole_batch:
+        _hold_for_all(keeping, _ACTIVATIONS, keeping.model.size("data"), 0)
+
+
+def _hold_for_all(keeping: Keeping, category: Category, size: Ints, sender: int) -> None:
+    """Hold so much of each stage for each micro-batch that a device has in a step, for good.
+
+    `sender` leads from the stage to the one whose messages come into the buffer.
+    """
+    passes = keeping.passes
+    device, stage, step = passes.device.ravel(), passes.stage, np.repeat(passes.step, passes.n)
+    order = sort_by(device, stage, step)
+    device, stage, step = (column[order] for column in (device, stage, step))
+    first = group_starts(device, stage, step)
+    count = np.diff(np.append(first, len(order)))
+    head = group_starts(device[first], stage[first])
+    most = np.maximum.reduceat(count, head)
+    device, stage = device[first][head], stage[first][head]
+    where = Location(device, np.clip(stage + sender, 0, passes.n - 1), np.zeros_like(device))
+    number = keeping.build.hold(category, where, most * size[stage], -1, keeping.last_update(device))
+    keeping.keep_for_good(number, device)
+
+
+def _hold_while_made(keeping: Keeping) -> None:
+    """Hold outputs while they are made whose place is then a static buffer of the next stage's.
+
+    Their stage keeps them, too.
+    """
+    row, stage = np.nonzero(keeping.is_near[:, 1:])
+    forward = keeping.passes.forward[row, stage]
+    of = Location(keeping.passes.device[row, stage], stage, keeping.passes.step[row])
+    keeping.build.hold(_ACTIVATIONS, of, keeping.kept[stage], start(forward), end(forward))
+
+
+def _hold_inputs_of_losses(keeping: Keeping) -> None:
+    """Hold the received inputs of the last stage until the step ends on its device.
+
+    Each part begins where the stages let go of it: of what the stage before keeps, of the rest, and of what the
+    weights' part of a split backward needs of both.
+    """
+    passes, near, position = keeping.passes, keeping.is_near[:, -1], keeping.passes.position
+    device, freed, last = passes.device[:, -1], keeping.freed[:, -1], passes.last[:, -1]
+    of = Location(device, np.full(len(device), passes.n - 1), passes.step)
+    until = end(keeping.updates.tables.lanes.step_ends[passes.step, device])
+    kept, (left, shared) = np.where(near, keeping.kept[-2], 0), (column[:, -1] for column in keeping.inputs_left)
+    own = np.where(near & keeping.habits.kept_outputs, passes.backward[:, -2], freed)
+    before = np.where(near, keeping.freed[:, -2], freed)
+    parts = (
+        (kept - shared, before, before),
+        (shared, before, last),
+        (keeping.boundary[-2] - kept - left, own, freed),
+        (left, own, last),
+    )
+    later = (np.where(position[one] > position[other], one, other) for _, one, other in parts)
+    rows = [Row(_ACTIVATIONS, size, end(task), until) for (size, _, _), task in zip(parts, later, strict=True)]
+    hold_rows(keeping.build, of, rows)
+
+
+# Gradients
 
 
 def hold_gradients(
