@@ -46,6 +46,11 @@ class Location(NamedTuple):
         return Location(*(column[rows] for column in self))
 
 
+def without_root(stage: Ints, step: Ints) -> Location:
+    """Return where contents of collectives are that no device starts."""
+    return Location(np.broadcast_to(-1, len(stage)), stage, step)
+
+
 class _GrowingColumns:
     """Columns that grow piece by piece, each kept as narrow as it is meant to be."""
 
@@ -94,18 +99,17 @@ class Builder:
         self,
         op: Op,
         content: Content,
-        *,
-        stage: Ints,
-        step: Ints,
-        src: Ints | int,
+        of: Location,
         dst: Ints | int,
         size: Ints | int,
+        *,
         micro_batch: Ints | int = -1,
         versions: Ints | int = 0,
         stages: Ints | int = 1,
         stream: int = -1,
     ) -> Ints:
-        """Add messages, one for each row of `stage`, and return their nodes."""
+        """Add messages from devices, or of roots, with contents of stages in steps; return their nodes."""
+        src, stage, step = of
         first = self._tasks + self.messages.rows
         self.messages.add(len(stage), op, content, stage, micro_batch, step, src, dst, size, versions, stages, stream)
         return np.arange(first, first + len(stage), dtype=np.int32)

@@ -5,7 +5,7 @@ import numpy as np
 from cdpsim.numeric.columns import Flags, Ints
 from cdpsim.program import Content, EdgeKind, Op
 from cdpsim.program.assembly.axis import DataAxis, Sums, earlier_sums, readers
-from cdpsim.program.assembly.build import Location
+from cdpsim.program.assembly.build import Location, without_root
 from cdpsim.program.assembly.gathered import Gathered, Uses, hold_gathered
 from cdpsim.program.assembly.tied import sum_shared, unshared_gradients
 from cdpsim.program.assembly.update import pull
@@ -21,17 +21,8 @@ def _exchange(
     copies = axis.copies
     at, rows = np.flatnonzero(chosen), np.flatnonzero(chosen[copies.of])
     _, stage, step = copies.where.take(copies.first[at])
-    root = axis.updates.device[at] if axis.owned else -1
-    message = axis.build.send(
-        op,
-        content,
-        stage=stage,
-        step=step,
-        src=root,
-        dst=axis.groups.number[stage],
-        size=size[stage],
-        versions=versions,
-    )
+    of = Location(axis.updates.device[at], stage, step) if axis.owned else without_root(stage, step)
+    message = axis.build.send(op, content, of, axis.groups.number[stage], size[stage], versions=versions)
     carrier = axis.update.copy()
     carrier[rows] = np.repeat(message, copies.count[at])
     return at, rows, carrier
@@ -93,9 +84,7 @@ def broadcast_for_uses(axis: DataAxis, prefetch: int) -> Gathered:
     stage = passes.stage_of(phase)
     of, size = step * n + stage, axis.model.size("parameters")[stage]
     root, group = axis.updates.device[of], axis.groups.number[stage]
-    message = build.send(
-        Op.BROADCAST, Content.PARAMETERS, stage=stage, step=step - 1, src=root, dst=group, size=size, versions=1
-    )
+    message = build.send(Op.BROADCAST, Content.PARAMETERS, Location(root, stage, step - 1), group, size, versions=1)
     later = step > 0
     build.link(axis.updates.node[of[later] - n], message[later])
     reader = passes.by_columns(np.arange(passes.tasks, dtype=np.int32).reshape(-1, passes.phases))

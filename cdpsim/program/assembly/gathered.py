@@ -10,7 +10,7 @@ from cdpsim.model.stage import Tie
 from cdpsim.numeric.columns import Flags, Ints, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Kind, Op, Stream
 from cdpsim.program.assembly.axis import DataAxis, Groups, Sums
-from cdpsim.program.assembly.build import Location, end, start
+from cdpsim.program.assembly.build import Location, end, start, without_root
 from cdpsim.program.assembly.runtime import gradients_at_first
 from cdpsim.program.assembly.update import pull
 from cdpsim.schedules.state import Home, When
@@ -60,17 +60,9 @@ def gather_for_uses(axis: DataAxis, prefetch: int, once: Sequence[Tie]) -> Gathe
         first = group_starts(step, use.number, use.back, group)
         number = np.concatenate([axis.groups.number, back_groups.number])
         group += (use.back > 0) * len(axis.groups.number)
-        message = build.send(
-            Op.ALL_GATHER,
-            Content.PARAMETERS,
-            stage=stage[first],
-            step=step[first] - 1,
-            src=-1,
-            dst=number[group[first]],
-            size=(members * share)[first],
-            versions=1,
-            stream=Stream.GATHER,
-        )
+        of, size_of_all = without_root(stage[first], step[first] - 1), (members * share)[first]
+        options = {"versions": 1, "stream": Stream.GATHER}
+        message = build.send(Op.ALL_GATHER, Content.PARAMETERS, of, number[group[first]], size_of_all, **options)
         each = np.repeat(message, np.diff(np.append(first, len(group))))
         pull(lanes, build, each, lanes.rank[use.task], ahead)
     assert each is not None, "parameters are elsewhere between their uses"
@@ -97,17 +89,9 @@ def _fetch(axis: DataAxis, use: _Use, where: Location, size: Ints, ahead: Ints) 
     They come in the order of their uses, whichever update is made first.
     """
     build, lanes, on_disks = axis.build, axis.tables.lanes, any(stage.nvme for stage in axis.model.stages)
+    of = where._replace(version=where.version - 1)
     messages = [
-        build.send(
-            Op.P2P,
-            Content.FETCHED,
-            stage=where.stage,
-            step=where.version - 1,
-            src=where.device,
-            dst=where.device,
-            size=size,
-            stream=stream,
-        )
+        build.send(Op.P2P, Content.FETCHED, of, where.device, size, stream=stream)
         for stream in (*[Stream.NVME] * on_disks, Stream.HOST)
     ]
     _wait_for_shares(axis, use, messages[0])
@@ -227,7 +211,7 @@ def hold_gathered(axis: DataAxis, uses: Uses, *, early: bool) -> Gathered:
     return Gathered(dropped, ahead)
 
 
-def _tasks_before(axis: DataAxis) -> Ints:
+def _find_previous_tasks(axis: DataAxis) -> Ints:
     """Return the task before each one in its lane, or -1."""
     before = np.full(axis.passes.tasks, -1, dtype=np.int32)
     later, earlier = axis.tables.lanes.before(axis.tables.lanes.rank, 1)
@@ -242,7 +226,7 @@ def _hold_copied_from(axis: DataAxis, uses: Uses) -> None:
     next forward's parameters are copied from its own, it has made nothing. So the buffer counts as far as it is more
     than what that forward makes. (An owner has no share to copy.)
     """
-    passes, build, task, before = axis.passes, axis.build, uses.task, _tasks_before(axis)
+    passes, build, task, before = axis.passes, axis.build, uses.task, _find_previous_tasks(axis)
     forth = passes.kind == Kind.F
     follows = np.flatnonzero(forth & forth[before])
     behind = np.full(passes.tasks, -1, dtype=np.int32)  # the forward behind each forward in its lane
@@ -265,7 +249,7 @@ def _hold_ahead(axis: DataAxis, uses: Uses, ahead: Ints) -> None:
     They are gathered before that one has made anything. So a copy that the collective makes meanwhile counts there
     as far as it is more than what the backward makes.
     """
-    backward, before = axis.passes.kind != Kind.F, _tasks_before(axis)
+    backward, before = axis.passes.kind != Kind.F, _find_previous_tasks(axis)
     rows = np.flatnonzero(backward[uses.task] & backward[before[uses.task]])
     task, where, size = before[uses.task[rows]], uses.where.take(rows), uses.size[rows]
     axis.build.hold(Category.COMMUNICATION, where, size, start(task), start(uses.message[rows]))

@@ -16,7 +16,7 @@ from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, matching_pairs, sort_by
 from cdpsim.program import Content, EdgeKind, Op, Stream
 from cdpsim.program.assembly.axis import DataAxis, Sums, readers
-from cdpsim.program.assembly.build import Location
+from cdpsim.program.assembly.build import Location, without_root
 from cdpsim.program.assembly.tied import sum_shared, unshared_gradients
 from cdpsim.schedules.buckets import Buckets, Units
 from cdpsim.schedules.state import Home, When
@@ -174,18 +174,9 @@ def _send_units(
 ) -> Ints:
     """Send the messages of these numbers in steps t; `size` is that of each unit."""
     units, unit = plan.units, plan.unit[number]
-    return axis.build.send(
-        op,
-        content,
-        stage=units.first[unit],
-        step=t,
-        src=-1,
-        dst=plan.group[number],
-        size=size[unit],
-        versions=op == Op.ALL_GATHER,
-        stages=(units.last - units.first + 1)[unit],
-        stream=stream,
-    )
+    of, stages, group = without_root(units.first[unit], t), units.last - units.first + 1, plan.group[number]
+    versions = int(op == Op.ALL_GATHER)
+    return axis.build.send(op, content, of, group, size[unit], versions=versions, stages=stages[unit], stream=stream)
 
 
 def _pace_tasks(axis: DataAxis, device: Ints, given: Ints, inside: Ints, final: Ints) -> None:
@@ -233,21 +224,14 @@ def _join_updates(axis: DataAxis, plan: UnitPlan, across: UnitPlan, final: Ints,
 
 def sum_norms(axis: DataAxis, sums: Sums) -> None:
     """Sum the norm of all gradients over the devices that have some of them, before any of these updates."""
-    copies, build, places, steps = axis.copies, axis.build, axis.passes.replica_devices, axis.passes.steps
-    rank = np.arange(axis.passes.devices, dtype=np.int32) // places // axis.shard
+    copies, build, passes, steps = axis.copies, axis.build, axis.passes, axis.passes.steps
+    places, none = passes.replica_devices, np.full(steps, -1)
+    rank = np.arange(passes.devices, dtype=np.int32) // places // axis.shard
     groups = np.split(np.arange(len(rank), dtype=np.int32), np.flatnonzero(np.diff(rank)) + 1)
     node, step, device = (np.concatenate(column) for column in zip(*sums.ends, strict=True))
     for members in groups if places * axis.shard > 1 else ():
-        message = build.send(
-            Op.ALL_REDUCE,
-            Content.NORM,
-            stage=np.full(steps, -1),
-            step=np.arange(steps),
-            src=-1,
-            dst=build.group(members, axis.passes.alike_ranks(members, axis.shard)),
-            size=_NORM_BYTES,
-            stream=Stream.REDUCE,
-        )
+        of, group = without_root(none, np.arange(steps)), build.group(members, passes.alike_ranks(members, axis.shard))
+        message = build.send(Op.ALL_REDUCE, Content.NORM, of, group, _NORM_BYTES, stream=Stream.REDUCE)
         mine = np.isin(device, members)
         build.link(*np.unique(np.stack([node[mine], message[step[mine]]]), axis=1))
         rows = np.flatnonzero(np.isin(copies.device, members))

@@ -40,15 +40,7 @@ def _sum_gradients(updates: Updates, model: Model, build: Builder, first_sizes: 
     final = np.append(group_starts(step, stage)[1:], len(order)) - 1
     sends = np.delete(np.arange(len(order)), final)
     size = model.size("gradients")[stage]
-    message = build.send(
-        Op.P2P,
-        Content.GRADIENT,
-        stage=stage[sends],
-        step=step[sends],
-        src=device[sends],
-        dst=device[sends + 1],
-        size=size[sends],
-    )
+    message = build.send(Op.P2P, Content.GRADIENT, where.take(sends), device[sends + 1], size[sends])
     taker = np.empty(len(order), dtype=np.int32)
     taker[sends] = message
     taker[final] = updates.node[step[final] * passes.n + stage[final]]
@@ -68,9 +60,8 @@ def _move_optimizer(updates: Updates, model: Model, build: Builder, prefetch: in
     now = np.arange(len(updates) - n)
     travels = (where.device[now] != where.device[now + n]) & (moved[now] > 0)
     stays, goes = now[~travels], now[travels]
-    device, stage, step = where.take(goes)
-    receiver = where.device[goes + n]
-    message = build.send(Op.P2P, Content.STATE, stage=stage, step=step, src=device, dst=receiver, size=moved[goes])
+    there = where.take(goes)._replace(device=where.device[goes + n])
+    message = build.send(Op.P2P, Content.STATE, where.take(goes), there.device, moved[goes])
     build.link(node[goes], message)
     build.link(message, node[goes + n])
     pull(updates.tables.lanes, build, message, updates.lane_place[goes + n], prefetch)
@@ -79,7 +70,7 @@ def _move_optimizer(updates: Updates, model: Model, build: Builder, prefetch: in
     arrival[stays + n] = end(node[stays])
     arrival[goes + n] = leaving[goes] = end(message)
     build.hold(Category.OPTIMIZER, where, size, arrival, leaving)
-    build.land(message, Location(receiver, stage, step), size[goes])
+    build.land(message, there, size[goes])
 
 
 class _Uses(NamedTuple):
@@ -161,8 +152,8 @@ def _hand_on_parameters(updates: Updates, model: Model, build: Builder, prefetch
 
     where, size = Location(d, j, v), model.size("parameters")[j]
     arriving = where.take(receiver)
-    of = {"stage": arriving.stage, "step": arriving.version - 1, "size": size[receiver]}
-    message = build.send(Op.P2P, Content.PARAMETERS, src=d[sender], dst=arriving.device, versions=1, **of)
+    of = Location(d[sender], arriving.stage, arriving.version - 1)
+    message = build.send(Op.P2P, Content.PARAMETERS, of, arriving.device, size[receiver], versions=1)
     provider[receiver] = message
     build.link(provider[sender], message)
     reader = first[receiver]
@@ -255,7 +246,7 @@ def _move(updates: Updates, model: Model, build: Builder, prefetch: int, route: 
     parameters, gradients, optimizer = (model.size(kind)[stage] for kind in ("parameters", "gradients", "optimizer"))
     size = np.ones_like(versions) if model.is_unit else versions * parameters + sums * gradients + optimizer
     step = np.where(user[moves] >= 0, passes.step[user[moves] // passes.phases], -1)
-    message = build.send(Op.P2P, Content.STATE, stage=stage, step=step, src=src, dst=dst, size=size, versions=versions)
+    message = build.send(Op.P2P, Content.STATE, Location(src, stage, step), dst, size, versions=versions)
     build.land(message, Location(dst, stage, np.maximum(step, 0)), size)
     build.link(message, reader)
     pull(lanes, build, message, lanes.rank[reader], 1 + prefetch)

@@ -69,16 +69,8 @@ def _send(keeping: Keeping, sender: Ints, content: Content) -> None:
     forth, reader = content == Content.ACTIVATION, sender + 1
     of, arriving, row = _locate(passes, sender), _locate(passes, reader), sender // passes.phases
     boundary = of.stage if forth else of.stage - 1
-    message = build.send(
-        Op.P2P,
-        content,
-        step=of.version,
-        micro_batch=passes.micro_batch[row],
-        stage=of.stage,
-        src=of.device,
-        dst=arriving.device,
-        size=keeping.model.size("boundary")[boundary],
-    )
+    payload, micro_batch = keeping.model.size("boundary")[boundary], passes.micro_batch[row]
+    message = build.send(Op.P2P, content, of, arriving.device, payload, micro_batch=micro_batch)
     build.link(_handing_on(passes, sender), message)
     build.link(message, reader)
     size = keeping.boundary[boundary]

@@ -225,7 +225,7 @@ def _sent_until_next(passes: Passes, task: Ints) -> Ints:
     return until
 
 
-class Row(NamedTuple):
+class HabitRow(NamedTuple):
     """What is held: so many bytes from a moment to a moment, of all rows or of some; and longer, to further moments."""
 
     category: Category
@@ -236,7 +236,7 @@ class Row(NamedTuple):
     longer: tuple[tuple[Ints, Flags | bool], ...] = ()
 
 
-def hold_rows(build: Builder, of: Location, rows: list[Row]) -> None:
+def hold_rows(build: Builder, of: Location, rows: list[HabitRow]) -> None:
     """Hold what rows say, in their order."""
     for row in rows:
         chosen = np.flatnonzero(np.broadcast_to(row.when, row.size.shape))
@@ -262,9 +262,9 @@ def hold_output(keeping: Keeping, of: Location, row: Ints, message: Ints) -> Non
     outlives = (referred >= 0) & (passes.position[referred] >= passes.position[freed])
     longer = (end(np.where(outlives, freed, referred)), referred >= 0)
     rows = [
-        Row(_ACTIVATIONS, waiting, end(forward), end(backward), is_kept, ((sent, True), longer)),
-        Row(_COMMUNICATION, waiting, end(forward), sent, not is_kept, (longer,)),
-        Row(_COMMUNICATION, keeping.boundary[stage], end(freed), end(referred), outlives),
+        HabitRow(_ACTIVATIONS, waiting, end(forward), end(backward), is_kept, ((sent, True), longer)),
+        HabitRow(_COMMUNICATION, waiting, end(forward), sent, not is_kept, (longer,)),
+        HabitRow(_COMMUNICATION, keeping.boundary[stage], end(freed), end(referred), outlives),
         _while_freed(keeping, row, stage, outlives),
     ]
     hold_rows(keeping.build, of, rows)
@@ -282,9 +282,11 @@ def hold_output_handed_on(keeping: Keeping, of: Location, row: Ints) -> None:
     static = keeping.habits.static_receives  # which are buffers always
     is_kept = keeping.habits.kept_outputs and not static
     rows = [
-        Row(_ACTIVATIONS, waiting, end(forward), start(forward + 1), not static),
-        Row(_ACTIVATIONS, waiting - left, end(freed), end(backward), is_kept & (position[freed] < position[backward])),
-        Row(_ACTIVATIONS, left, end(last), end(backward), is_kept & (position[last] < position[backward])),
+        HabitRow(_ACTIVATIONS, waiting, end(forward), start(forward + 1), not static),
+        HabitRow(
+            _ACTIVATIONS, waiting - left, end(freed), end(backward), is_kept & (position[freed] < position[backward])
+        ),
+        HabitRow(_ACTIVATIONS, left, end(last), end(backward), is_kept & (position[last] < position[backward])),
         _while_freed(keeping, row, stage, static),
     ]
     hold_rows(keeping.build, of, rows)
@@ -298,7 +300,7 @@ def hold_gradient_sent(keeping: Keeping, of: Location, sender: Ints, message: In
         keeping.build.keep(number[until >= 0], end(until[until >= 0]))
 
 
-def _while_freed(keeping: Keeping, row: Ints, stage: Ints, beyond: Flags | bool) -> Row:
+def _while_freed(keeping: Keeping, row: Ints, stage: Ints, beyond: Flags | bool) -> HabitRow:
     """Hold outputs during the tasks that let go of them in their stages, where something else has them.
 
     That is where they are held `beyond` these tasks, or to the end of each backward. The first part of a split backward
@@ -310,7 +312,7 @@ def _while_freed(keeping: Keeping, row: Ints, stage: Ints, beyond: Flags | bool)
     if keeping.passes.splits:
         is_held &= whole | keeping.silent[stage]
     task = np.where(whole, backward, freed)
-    return Row(_ACTIVATIONS, keeping.model.size("freed_output")[stage], start(task), end(task), is_held)
+    return HabitRow(_ACTIVATIONS, keeping.model.size("freed_output")[stage], start(task), end(task), is_held)
 
 
 _ACTIVATIONS, _COMMUNICATION = Category.ACTIVATIONS, Category.COMMUNICATION
@@ -326,7 +328,7 @@ def hold_returned(keeping: Keeping) -> None:
     forward, backward, freed = (end(table[:, -1]) for table in (passes.forward, passes.backward, keeping.freed))
     waiting = (keeping.boundary - keeping.kept)[of.stage]
     rows = [
-        Row(_ACTIVATIONS, waiting, forward, backward, longer=((freed, returned),)),
+        HabitRow(_ACTIVATIONS, waiting, forward, backward, longer=((freed, returned),)),
         _while_freed(keeping, row, of.stage, returned),
     ]
     hold_rows(keeping.build, of, rows)
@@ -400,7 +402,7 @@ def _hold_inputs_of_losses(keeping: Keeping) -> None:
         (left, own, last),
     )
     later = (np.where(position[one] > position[other], one, other) for _, one, other in parts)
-    rows = [Row(_ACTIVATIONS, size, end(task), until) for (size, _, _), task in zip(parts, later, strict=True)]
+    rows = [HabitRow(_ACTIVATIONS, size, end(task), until) for (size, _, _), task in zip(parts, later, strict=True)]
     hold_rows(keeping.build, of, rows)
 
 

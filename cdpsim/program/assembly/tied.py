@@ -22,7 +22,7 @@ from cdpsim.model import Model
 from cdpsim.model.stage import Tie
 from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op
-from cdpsim.program.assembly.build import Builder, start
+from cdpsim.program.assembly.build import Builder, start, without_root
 from cdpsim.program.assembly.tables import Passes, Tables, check_counts
 from cdpsim.program.assembly.update import Updates
 from cdpsim.schedules import Schedule
@@ -143,17 +143,8 @@ def sum_shared(
         shared, steps = _find_copies(tables, tie), np.arange(tables.passes.steps)
         devices = np.unique(copies.device[shared.row])
         group = build.group(devices, tables.passes.alike_ranks(devices))
-        stage = np.full(len(steps), -1 - number)
-        message = build.send(
-            Op.ALL_REDUCE,
-            Content.GRADIENT,
-            stage=stage,
-            step=steps,
-            src=-1,
-            dst=group,
-            size=tie.gradient_bytes,
-            stream=stream,
-        )
+        of = without_root(np.full(len(steps), -1 - number), steps)
+        message = build.send(Op.ALL_REDUCE, Content.GRADIENT, of, group, tie.gradient_bytes, stream=stream)
         _give_gradients(tables, tie.stages, message[tables.passes.step], build)
         step = copies.step[shared.row]
         if wait:
