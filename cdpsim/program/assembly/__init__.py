@@ -77,7 +77,7 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
     updates = place_updates(tables, in_lanes=_take_lanes(schedule, model) and not in_stream)
     build = Builder(passes.tasks + len(updates))
     prefetch = min(prefetch, passes.tasks)  # from as many tasks on, parameters arrive as soon as they can
-    pass_through_stages(Keeping(updates, model, habits, build))
+    pass_through_stages(Keeping(updates, model, habits, build, passes))
     exchange_values(updates, model, habits, build, prefetch, once)
     hold_from_the_first(tables, once, build)
     if model.updates_take_time and not (updates.in_lanes or in_stream):

@@ -46,79 +46,28 @@ class DataAxis:
     model: Model
     habits: Habits
     build: Builder
+    tables: Tables
+    passes: Passes
+    copies: Copies
+    state: State
+    stage: Ints  # of the copies in one step
+    device: Ints
     update: Ints  # that takes the copy's gradients: its own, or its owner's; -1: none does
     whole: CopySizes  # in tasks and messages
     stored: CopySizes  # between uses: of split values a share
     shard: int  # how many ranks share split values
     groups: Groups  # of ranks that share split values; where nothing is split, of all copies of a stage
-
-    @property
-    def tables(self) -> Tables:
-        """The tables of passes, lanes and copies."""
-        return self.updates.tables
-
-    @property
-    def passes(self) -> Passes:
-        """The passes of micro-batches."""
-        return self.updates.tables.passes
-
-    @property
-    def copies(self) -> Copies:
-        """The copies."""
-        return self.updates.tables.copies
-
-    @property
-    def state(self) -> State:
-        """The state policy."""
-        return self.passes.schedule.state
+    several: Flags  # whether copies of each step and stage exchange something
+    owned: bool  # whether one copy of each stage makes the update
+    at_owner: Flags  # whether each copy makes the update that takes its gradients
+    is_hosted: bool  # whether hosts have parameters between their uses
+    stays: bool  # whether devices have parameters between their uses
+    waits_for_end: bool  # whether sums wait for the end of the step on each device
 
     @cached_property
     def keeping(self) -> Keeping:
         """The time for which passes keep what they make."""
-        return Keeping(self.updates, self.model, self.habits, self.build)
-
-    @property
-    def owned(self) -> bool:
-        """Whether one copy of each stage makes the update."""
-        return self.state.optimizer is Home.OWNED
-
-    @property
-    def device(self) -> Ints:
-        """The device of each copy in a step."""
-        return self.copies.device[: self.copies.in_step]
-
-    @property
-    def stage(self) -> Ints:
-        """The stage of each copy in a step."""
-        return self.copies.stage[: self.copies.in_step]
-
-    @property
-    def is_hosted(self) -> bool:
-        """Whether hosts have parameters between their uses."""
-        return any(stage.host_parameters for stage in self.model.stages)
-
-    @property
-    def stays(self) -> bool:
-        """Whether devices have parameters between their uses."""
-        return self.state.parameters is Home.COPIED or not (self.several.any() or self.is_hosted)
-
-    @property
-    def several(self) -> Flags:
-        """Whether each step and stage has several copies that exchange something."""
-        return np.tile(self.groups.members[self.groups.first] > 1, self.passes.steps)
-
-    @property
-    def at_owner(self) -> Flags:
-        """Whether each copy makes the update that takes its gradients."""
-        if not self.owned:
-            return np.ones(len(self.copies), dtype=bool)
-        at_owner: Flags = self.copies.device == self.updates.device[self.copies.of]
-        return at_owner
-
-    @property
-    def waits_for_end(self) -> bool:
-        """Whether sums wait for the end of the step on each device."""
-        return self.passes.schedule.order.together and self.state.reduce is When.END
+        return Keeping(self.updates, self.model, self.habits, self.build, self.passes)
 
     def share(self, size: Ints) -> Ints:
         """Return the bytes of a share; the last one may be padded."""
@@ -148,20 +97,34 @@ class Sums(NamedTuple):
 
 def find_axis(updates: Updates, model: Model, habits: Habits, build: Builder) -> DataAxis:
     """Find the copies that exchange something, their bytes, and their groups."""
-    passes, state = updates.tables.passes, updates.tables.passes.schedule.state
+    tables, passes, copies = updates.tables, updates.tables.passes, updates.tables.copies
+    state, order = passes.schedule.state, passes.schedule.order
     shard = passes.shape.shard if state.splits else 1
     if state.padding and shard > 1:
         model = model.padded(shard, state.padding)
-    whole = copy_sizes(updates.tables, model)
-    if any(stage.host_parameters for stage in model.stages):
+    whole, is_hosted = copy_sizes(tables, model), any(stage.host_parameters for stage in model.stages)
+    if is_hosted:
         whole = whole._replace(parameters=np.zeros_like(whole.parameters))
-    split = {
-        name: -(-getattr(whole, name) // shard)
-        for name, home in (("parameters", state.parameters), ("optimizer", state.optimizer))
-        if home is Home.SPLIT
-    }
-    groups = _group(updates.tables, build, "run" if state.splits else "all", shard)
-    return DataAxis(updates, model, habits, build, _consumers(updates), whole, whole._replace(**split), shard, groups)
+    homes = {"parameters": state.parameters, "optimizer": state.optimizer}
+    shares = {name: -(-getattr(whole, name) // shard) for name, home in homes.items() if home is Home.SPLIT}
+    groups = _group(tables, build, "run" if state.splits else "all", shard)
+    several, owned = np.tile(groups.members[groups.first] > 1, passes.steps), state.optimizer is Home.OWNED
+    return DataAxis(
+        *(updates, model, habits, build, tables, passes, copies, state),
+        stage=copies.stage[: copies.in_step],
+        device=copies.device[: copies.in_step],
+        update=_consumers(updates),
+        whole=whole,
+        stored=whole._replace(**shares),
+        shard=shard,
+        groups=groups,
+        several=several,
+        owned=owned,
+        at_owner=copies.device == updates.device[copies.of] if owned else np.ones(len(copies), dtype=bool),
+        is_hosted=is_hosted,
+        stays=state.parameters is Home.COPIED or not (several.any() or is_hosted),
+        waits_for_end=order.together and state.reduce is When.END,
+    )
 
 
 def _consumers(updates: Updates) -> Ints:

@@ -54,11 +54,7 @@ class Keeping:
     model: Model
     habits: Habits
     build: Builder
-
-    @property
-    def passes(self) -> Passes:
-        """The passes of micro-batches."""
-        return self.updates.tables.passes
+    passes: Passes
 
     @cached_property
     def boundary(self) -> Ints:
