@@ -91,7 +91,7 @@ class EdgeKind(IntEnum):
     STREAM = 3  # of a device, which has the other one before it
 
 
-_BUFFERS_AT_ONCE = 2**12  # so many buffers' columns stay in a processor's cache
+_BUFFERS_AT_ONCE = 2**12  # whose columns stay in a processor's cache
 
 
 class _EqualColumns:
@@ -213,7 +213,7 @@ class Buffers(_EqualColumns):
 
     @cached_property
     def of_devices(self) -> list[Ints]:
-        """The rows of so many devices at once as have few buffers together, one device after another."""
+        """The rows by device, in pieces of several devices that have few buffers together."""
         last = np.cumsum(np.bincount(self.device))
         return np.split(sort_by(self.device), last[group_starts(last // _BUFFERS_AT_ONCE)[1:] - 1])
 
@@ -511,11 +511,7 @@ Result = TypeVar("Result")
 def once_a_program(
     function: Callable[Concatenate[Program, Arguments], Result],
 ) -> Callable[Concatenate[Program, Arguments], Result]:
-    """Let a function be called once for each program, whatever its costs: what it returns is kept with the program.
-
-    Of other arguments, the last ones are kept.
-    """
-
+    """Cache what a function returns with its program, for the arguments of its last call."""
     name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)

@@ -1,18 +1,20 @@
-"""Streams: how messages take their devices' time where compute and communication do not overlap fully.
+"""Parts and queues: the time that messages take of their devices, and the order in which data ranks send them.
 
-A message takes its sender for its time when the sender's own order comes to it: after the task that made it. It takes
-its receiver for as long directly before the task that reads it, though not before its bytes begin to arrive. A member
-that gives something to a collective takes part as a sender does, one that only receives as a receiver does. These are
-the *parts* of devices in messages. Where a device's overlap is "none", parts stand in its lane, between its tasks;
-where it is "stream", beside its tasks: what it sends in one row, what it receives in another, each in the lane's order.
+A *part* is the time of one device in one message. With overlap "full" there are none. With "none" a part stands in the
+device's lane, between tasks. With "stream" it stands beside the lane: what is sent in one row, what is received in
+another, each in the lane's order.
 
-Neither end waits for the other. A sender's part waits for its row alone, and its message begins no earlier. A
-receiver's part is over when its row has had the time for it and the message is there; what comes next waits for both.
-So new edges close no cycle, and messages that take no time slow no run. A sender's part waits for nothing later than
-the task that it stands behind, for which its message waits anyway. All that a receiver's part waits for comes before
-its reader anyway. All that "stream" lets a node wait for, "none" does, too.
+    end of the message     where its part stands               how long
+    sender                 behind the task that made it        the message's time
+    receiver               before the task that reads it       the same, and not over before the message is there
+    member of a collective as a sender's if it gives something, else as a receiver's
 
-Messages of data ranks have queues besides, whatever overlaps: there the next one waits for the message itself.
+Neither end waits for the other. A message begins no earlier than its sender's part; what stands behind a receiver's
+part waits for that part and for the message. So new edges close no cycle: a sender's part waits for nothing later than
+the task that it stands behind, and a receiver's for nothing that its reader does not wait for. Messages that take no
+time slow no run. The overlap "none" has every edge that "stream" has.
+
+A *queue* is the messages of data ranks on one link, one after another under any overlap: each waits for the one before.
 """
 
 from collections.abc import Sequence
@@ -32,12 +34,11 @@ Pairs = tuple[Ints, Ints]  # nodes: (before, after)
 
 
 def queue_in_streams(program: Program) -> Program:
-    """Let messages of a stream go one after another, whatever overlaps on their devices.
+    """Let messages of a queue go one after another.
 
-    Gathers and reductions share a link, and so a queue; sums across groups of ranks have their own. All ranks have the
-    messages in one order: by the task that they come after, through nodes that are no tasks; of those after one task,
-    sums before gathers, which are there for later tasks; of gathers, the one first that is read first. Updates may
-    stand among them. What hosts send takes no time of devices, and has queues of its own.
+    Gathers and reductions share a queue; sums across groups of ranks, hosts and disks have their own. All ranks have
+    the same order: by the last task before a message; after one task, sums before gathers; gathers by their first
+    readers. Updates may stand among them. What hosts send takes no time of devices.
     """
     node, device, stream = _queued(program)
     if not len(node):
@@ -56,12 +57,13 @@ _LINKS = np.array([0, 0, 1, 2, 3])  # of each stream
 def _queued(program: Program) -> tuple[Ints, Ints, Ints]:
     """Return the nodes that go in streams, each with each of its devices and its stream there."""
     messages, first = program.messages, len(program.tasks)
-    single = np.flatnonzero(messages.stream >= Stream.HOST)
-    together = np.flatnonzero((messages.stream >= 0) & (messages.stream < Stream.HOST))
-    members = [program.groups[group] for group in messages.dst[together].tolist()]
-    row = np.append(single, np.repeat(together, np.array([*map(len, members)], dtype=np.int64)))
-    device = np.concatenate([messages.src[single], *members])
-    node, stream = first + row, messages.stream[row]
+    ends = find_endpoints(program, np.ones(program.devices, dtype=bool))
+    ranks, hosts = (
+        np.flatnonzero(messages.stream[ends.message - first] >= 0),
+        np.flatnonzero(messages.stream >= Stream.HOST),
+    )
+    node = np.append(first + hosts, ends.message[ranks])
+    device, stream = np.append(messages.src[hosts], ends.device[ranks]), messages.stream[node - first]
     if program.state.updates_in_stream:
         updates = np.arange(program.compute, first)
         node, device = np.append(node, updates), np.append(device, program.tasks.device[updates])
@@ -81,20 +83,16 @@ def _queue_places(program: Program) -> Ints:
 
 
 def _turns(program: Program) -> tuple[Ints, Ints]:
-    """Return the moment at which each node could begin, and that of its first reader.
+    """Return when each node begins, and its first reader, if tasks take equally long, and far longer than other nodes.
 
-    Every task takes as long as any other, and other nodes hardly any time. So nothing that another node waits for, on
-    whatever device, has a later turn.
+    So no node has an earlier turn than what it waits for, on any device.
     """
     duration = np.ones(program.nodes, dtype=np.int64)
     duration[: program.compute] = _AFTER
-    lanes = lane_edges(program.lane_tasks, program.lane_start)
-    edges = (program.edges.before, program.edges.after)
-    before, after = (np.concatenate(ends) for ends in zip(edges, lanes, strict=True))
-    turn, _, _ = longest_paths(before, after, duration, np.zeros_like(duration))
-    read = np.full_like(turn, _NEVER)
-    to_tasks = edges[1] < program.compute
-    np.minimum.at(read, edges[0][to_tasks], turn[edges[1][to_tasks]])
+    turn, _, _ = longest_paths(*program.waits(), duration, np.zeros_like(duration))
+    read, before, after = np.full_like(turn, _NEVER), program.edges.before, program.edges.after
+    to_tasks = after < program.compute
+    np.minimum.at(read, before[to_tasks], turn[after[to_tasks]])
     return turn, read
 
 
@@ -159,9 +157,9 @@ def find_endpoints(program: Program, chosen: Flags) -> Endpoints:
 def order_parts(program: Program, ends: Endpoints) -> PartOrder:
     """Place each part behind the task that made its message, or before the one that reads it, and sort parts.
 
-    The part of a device that passes a message on comes behind its nearest task before that in the program. Behind one
-    task, parts in messages of queues keep the order of these. A message that no later task of its device needs, as the
-    run ends before, takes no part of it. The `program` has no queues: these tell nothing of what made a message.
+    A device that passes a message on has its part behind the nearest task before. Parts behind one task keep the order
+    of queues. A message that no later task of a device needs, since the run ends, has no part there. The `program` has
+    no queues, whose edges tell nothing of what made a message.
     """
     forth = program.edges.before, program.edges.after
     place, away = (np.zeros(len(ends.message), dtype=np.int64) for _ in range(2))

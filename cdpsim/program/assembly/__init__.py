@@ -49,8 +49,7 @@ def derive(
     `steps` counts updates of theta; with rounds or local steps, the program has more steps. Its `shape` is the
     schedule's own, where not given; `lanes` is what a device does side by side. `once` are tied tensors that the
     `model` counts in one stage alone (`counted_once`). `counts` says how many micro-batches each replica has in each
-    step (rows are steps): the first so many of its m. `runtime` says what is held
-    beyond what the schedule needs.
+    step (rows are steps). `runtime` says what is held beyond what the schedule needs.
     """
     shape = shape or Shape(model.n, schedule.micro_batches(model.n), schedule.order.chunks)
     if schedule.placement.exclusive and not shape.widths:
@@ -76,7 +75,7 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
     in_stream = schedule.state.updates_in_stream
     updates = place_updates(tables, in_lanes=_take_lanes(schedule, model) and not in_stream)
     build = Builder(passes.tasks + len(updates))
-    prefetch = min(prefetch, passes.tasks)  # from as many tasks on, parameters arrive as soon as they can
+    prefetch = min(prefetch, passes.tasks)  # then parameters arrive as soon as they can
     pass_through_stages(Keeping(updates, model, habits, build, passes))
     exchange_values(updates, model, habits, build, prefetch, once)
     hold_from_the_first(tables, once, build)

@@ -20,9 +20,9 @@ def end(node: Ints) -> Ints:
 
 
 def fold_group(members: Ints, devices: int, replicas: int, run: int = 0, apart: int = 1) -> Ints:
-    """Return the ranks of all groups like one of some devices of the first of so many replicas: a row for each group.
+    """Return the ranks of all groups like that of `members`, devices of the first replica: a row for each group.
 
-    A group has a `run` of replicas, by default all, and of them those that are so far `apart`.
+    A group spans `run` replicas, by default all, and has every `apart`-th of them.
 
     >>> fold_group(np.array([0]), 2, 4, run=2).tolist(), fold_group(np.array([1]), 2, 4, apart=2).tolist()
     ([[0, 2], [4, 6]], [[1, 5], [3, 7]])

@@ -1,7 +1,14 @@
-"""Exchanges between copies that come to a stage one after another: messages from one to the next.
+"""Exchanges where devices come to a stage one after another: point-to-point messages from each to the next.
 
-Either sums, optimizer states and new versions each go their own way, or a stage's whole state goes from user to user:
-parameters in all versions needed, sums, optimizer state.
+F, B, U: forward, backward, update of one stage; > is a message. Either each value goes its own way:
+
+    sum of gradients    B on device 0 > B on device 1 > B on device 2, U     each adds its own to the sum
+    optimizer state     U of a step on device 2 > U of the next step on the device that is last there
+    new version         U > F that reads it first > F on the next device > ...  a device receives a version once
+
+or the whole state of a stage goes from user to user: parameters in all versions needed, the sum, the optimizer state.
+
+    F on device 0 > F on device 1 > ... > B on device 1 > B on device 2, U > F of the next step on device 0
 """
 
 from typing import NamedTuple
@@ -41,16 +48,16 @@ def _sum_gradients(updates: Updates, model: Model, build: Builder, first_sizes: 
     sends = np.delete(np.arange(len(order)), final)
     size = model.size("gradients")[stage]
     message = build.send(Op.P2P, Content.GRADIENT, where.take(sends), device[sends + 1], size[sends])
-    taker = np.empty(len(order), dtype=np.int32)
-    taker[sends] = message
-    taker[final] = updates.node[step[final] * passes.n + stage[final]]
-    build.link(message, taker[sends + 1])
-    taker_of_row = np.empty_like(taker)
-    taker_of_row[order] = taker
-    build.link(passes.last.ravel(), taker_of_row[copies.row.ravel()])
-    hold_gradients(build, where, size, first_sizes[stage], copies.first_task[order], end(taker))
+    consumer = np.empty(len(order), dtype=np.int32)
+    consumer[sends] = message
+    consumer[final] = updates.node[step[final] * passes.n + stage[final]]
+    build.link(message, consumer[sends + 1])
+    consumer_of_row = np.empty_like(consumer)
+    consumer_of_row[order] = consumer
+    build.link(passes.last.ravel(), consumer_of_row[copies.row.ravel()])
+    hold_gradients(build, where, size, first_sizes[stage], copies.first_task[order], end(consumer))
     arriving = where.take(sends)._replace(device=device[sends + 1])
-    build.land(message, arriving, size[sends], start(taker[sends + 1]))
+    build.land(message, arriving, size[sends], start(consumer[sends + 1]))
 
 
 def _move_optimizer(updates: Updates, model: Model, build: Builder, prefetch: int) -> None:
@@ -139,7 +146,7 @@ def _hand_on_parameters(updates: Updates, model: Model, build: Builder, prefetch
     v, j, d = use.version[first], use.stage[first], use.device[first]
     made_by = np.maximum(v - 1, 0) * n + j  # the number of the update
     is_made = (v > 0) & (d == updates.device[made_by])
-    provider = np.where(is_made, updates.node[made_by], -1)
+    producer = np.where(is_made, updates.node[made_by], -1)
 
     chain = sort_by(v, j, use.turn[first])
     follows = np.zeros(len(chain), dtype=bool)  # in the chain, comes after another reader of its version
@@ -154,14 +161,14 @@ def _hand_on_parameters(updates: Updates, model: Model, build: Builder, prefetch
     arriving = where.take(receiver)
     of = Location(d[sender], arriving.stage, arriving.version - 1)
     message = build.send(Op.P2P, Content.PARAMETERS, of, arriving.device, size[receiver], versions=1)
-    provider[receiver] = message
-    build.link(provider[sender], message)
+    producer[receiver] = message
+    build.link(producer[sender], message)
     reader = first[receiver]
     pull(updates.tables.lanes, build, message, use.place[reader], use.ahead[reader] + prefetch)
-    reads = np.flatnonzero(use.waits & (provider[copy_of] >= 0))
-    build.link(provider[copy_of[reads]], use.node[reads])
+    reads = np.flatnonzero(use.waits & (producer[copy_of] >= 0))
+    build.link(producer[copy_of[reads]], use.node[reads])
 
-    begin = end(provider)
+    begin = end(producer)
     if model.updates_take_time:  # what is written beside the old version is there from the start of the update
         begin[is_made] -= base_is_still_needed(updates)[made_by[is_made]]
     copies = build.hold(Category.PARAMETERS, where, size, begin, use.until[first])
@@ -252,14 +259,14 @@ def _move(updates: Updates, model: Model, build: Builder, prefetch: int, route: 
     pull(lanes, build, message, lanes.rank[reader], 1 + prefetch)
 
     # The message that takes the state on waits for a use, or the next use does.
-    taker = np.full(count, -1, dtype=np.int32)
-    taker[now] = user[now + 1]
-    taker[moves] = message
-    waits = (taker >= 0) & (user >= 0) & (taker != user + 1)  # from phase to phase a task is waited for anyway
-    build.link(user[waits], taker[waits])
+    consumer = np.full(count, -1, dtype=np.int32)
+    consumer[now] = user[now + 1]
+    consumer[moves] = message
+    waits = (consumer >= 0) & (user >= 0) & (consumer != user + 1)  # from phase to phase a task is waited for anyway
+    build.link(user[waits], consumer[waits])
     build.link(user[carried.updated_at], updates.node)
-    onward = np.flatnonzero(taker[carried.updated_at] >= 0)
-    build.link(updates.node[onward], taker[carried.updated_at[onward]])
+    onward = np.flatnonzero(consumer[carried.updated_at] >= 0)
+    build.link(updates.node[onward], consumer[carried.updated_at[onward]])
     leave = end(user)
     leave[carried.updated_at] = end(updates.node)
     leave[moves] = end(message)

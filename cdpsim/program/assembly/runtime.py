@@ -222,7 +222,7 @@ def _sent_until_next(passes: Passes, task: Ints) -> Ints:
 
 
 class HabitRow(NamedTuple):
-    """What is held: so many bytes from a moment to a moment, of all rows or of some; and longer, to further moments."""
+    """What is held: its bytes, from which moment to which, under which condition; and to which further moments."""
 
     category: Category
     size: Ints

@@ -25,8 +25,8 @@ from cdpsim.schedules.shape import Shape
 class Passes:
     """A row for each pass: one micro-batch's way through all stages in one step.
 
-    Passes stand step after step, in a step replica after replica. `counts` says how many each replica has in each step:
-    the first so many of the schedule's m. Every pass has the same `phases` tasks, numbered pass after pass: phase
+    Passes stand step after step, in a step replica after replica. `counts` says how many each replica has in each step,
+    from micro-batch 0 on. Every pass has the same `phases` tasks, numbered pass after pass: phase
     p < n is the forward of stage p, p < 2n the backward of 2n-1-p. Where backwards are split, p < 3n is the weights'
     part of that of 3n-1-p. Arrays over passes and stages have a row for each pass and a column for each stage.
     """
@@ -163,10 +163,7 @@ class Passes:
         return self.shape.replicas // self.shape.simulated
 
     def alike_ranks(self, members: Ints, run: int = 0, apart: int = 1) -> Ints | None:
-        """Return the ranks of all groups like one of devices of the first replica; None where all replicas are there.
-
-        A group has a `run` of replicas, by default all, and of them those that are so far `apart`.
-        """
+        """Return the ranks of all groups like one of the first replica (`fold_group`); None if nothing is folded."""
         if not self.shape.folded:
             return None
         return fold_group(members, self.replica_devices, self.shape.replicas, run, apart)

@@ -157,22 +157,22 @@ def sum_shared(
     return sums
 
 
-def _give_gradients(tables: Tables, stages: Sequence[int], taker: Ints, build: Builder) -> None:
-    """Let the taker of each pass wait for its gradients of these stages."""
+def _give_gradients(tables: Tables, stages: Sequence[int], consumer: Ints, build: Builder) -> None:
+    """Let the consumer of each pass wait for its gradients of these stages."""
     gives = tables.passes.last[:, list(stages)]
-    build.link(gives.ravel(), np.repeat(taker, gives.shape[1]))
+    build.link(gives.ravel(), np.repeat(consumer, gives.shape[1]))
 
 
-def give_shared(tables: Tables, model: Model, taker: Ints, summed: Ints, build: Builder) -> None:
+def give_shared(tables: Tables, model: Model, consumer: Ints, summed: Ints, build: Builder) -> None:
     """Let each owner of a tied stage have all of the shared gradient, of which every device holds one sum.
 
-    `taker` is what takes gradients, by step and stage; `summed` the moment at which each copy's are taken.
+    `consumer` is what takes gradients, by step and stage; `summed` the moment at which each copy's are taken.
     """
     passes, copies = tables.passes, tables.copies
     for tie in _shared_ties(tables, model):
         for stage in tie.stages:
             others = [other for other in tie.stages if other != stage]
-            _give_gradients(tables, others, taker.reshape(passes.steps, passes.n)[passes.step, stage], build)
+            _give_gradients(tables, others, consumer.reshape(passes.steps, passes.n)[passes.step, stage], build)
         row, counted, earliest = _find_copies(tables, tie)
         first = row == counted
         mine, size = row[first], np.full(np.count_nonzero(first), tie.gradient_bytes)
