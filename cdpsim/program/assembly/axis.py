@@ -78,6 +78,14 @@ class DataAxis:
         return _group(self.tables, self.build, key, run)
 
 
+class Ends(NamedTuple):
+    """The last messages of sums, or what gives gradients that nobody else has, each with its step and a device."""
+
+    node: Ints
+    step: Ints
+    device: Ints
+
+
 class Sums(NamedTuple):
     """What sums of gradients made: columns with a row for each round and a column for each copy.
 
@@ -86,7 +94,7 @@ class Sums(NamedTuple):
 
     given: Ints  # the task that gives the gradients
     taken: Ints  # the last message inside the copy's group that takes them; where it is alone, its update
-    ends: list[tuple[Ints, Ints, Ints]]  # the last messages of all sums, with their steps and devices
+    ends: list[Ends]
 
     @property
     def consumer(self) -> Ints:

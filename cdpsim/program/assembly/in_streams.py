@@ -15,7 +15,7 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, matching_pairs, sort_by
 from cdpsim.program import Content, EdgeKind, Op, Stream
-from cdpsim.program.assembly.axis import DataAxis, Sums, readers
+from cdpsim.program.assembly.axis import DataAxis, Ends, Sums, readers
 from cdpsim.program.assembly.build import Location, without_root
 from cdpsim.program.assembly.tied import sum_shared, unshared_gradients
 from cdpsim.schedules.buckets import Buckets, Units
@@ -81,38 +81,40 @@ def _giving(axis: DataAxis) -> Ints:
 def sum_in_streams(axis: DataAxis) -> Sums:
     """Sum gradients to where updates are made."""
     copies, build, steps = axis.copies, axis.build, axis.passes.steps
-    sizes, given, ends = unshared_gradients(axis.tables, axis.model), _giving(axis), []
-    taken = np.repeat(axis.update.reshape(steps, 1, -1), given.shape[1], axis=1)
+    sizes, given, ends, parts = unshared_gradients(axis.tables, axis.model), _giving(axis), [], []
     tensors = [
         [*each] if sum(each) == size else [size]  # in one, where a stage shares some with others
         for each, size in zip(axis.model.gradient_tensors(), sizes.tolist(), strict=True)
     ]
     for t, buckets in _eras(axis):
-        plan = plan_messages(axis, units_of(axis, sizes, buckets, tensors))
-        ends += sum_units(axis, plan, t, given, taken)
+        part, last = sum_units(axis, plan_messages(axis, units_of(axis, sizes, buckets, tensors)), t, given)
+        parts.append(part)
+        ends += last
+    taken = np.concatenate(parts)
     for message, devices in sum_shared(axis.updates, axis.model, build, wait=axis.waits_for_end, stream=Stream.REDUCE):
         rows = np.flatnonzero(np.isin(copies.device, devices))
         if axis.state.one_step:
             build.link(message[copies.step[rows]], axis.update[rows])
         step = np.repeat(np.arange(steps), len(devices))
-        ends.append((message[step], step, np.tile(devices, steps)))
+        ends.append(Ends(message[step], step, np.tile(devices, steps)))
     alone = np.flatnonzero(taken[:, -1].ravel() == axis.update)
     build.link(copies.last_task[alone], axis.update[alone])
-    ends.append((copies.last_task[alone], copies.step[alone], copies.device[alone]))
+    ends.append(Ends(copies.last_task[alone], copies.step[alone], copies.device[alone]))
     given, taken = (column.transpose(1, 0, 2).reshape(column.shape[1], -1) for column in (given, taken))
     return Sums(given, taken, ends)
 
 
-def sum_units(axis: DataAxis, plan: UnitPlan, t: Ints, given: Ints, taken: Ints) -> list[tuple[Ints, Ints, Ints]]:
-    """Send the sums of a plan in steps t, and write what takes the gradients of each copy.
+def sum_units(axis: DataAxis, plan: UnitPlan, t: Ints, given: Ints) -> tuple[Ints, list[Ends]]:
+    """Send the sums of a plan in steps t, of what tasks have `given`: a table by step, round and copy.
 
-    `given` and `taken` are tables by step, round and copy. Return the last messages with their steps and devices.
+    Return what takes them, as such a table of steps t, and the last messages.
     """
     build, row = axis.build, plan.row
     across = _plan_across(axis, plan)
+    rounds, device, update = given.shape[1], axis.device[row], axis.update.reshape(axis.passes.steps, 1, -1)[t]
+    taken = np.repeat(update, rounds, axis=1)
     if not (len(t) and len(row)):
-        return []
-    rounds, device = given.shape[1], axis.device[row]
+        return taken, []
     inside = send_inside(axis, plan, t, rounds)
     mine = final = inside[:, :, plan.message]
     if (across.message >= 0).any():
@@ -124,14 +126,13 @@ def sum_units(axis: DataAxis, plan: UnitPlan, t: Ints, given: Ints, taken: Ints)
     build.link(given, mine)
     if axis.waits_for_end:
         build.link(axis.tables.lanes.step_ends[t][:, None, device], mine, EdgeKind.BARRIER)
-    update = axis.update.reshape(axis.passes.steps, 1, -1)[t]
     build.link(final, update[:, :, row])
     _pace_tasks(axis, device, given, mine, final)
     if axis.state.one_step:
         _join_updates(axis, plan, across, final[:, -1], update[:, 0])
     backwards = slice(None, None, -1)  # so that of several units of a stage the lowest, which ends last, stays
-    taken[t[:, None, None], np.arange(rounds)[:, None], row[backwards]] = mine[:, :, backwards]
-    return [(final[:, -1].ravel(), np.repeat(t, len(row)), np.tile(device, len(t)))]
+    taken[:, :, row[backwards]] = mine[:, :, backwards]
+    return taken, [Ends(final[:, -1].ravel(), np.repeat(t, len(row)), np.tile(device, len(t)))]
 
 
 def _plan_across(axis: DataAxis, plan: UnitPlan) -> UnitPlan:

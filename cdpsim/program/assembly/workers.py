@@ -72,7 +72,7 @@ def _sum_at_ends(axis: DataAxis, steps: Ints) -> None:
     """Sum what workers have at the end of each of some steps before the step's updates."""
     plan = plan_messages(axis, units_of(axis, unshared_gradients(axis.tables, axis.model), axis.state.buckets))
     given = axis.copies.last_task.reshape(axis.passes.steps, 1, -1)
-    sum_units(axis, plan, steps, given, given.copy())
+    sum_units(axis, plan, steps, given)
     _take_alone(axis, steps, np.setdiff1d(np.arange(axis.copies.in_step), plan.row))
 
 
