@@ -16,7 +16,6 @@ from cdpsim.errors import RequestError, choose, one_line, refuse_unknown, short_
 from cdpsim.files import config
 from cdpsim.limits import refuse_too_large
 from cdpsim.model import Model, Recipe, Runtime
-from cdpsim.model.offload import with_transfer_times
 from cdpsim.model.stage import Tie
 from cdpsim.numeric.columns import Ints
 from cdpsim.program.assembly import counted_once, pyramid_of
@@ -37,6 +36,7 @@ from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape, Widths
 from cdpsim.schedules.state import Home, State
 from cdpsim.timing.costs import reached
+from cdpsim.timing.offload import with_transfer_times
 
 # Options that a record leaves out where they have their defaults; it has the others in any case.
 _LEFT_OUT = {

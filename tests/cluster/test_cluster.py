@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from cdpsim import Model, Stage, simulate
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topology
 from cdpsim.errors import RequestError
-from cdpsim.model.offload import with_transfer_times
 from cdpsim.request.options import Contention
 from cdpsim.studies.breakeven import scale_links
+from cdpsim.timing.offload import with_transfer_times
 from tests.helpers.every_row import every_row
 
 pytestmark = pytest.mark.filterwarnings("error")

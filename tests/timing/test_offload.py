@@ -15,8 +15,8 @@ from cdpsim.files.units import Work
 from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.model import Recipe
-from cdpsim.model.offload import with_transfer_times
 from cdpsim.model.recipe import apply_recipe
+from cdpsim.timing.offload import with_transfer_times
 from tests.conftest import Command
 
 HOST = Link(latency=0.25, bandwidth=10.0)
