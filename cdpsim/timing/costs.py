@@ -1,8 +1,8 @@
 """Costs: the time of each node of a program.
 
-Beside it: `collective_times`, which it asks for collectives; `expand`, for their messages one by one; `offload`, for what
-a stage's host takes; `disturbed_costs`, for random and slow runs. Seconds come from nowhere else but the model, which
-divides work by the speed that it gets from here (`Model.forward_time`).
+Beside it: `collective_times`, which it asks for collectives; `expand`, for their messages one by one; `offload`, for
+what a stage's host takes; `disturbed_costs`, for random and slow runs. Seconds come from nowhere else but the model,
+which divides work by the speed that it gets from here (`Model.forward_time`).
 """
 
 from collections import defaultdict

@@ -41,6 +41,7 @@ class _Use(NamedTuple):
     copy: Ints
     number: Ints  # of the pass, among those of its copy
     back: Ints  # 0 in the forward, 1 in the backward, 2 in the second part of a split one
+    group: Ints  # that gathers them, among those for forwards or for backwards
 
 
 def gather_for_uses(axis: DataAxis, prefetch: int, once: Sequence[Tie]) -> Gathered:
@@ -49,17 +50,17 @@ def gather_for_uses(axis: DataAxis, prefetch: int, once: Sequence[Tie]) -> Gathe
     `once` are tied tensors that the model counts in their first stages alone: these stay for later stages.
     """
     build, lanes, copies = axis.build, axis.tables.lanes, axis.copies
-    ranks, back_groups = _backward_groups(axis)
+    ranks = axis.state.reshard if isinstance(axis.state.reshard, int) else axis.shard  # that gather for backwards
+    back_groups = axis.groups if ranks == axis.shard else axis.group_copies("run", ranks)
     use = _list_uses(axis, back_groups, [tie.stages[0] for tie in once])
     step, stage, where = copies.step[use.copy], copies.stage[use.copy], copies.where.take(use.copy)
     size, members = axis.model.size("parameters")[stage], np.where(use.back, ranks, axis.shard)
     share, ahead = -(-size // members), _ahead(axis, use, prefetch)
     each = fetched = _fetch(axis, use, where, share, ahead) if axis.is_hosted else None
     if axis.shard > 1:
-        group = _groups_of_uses(axis, use, back_groups)
-        first = group_starts(step, use.number, use.back, group)
+        first = group_starts(step, use.number, use.back, use.group)
         number = np.concatenate([axis.groups.number, back_groups.number])
-        group += (use.back > 0) * len(axis.groups.number)
+        group = use.group + (use.back > 0) * len(axis.groups.number)
         of, size_of_all = without_root(stage[first], step[first] - 1), (members * share)[first]
         options = {"versions": 1, "stream": Stream.GATHER}
         message = build.send(Op.ALL_GATHER, Content.PARAMETERS, of, number[group[first]], size_of_all, **options)
@@ -124,17 +125,6 @@ def _ahead(axis: DataAxis, use: _Use, prefetch: int) -> Ints:
     return at - place
 
 
-def _backward_groups(axis: DataAxis) -> tuple[int, Groups]:
-    """Return the ranks that gather parameters for backwards, fewer where parameters stay in their shares; in groups."""
-    ranks = axis.state.reshard if isinstance(axis.state.reshard, int) else axis.shard
-    return ranks, axis.groups if ranks == axis.shard else axis.group_copies("run", ranks)
-
-
-def _groups_of_uses(axis: DataAxis, use: _Use, backward: Groups) -> Ints:
-    row = use.copy % axis.copies.in_step
-    return np.where(use.back, backward.of[row], axis.groups.of[row])
-
-
 def _list_uses(axis: DataAxis, backward: Groups, lenders: Sequence[int]) -> _Use:
     """Return the uses of parameters in the order of their messages: each of a task, or of several where they stay.
 
@@ -156,8 +146,10 @@ def _list_uses(axis: DataAxis, backward: Groups, lenders: Sequence[int]) -> _Use
     first = group_starts(copy[order], number[order], back[order])
     last = order[np.append(first[1:], len(order))[: len(first)] - 1]
     first = order[first]
-    use = _Use(task[first], task[last], copy[first], number[first], back[first])
-    order = sort_by(copies.step[use.copy], use.number, use.back, _groups_of_uses(axis, use, backward))
+    row, back = copy[first] % copies.in_step, back[first]
+    group = np.where(back, backward.of[row], axis.groups.of[row])
+    use = _Use(task[first], task[last], copy[first], number[first], back, group)
+    order = sort_by(copies.step[use.copy], use.number, use.back, use.group)
     return _Use(*(column[order] for column in use))
 
 

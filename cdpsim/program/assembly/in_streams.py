@@ -115,10 +115,10 @@ def sum_units(axis: DataAxis, plan: UnitPlan, t: Ints, given: Ints) -> tuple[Int
     taken = np.repeat(update, rounds, axis=1)
     if not (len(t) and len(row)):
         return taken, []
-    inside = send_inside(axis, plan, t, rounds)
+    inside = send_sums(axis, plan, t, rounds)
     mine = final = inside[:, :, plan.message]
     if (across.message >= 0).any():
-        far = _send_sums(axis, Op.ALL_REDUCE, across, t, rounds, axis.share(plan.units.size), Stream.ACROSS)
+        far = send_sums(axis, across, t, rounds, across=True)
         pairs = np.unique(np.stack([plan.message, across.message])[:, across.message >= 0], axis=1)
         build.link(inside[:, :, pairs[0]], far[:, :, pairs[1]])
         final = np.where(across.message >= 0, far[:, :, across.message], mine)
@@ -148,25 +148,15 @@ def _plan_across(axis: DataAxis, plan: UnitPlan) -> UnitPlan:
     return UnitPlan(plan.units, unit[several], across.number[group[several]], row, message)
 
 
-def send_inside(axis: DataAxis, plan: UnitPlan, t: Ints, rounds: int, content: Content = Content.GRADIENT) -> Ints:
-    """Send sums in each group, and return the messages: by step, by round, in the order of their numbers."""
-    if not axis.state.splits:
-        return _send_sums(axis, Op.ALL_REDUCE, plan, t, rounds, plan.units.size, Stream.REDUCE, content)
-    return _send_sums(axis, Op.REDUCE_SCATTER, plan, t, rounds, axis.share(plan.units.size), Stream.REDUCE, content)
-
-
-def _send_sums(
-    axis: DataAxis,
-    op: Op,
-    plan: UnitPlan,
-    t: Ints,
-    rounds: int,
-    size: Ints,
-    stream: Stream,
-    content: Content = Content.GRADIENT,
+def send_sums(
+    axis: DataAxis, plan: UnitPlan, t: Ints, rounds: int, content: Content = Content.GRADIENT, *, across: bool = False
 ) -> Ints:
+    """Send sums in each group, or of shares across groups; return the messages: by step, by round, by number."""
     shape = len(t), rounds, len(plan.unit)
     step, _, number = (index.ravel() for index in np.indices(shape, dtype=np.int32))
+    size = axis.share(plan.units.size) if axis.state.splits else plan.units.size
+    op = Op.REDUCE_SCATTER if axis.state.splits and not across else Op.ALL_REDUCE
+    stream = Stream.ACROSS if across else Stream.REDUCE
     return _send_units(axis, op, content, plan, t[step], number, size, stream).reshape(shape)
 
 

@@ -18,7 +18,7 @@ from cdpsim.program.assembly.in_streams import (
     gather_updated,
     plan_messages,
     plan_parameters,
-    send_inside,
+    send_sums,
     sum_units,
     units_of,
 )
@@ -88,7 +88,7 @@ def _take_means(axis: DataAxis, maker: Ints) -> None:
     outer = np.flatnonzero(made.averaged >= 0)
     averaged = made.averaged[outer]
     if len(plan.unit) and len(outer):
-        message = send_inside(axis, plan, made.step[averaged - 1], 1, Content.PARAMETERS)[:, 0, plan.message]
+        message = send_sums(axis, plan, made.step[averaged - 1], 1, Content.PARAMETERS)[:, 0, plan.message]
         axis.build.link(maker[averaged][:, plan.row], message)
         axis.build.link(message, maker[1 + outer][:, plan.row])
 
