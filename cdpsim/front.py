@@ -39,7 +39,7 @@ from cdpsim.program.streams import occupy_streams, queue_in_streams
 from cdpsim.request import Request
 from cdpsim.request.options import MEGATRON, SIGNATURE, CountRows, EngineName, InapplicableOption, Options
 from cdpsim.request.sharing import SHARING, is_given
-from cdpsim.runs import FoldedRun, Run
+from cdpsim.runs import Run
 from cdpsim.schedules import Schedule, find_schedule
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.state import When
@@ -105,7 +105,7 @@ def simulate(schedule: str | Schedule | Request, n: int | None = None, **options
     if not request.ignore_memory:
         refuse_overflow(completed)
     done(0)
-    return FoldedRun(completed, partial(_run_of_all, request)) if program.fold > 1 else completed
+    return completed
 
 
 def assemble_one(request: Request) -> Program:
@@ -115,12 +115,6 @@ def assemble_one(request: Request) -> Program:
         if are_replicas_alike(program, request.cluster):
             return program
     return _assemble_replicas(request)
-
-
-def _run_of_all(request: Request) -> Run:
-    """Return the run of a request with a program of all replicas."""
-    program = assemble(request)
-    return run(program, _price(program, _request_of(program)), request.engine)
 
 
 @once_a_program
@@ -399,6 +393,8 @@ def price(program: Program, model: str | Path | Model, cluster: str | Path | Clu
     if model is request.model and cluster is request.cluster:
         return _price(program, request)
     request = _resolve(request.of(model, cluster), program.unexpanded or program)
+    if program.fold > 1 and not are_replicas_alike(program, request.cluster):
+        raise RequestError("cluster", "has replicas that are not alike, of which the program has one; assemble another")
     collapsed = None if program.unexpanded is None else _unexpanded_costs(program.unexpanded, request)
     algorithms = program.key["algorithms"] if collapsed is None else _algorithms_by_collective(collapsed)
     key = _program_key(request, program.devices, algorithms)
@@ -486,7 +482,7 @@ def run(program: Program, costs: Costs, engine: EngineName = "auto") -> Run:
     size = f"{len(program.tasks):,} tasks and {len(program.messages):,} messages on {program.devices:,} devices"
     by = "fast" if play is ENGINES["fast"] else "SimPy"
     detail(f"ran {request.schedule.name}: {size}, by the {by} engine, in {perf_counter() - begun:.3f} s")
-    return _run_with_times(program, costs, start, end, tick)
+    return _run_with_times(program, costs, start, end, tick, engine)
 
 
 def _adds_up(request: Request) -> bool:
@@ -500,7 +496,9 @@ def _ticked(program: Program, costs: Costs) -> Costs:
     return in_ticks(program, costs) if _adds_up(request) else costs
 
 
-def _run_with_times(program: Program, costs: Costs, start: Times, end: Times, tick: float = 0.0) -> Run:
+def _run_with_times(
+    program: Program, costs: Costs, start: Times, end: Times, tick: float = 0.0, engine: EngineName = "auto"
+) -> Run:
     """Return the run of a program with these times of its nodes, made in given ticks; refuse one that does not end."""
     request = _request_of(program if costs.request is None else costs)
     refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
@@ -509,7 +507,14 @@ def _run_with_times(program: Program, costs: Costs, start: Times, end: Times, ti
     lengthen = partial(_of_steps, program) if rerun else None
     if request.schedule.order.rounds:
         rerun = partial(_run_of_rounds, request, folded=program.fold > 1)
-    return Run(request, program, costs, start, end, rerun, lengthen)
+    unfold = partial(_run_of_all, request, tick, engine) if program.fold > 1 else None
+    return Run(request, program, costs, start, end, rerun, lengthen, unfold)
+
+
+def _run_of_all(request: Request, tick: float, engine: EngineName) -> Run:
+    """Return the run of a request with a program of all replicas."""
+    program = _assemble_replicas(request)
+    return run(program, replace(_price(program, _request_of(program)), tick=tick), engine)
 
 
 def run_all(program: Program, costs: Sequence[Costs]) -> Iterator[Run]:

@@ -37,9 +37,10 @@ MEASURED_STEPS, MOST_MEASURED_NODES = 12, 2**16
 class Run(Trace):
     """A trace with its request, its program, the costs of that, and the start and end of every node.
 
-    `rerun` makes the same run with another number of steps, and `lengthen` the program of one, which may differ from
-    that of the run in nothing else; both None if no other number is possible, and of rounds, which follow from times,
-    there is no program without a run.
+    Where replicas are alike, the program has one that stands for all: metrics are of all, and `whole` has a node for
+    each task of each of them. `rerun` makes the same run with another number of steps, and `lengthen` the program of
+    one, which may differ from that of the run in nothing else; both None if no other number is possible, and of rounds,
+    which follow from times, there is no program without a run. `unfold` makes the run of all replicas.
     """
 
     request: Request
@@ -49,16 +50,28 @@ class Run(Trace):
     end: Times
     rerun: "Callable[[int], Run] | None" = None
     lengthen: Callable[[int], Program] | None = None
+    unfold: "Callable[[], Run] | None" = None
 
     def __repr__(self) -> str:
         ends = counted(self.makespan, "slot") if self.in_slots else short_text(self.makespan, "s")
-        facts = f"{counted(len(self.program.tasks), 'task')} on {counted(self.devices, 'device')}, {ends}"
+        tasks = len(self.program.tasks) * self.program.fold
+        facts = f"{counted(tasks, 'task')} on {counted(self.devices, 'device')}, {ends}"
         return f"Run({facts} of {self.request!r})"
 
     @property
     def devices(self) -> int:
         """The number of devices."""
-        return self.program.devices
+        return self.program.all_devices
+
+    @property
+    def whole(self) -> "Run":
+        """The run of all replicas: itself, unless its program has one that stands for all."""
+        return self if self.unfold is None else self._unfolded
+
+    @cached_property
+    def _unfolded(self) -> "Run":
+        assert self.unfold is not None
+        return self.unfold()
 
     @property
     def makespan(self) -> Any:
@@ -73,24 +86,28 @@ class Run(Trace):
     @cached_property
     def tasks(self) -> Table[TaskRow]:
         """The columns of a trace's tasks, a row for each."""
-        return run_tables.task_columns(self.program, self.start, self.end, self.task_nodes)
+        run = self.whole
+        return run_tables.task_columns(run.program, run.start, run.end, run.task_nodes)
 
     @cached_property
     def messages(self) -> Table[MessageRow]:
         """The columns of a trace's messages, a row for each."""
-        return run_tables.message_columns(self.program, self.costs, self.start, self.end, self.message_nodes)
+        run = self.whole
+        return run_tables.message_columns(run.program, run.costs, run.start, run.end, run.message_nodes)
 
     @cached_property
     def memory(self) -> Table[MemoryRow]:
         """The memory of each device and category from each time on, a row for each change."""
-        return run_tables.memory_columns(self.program, self.start, self.end)
+        run = self.whole
+        return run_tables.memory_columns(run.program, run.start, run.end)
 
     @cached_property
     def rounds(self) -> Table[RoundRow] | None:
         """A row for each round and device: what it hands over, and when that is exchanged; None without rounds."""
         if not self.program.thrown_away:
             return None
-        return run_tables.round_columns(self.program, self.start, self.end)
+        run = self.whole
+        return run_tables.round_columns(run.program, run.start, run.end)
 
     def critical_path(self) -> Table[TaskRow]:
         """Return the tasks on the way to the last end: before each, what it waited for that ended last.
@@ -101,29 +118,31 @@ class Run(Trace):
         >>> [f"{task.kind}{task.micro_batch}" for task in simulate("gpipe", 2, steps=1).critical_path()]
         ['F0', 'F1', 'F1', 'B0', 'B1', 'B1']
         """
-        nodes = waiting.critical_path(self.program, self.end)
-        row = np.empty(len(self.task_nodes), dtype=np.int64)
-        row[self.task_nodes] = np.arange(len(row))
+        run = self.whole
+        nodes = waiting.critical_path(run.program, run.end)
+        row = np.empty(len(run.task_nodes), dtype=np.int64)
+        row[run.task_nodes] = np.arange(len(row))
         return self.tasks[row[nodes[nodes < len(row)]]]
 
     @cached_property
     def task_nodes(self) -> Ints:
-        """The program's node behind each row of `tasks`."""
+        """The node of its program behind each task, in the order of `tasks`."""
         return run_tables.sort_tasks(self.program, self.start)
 
     @cached_property
     def message_nodes(self) -> Ints:
-        """The program's node behind each row of `messages`."""
+        """The node of its program behind each message, in the order of `messages`."""
         return run_tables.sort_messages(self.program, self.costs, self.start, self.end)
 
     @property
     def algorithms(self) -> list[Algorithm | None] | None:
         """The algorithm of each row of `messages`, None of a row point to point; None without collectives."""
-        if not len(self.costs.runs_by):
+        run = self.whole
+        if not len(run.costs.runs_by):
             return None
-        known: list[Algorithm | None] = [*self.costs.algorithms, None]
-        rows = self.message_nodes - len(self.program.tasks)
-        return [known[number] for number in self.costs.runs_by[rows].tolist()]
+        known: list[Algorithm | None] = [*run.costs.algorithms, None]
+        rows = run.message_nodes - len(run.program.tasks)
+        return [known[number] for number in run.costs.runs_by[rows].tolist()]
 
     @property
     def in_slots(self) -> bool:
@@ -142,7 +161,7 @@ class Run(Trace):
             json_number(size) if self.in_slots else float(size)
             for size in communication.bytes_sent(program, self.costs)
         ]
-        hosts = [] if self.host_peaks is None else self.host_peaks.tolist() * program.fold
+        hosts = [] if self.host_peaks is None else self.host_peaks.tolist()
         offloaded = {"host_memory": [{"device": device, "bytes": size} for device, size in enumerate(hosts)]}
         rare: dict[str, Any] = (
             {"mismatched": staleness.mismatched(program) * program.fold} if program.versions_differ else {}
@@ -155,7 +174,7 @@ class Run(Trace):
         return {
             "cdpsim": __version__,
             "request": self.request.to_builtins(),
-            "devices": program.all_devices,
+            "devices": self.devices,
             "tasks": len(program.tasks) * program.fold,
             "messages": int(communication.times_there(program).sum()),
             "makespan": self.makespan,
@@ -168,8 +187,7 @@ class Run(Trace):
             **rare,
             **{
                 name: [
-                    {"device": device} | dict(zip(names, row, strict=True))
-                    for device, row in enumerate(peaks.tolist() * program.fold)
+                    {"device": device} | dict(zip(names, row, strict=True)) for device, row in enumerate(peaks.tolist())
                 ]
                 for name, peaks in held.items()
             },
@@ -189,7 +207,8 @@ class Run(Trace):
     @cached_property
     def peaks(self) -> Ints:
         """The peak memory of each device: a row per device, a column per category and one for the total."""
-        return memory.peak_memory(self.program, self.start, self.end) if self.in_slots else self.held_levels[1]
+        own = memory.peak_memory(self.program, self.start, self.end) if self.in_slots else self.held_levels[1]
+        return np.tile(own, (self.program.fold, 1))
 
     @cached_property
     def held_levels(self) -> tuple[Ints, Ints]:
@@ -204,7 +223,7 @@ class Run(Trace):
     @property
     def device_memory(self) -> Times:
         """The bytes that each device has; inf where there is no limit."""
-        return self.request.cluster.memory_bytes(self.program.devices)
+        return self.request.cluster.memory_bytes(self.devices)
 
     @cached_property
     def host_peaks(self) -> Ints | None:
@@ -212,7 +231,9 @@ class Run(Trace):
         stages = self.request.timed_model.stages
         always = [0 if stage.nvme else stage.host_optimizer + stage.host_parameters for stage in stages]
         sizes = [np.array([stage.offloaded for stage in stages]), -(-np.array(always) // self.program.shard)]
-        return memory.peak_host_memory(self.program, self.start, self.end, *sizes) if any(map(np.any, sizes)) else None
+        if not any(map(np.any, sizes)):
+            return None
+        return np.tile(memory.peak_host_memory(self.program, self.start, self.end, *sizes), self.program.fold)
 
     def of_steps(self, steps: int) -> "Run":
         """Return the same run with another number of steps; this run if no other number is possible."""
@@ -304,94 +325,6 @@ class Run(Trace):
         """Whether steps differ by chance, stops or given counts, so that figures are those of the run's own steps."""
         disturbed = self.request.disorder.is_random or self.costs.calendar is not None
         return disturbed or self.request.counts is not None
-
-
-class FoldedRun(Run):
-    """A run whose replicas are all alike, of which one is run.
-
-    Its figures are those of that `one`; its program, its times and its tables are of all, and made when asked for.
-    """
-
-    one: Run
-
-    def __init__(self, one: Run, unfold: Callable[[], Run]) -> None:
-        self.__dict__.update(request=one.request, one=one, _unfold=unfold)
-
-    @cached_property
-    def whole(self) -> Run:
-        """The run of all replicas."""
-        run: Run = self.__dict__["_unfold"]()
-        return run
-
-    @property
-    def program(self) -> Program:
-        """The program of all replicas."""
-        return self.whole.program
-
-    @property
-    def costs(self) -> Costs:
-        """The costs of that program."""
-        return self.whole.costs
-
-    @property
-    def start(self) -> Times:
-        """The start of every node of that program."""
-        return self.whole.start
-
-    @property
-    def end(self) -> Times:
-        """The end of every node of that program."""
-        return self.whole.end
-
-    @property
-    def rerun(self) -> Callable[[int], Run] | None:
-        """The function that makes the same run of all replicas with another number of steps."""
-        return self.whole.rerun
-
-    def __repr__(self) -> str:
-        program = self.one.program
-        ends = counted(self.makespan, "slot") if self.in_slots else short_text(self.makespan, "s")
-        tasks = counted(len(program.tasks) * program.fold, "task")
-        return f"Run({tasks} on {counted(self.devices, 'device')}, {ends} of {self.request!r})"
-
-    @property
-    def devices(self) -> int:
-        """The number of devices."""
-        return self.one.program.all_devices
-
-    @property
-    def makespan(self) -> Any:
-        """The time at which the last task ends: a number of slots, or seconds."""
-        return self.one.makespan
-
-    @property
-    def in_slots(self) -> bool:
-        """Whether times are slots and sizes stage-activations; else they are seconds and bytes."""
-        return self.one.in_slots
-
-    @cached_property
-    def _summary_content(self) -> dict[str, Any]:
-        return self.one.summary()
-
-    @cached_property
-    def peaks(self) -> Ints:
-        """The peak memory of each device: a row per device, a column per category and one for the total."""
-        return np.tile(self.one.peaks, (self.one.program.fold, 1))
-
-    @property
-    def device_memory(self) -> Times:
-        """The bytes that each device has; inf where there is no limit."""
-        return self.request.cluster.memory_bytes(self.devices)
-
-    @cached_property
-    def steady_state(self) -> "SteadyState":
-        """The steady state of the steps of one replica."""
-        return self.one.steady_state
-
-    @cached_property
-    def reaches_rest(self) -> bool:
-        """Whether the steps of one replica come to be like those of its steady state."""
-        return self.one.reaches_rest
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,7 +46,7 @@ def test_a_run_in_parts_is_the_run_at_once(words: dict[str, Any]) -> None:
     request = Request(**words)
     program = assemble(request)
     costs = price(program, request.model, request.cluster)
-    parts, whole = run(program, costs), simulate(**words, ignore_memory=True)
+    parts, whole = run(program, costs), simulate(**words, ignore_memory=True).whole
     assert np.array_equal(parts.start, whole.start) and np.array_equal(parts.end, whole.end)
     assert parts.summary() | {"request": 0} == whole.summary() | {"request": 0}
     assert np.array_equal(sweep(program, [costs])[0], whole.end[: len(program.tasks)])

@@ -45,13 +45,13 @@ class Channel(NamedTuple):
 class Views:
     """Columns that several pictures and exports derive from one trace, each computed once, when it is first read.
 
-    `run` is the trace itself if it knows its program, else None: a trace from files has no dependencies.
+    `run` is the run of all replicas, if the trace knows its program, else None: a trace from files has no dependencies.
     """
 
     def __init__(self, trace: Trace) -> None:
         refuse_empty(trace)
         self.trace, self.tasks, self.messages, self.memory = trace, trace.tasks, trace.messages, trace.memory
-        self.run = trace if isinstance(trace, Run) else None
+        self.run = trace.whole if isinstance(trace, Run) else None
         self.in_slots = trace.in_slots
 
     @cached_property

@@ -15,8 +15,8 @@ Invariant = Callable[[Recount], Iterator[str]]
 
 
 def violations(run: Run) -> dict[str, str]:
-    """Return the first violation of each invariant that does not hold, by the invariant's name."""
-    recount = Recount(run)
+    """Return the first violation of each invariant that does not hold of all replicas, by the invariant's name."""
+    recount = Recount(run.whole)
     first = {name: next(invariant(recount), None) for name, invariant in INVARIANTS.items()}
     return {name: problem for name, problem in first.items() if problem is not None}
 

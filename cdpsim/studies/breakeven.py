@@ -67,7 +67,7 @@ def find_break_even(run: Runner, cluster: Cluster, share: float = 0.01) -> Break
     if not 0 < share <= MOST_SHARE:
         raise RequestError("share", f"{share:g} is not between 0 and {MOST_SHARE}; give for example 0.01")
     on_cluster = run(cluster)
-    request, devices = on_cluster.request, on_cluster.program.devices
+    request, devices = on_cluster.request, on_cluster.devices
     step, free = step_time(on_cluster), step_time(run(scale_links(cluster, inf, latency=0)))
     narrowest = cluster.sized(devices).group_link(np.arange(devices))[1] if devices > 1 else None
     if narrowest == inf:

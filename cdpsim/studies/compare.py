@@ -136,8 +136,8 @@ def rule_word(request: Request) -> str:
 def measure(run: Run, runs: int | None = None) -> Measured:
     """Measure a run at rest, and with `runs` also the quantiles of the step over this many runs of its request."""
     steps = None if runs is None else sample_runs(run, runs).summary()["period"]
-    program = run.steady_state.run.program
-    return measured_of(run.request, figures_of(run), program.all_devices, program.untied, steps)
+    one = run.steady_state.run
+    return measured_of(run.request, figures_of(run), one.devices, one.program.untied, steps)
 
 
 def measured_of(

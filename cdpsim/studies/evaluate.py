@@ -82,7 +82,7 @@ def _measured_by_part(request: Request, one: Run, figures: Figures) -> Measured:
     """Return the figures of a request by a run of a part of it, if its steps may repeat each other."""
     if not one.may_repeat:
         return measure(simulate(request))
-    return measured_of(request, figures, one.program.all_devices, one.program.untied)
+    return measured_of(request, figures, one.devices, one.program.untied)
 
 
 def _may_fold(request: Request) -> bool:

@@ -49,7 +49,7 @@ def pyramid(trace: Trace) -> dict[str, Any]:
     """
     if not isinstance(trace, Run):
         raise RequestError("pyramid", "a loaded trace does not say what ran when by stage; simulate it again")
-    run = max(trace, trace.steady_state.run, key=lambda run: run.program.steps)
+    run = max(trace, trace.steady_state.run, key=lambda run: run.program.steps).whole
     program = run.program
     rows = occupancies(program, run.start, run.end)
     device = assign_devices(rows)

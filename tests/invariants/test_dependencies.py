@@ -15,7 +15,7 @@ from cdpsim.errors import RequestError
 from cdpsim.invariants import resources, violations
 from cdpsim.invariants.recount import Recount
 from cdpsim.program import Edges, Kind, Program
-from cdpsim.runs import FoldedRun, Run
+from cdpsim.runs import Run
 from cdpsim.timing.engine import ENGINES, find_engine
 from tests.helpers.strategies import requests
 
@@ -180,8 +180,7 @@ def without(run: Run, row: int) -> Run:
 @pytest.mark.parametrize("name", RUNS)
 def test_no_edge_that_matters_can_be_missing(name: str) -> None:
     """Each edge that decides when a node starts is taken away; an invariant says so, which cannot have read it."""
-    run = simulate(**RUNS[name])
-    run = run.whole if isinstance(run, FoldedRun) else run
+    run = simulate(**RUNS[name]).whole
     assert violations(run) == {}
     edges, rows = run.program.edges, binding(run)
     assert rows
@@ -198,8 +197,7 @@ def test_a_dependency_that_leads_elsewhere_is_found(name: str) -> None:
 
     In a stream a node may wait for all that its devices do, and in a collective for other messages: a few go unnoticed.
     """
-    run, rng = simulate(**RUNS[name]), np.random.default_rng(len(name))
-    run = run.whole if isinstance(run, FoldedRun) else run
+    run, rng = simulate(**RUNS[name]).whole, np.random.default_rng(len(name))
     edges, unnoticed, changes = run.program.edges, [], 0
     contention = "none" if run.costs.wires is None else run.costs.wires.contention
     for row in rng.integers(len(edges.before), size=400).tolist():

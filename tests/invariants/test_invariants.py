@@ -15,7 +15,7 @@ from cdpsim.cluster import Cable, Devices, Link, PairLink, Topology
 from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.program import NO_PARTS, Category, Content, EdgeKind, Edges, Kind, Program
 from cdpsim.program.assembly import derive
-from cdpsim.runs import FoldedRun, Run
+from cdpsim.runs import Run
 from cdpsim.schedules.rule import find_rule
 from cdpsim.timing.engine import ENGINES
 from tests.helpers.every_row import every_row
@@ -28,8 +28,7 @@ OLD = [[1, 1, 0], [1, 0, 0], [0, 0, 0]]  # what CDP-v2 reads
 
 def sound(schedule: str = "multi-cdp", n: int = 3, **options: Any) -> Run:
     """A run with nothing wrong, of all replicas."""
-    run = simulate(schedule, n, **options)
-    return run.whole if isinstance(run, FoldedRun) else run
+    return simulate(schedule, n, **options).whole
 
 
 def node(program: Program, name: str) -> int:

@@ -233,7 +233,7 @@ def test_expanded_collectives_are_never_later_than_in_one_piece(wanted: dict[str
     """A collective's messages keep its turn; a member is done with it, and goes on, with its own last one."""
     groups = (Devices(**{**vars_of(wanted["cluster"].devices[0]), "overlap": "none"}),)
     wanted |= {"cluster": replace_devices(wanted["cluster"], groups), "rendezvous": how}
-    one, many = (simulate(**taken(wanted | {"expand_collectives": expand})) for expand in (False, True))
+    one, many = (simulate(**taken(wanted | {"expand_collectives": expand})).whole for expand in (False, True))
     count = len(one.program.tasks)
     assert (many.end[:count] <= one.end[:count] * (1 + 1e-9)).all()
 

@@ -439,7 +439,7 @@ def test_two_parts_that_retain_lower_a_peak_only_by_the_first_stages_gradients_t
     options: dict[str, Any] = {"m": shape.m, "chunks": shape.chunks, "replicas": shape.replicas, "steps": 2}
     options["cluster"] = Cluster.from_builtins({"devices": {"speed": "1 TFLOPS"}}, "cluster")
     freed, retained = (
-        simulate(schedule, model=msgspec.structs.replace(model, runtime=Runtime(split_backward=how)), **options)
+        simulate(schedule, model=msgspec.structs.replace(model, runtime=Runtime(split_backward=how)), **options).whole
         for how in ("freed", "retained")
     )
     first, tasks = model.stages[0], freed.program.tasks

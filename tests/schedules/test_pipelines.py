@@ -180,14 +180,14 @@ def test_the_papers_comparison_of_devices(n: int) -> None:
     """Model parallelism with CDP has N(N+1)/2 devices for N micro-batches; N pipelines with replicas have N squared."""
     pyramid, replicas = measure(simulate("mp-cdp", n)), measure(simulate("1f1b", n, m=1, replicas=n))
     assert (pyramid.devices, replicas.devices) == (n * (n + 1) // 2, n * n)
-    assert simulate("1f1b", n, m=1, replicas=n).program.m == n
+    assert simulate("1f1b", n, m=1, replicas=n).whole.program.m == n
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "pp-cdp", "pipedream-2bw"])
 def test_replicas_do_the_same_and_reduce_each_stage_together(name: str) -> None:
     """Times of one replica where links are free; one all-reduce for each stage and step, over all replicas of it."""
-    one, three = (simulate(name, 4, steps=3, replicas=r) for r in (1, 3))
-    first = simulate(name, 4, steps=3, replicas=3).program.tasks.device[: three.program.compute] < 4
+    one, three = (simulate(name, 4, steps=3, replicas=r).whole for r in (1, 3))
+    first = three.program.tasks.device[: three.program.compute] < 4
     assert np.array_equal(three.start[: three.program.compute][first], one.start[: one.program.compute])
     messages = three.program.messages
     together = np.flatnonzero(messages.op == Op.ALL_REDUCE)

@@ -214,7 +214,8 @@ def test_messages_that_are_of_no_collective_take_what_they_took() -> None:
     """Boundaries, and updates, of two replicas of a pipeline whose all-reduces run as messages."""
     stage = Stage(forward=1.0, backward=1.0, update=0.5, boundary=3, parameters=8)
     asked: dict[str, Any] = {"model": Model(stages=(stage,) * 2), "cluster": Cluster(link=Link(bandwidth=1.0))}
-    whole, pieces = (simulate("1f1b", replicas=2, steps=1, **asked, expand_collectives=way) for way in (False, True))
+    runs = [simulate("1f1b", replicas=2, steps=1, **asked, expand_collectives=way) for way in (False, True)]
+    whole, pieces = (run.whole for run in runs)
     assert whole is not None and pieces is not None
     kept = pieces.costs.duration[: len(whole.program.tasks) + int((whole.program.messages.op == Op.P2P).sum())]
     assert sorted(set(kept.tolist())) == [0.5, 1.0, 3.0]

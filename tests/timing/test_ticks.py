@@ -13,7 +13,6 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.front import run_all
 from cdpsim.invariants import violations
 from cdpsim.program import Category
-from cdpsim.runs import FoldedRun
 from cdpsim.timing.ticks import are_exact, find_tick, in_ticks
 from tests.helpers import strategies
 
@@ -147,5 +146,5 @@ def test_stops_leave_the_size_of_ticks() -> None:
 
 def test_replicas_run_in_the_ticks_of_the_one_that_stands_for_them() -> None:
     run = simulate("1f1b", 4, m=8, replicas=3, model=even(4), cluster=Cluster(devices=(Devices(),), link=Link()))
-    assert isinstance(run, FoldedRun)
-    assert run.one.costs.tick == run.whole.costs.tick
+    assert run.program.fold == 3
+    assert run.costs.tick == run.whole.costs.tick

@@ -213,7 +213,7 @@ def test_a_short_run_has_no_full_version(steps: int) -> None:
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_versions_alive_follow_from_the_trace(replicas: int) -> None:
     """Spec section 2: PP with v2 keeps two on every stage but the last; so does each of several replicas."""
-    run = simulate("pp-cdp", 4, steps=5, replicas=replicas)
+    run = simulate("pp-cdp", 4, steps=5, replicas=replicas).whole
     live = memory.live_versions(run.program, run.start, run.end)
     most = [int(live["versions"][live["device"] == device].max()) for device in range(4 * replicas)]
     assert most == [2, 2, 2, 1] * replicas

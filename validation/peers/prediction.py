@@ -59,7 +59,7 @@ def _simulate(peer: Peer, case: Case, runtime: str, **options: Any) -> Run:
         options["recompute"] = peer.recompute
     if PAPER not in (runtime, peer.runtime):
         options["runtime"] = peer.runtime
-    return simulate(case.schedule, case.n, **options)
+    return simulate(case.schedule, case.n, **options).whole
 
 
 def _parts(run: Run, device: int) -> dict[str, int]:

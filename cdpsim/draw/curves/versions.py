@@ -63,6 +63,7 @@ def draw_strips(trace: Trace, axes: Axes) -> None:
 
 def version_spans(run: Run) -> tuple[Spans, Ints, Ints]:
     """Return the spans of each stage on each device, a row for each pair; and the device and stage of each row."""
+    run = run.whole
     device, stage, time, versions = live_versions(run.program, run.start, run.end).values()
     if not len(time):
         raise RequestError("versions", "no device holds parameters; give a model whose stages have some")
