@@ -275,10 +275,10 @@ class Run(Trace):
         order = self.request.schedule.order
         alone = order.lists is not None and not order.local and steady.sends_within_steps(self.program)
         if alone and self.may_repeat and not self._is_irregular:
-            least = self.least_steps_at_rest
-            one = self if least <= self.program.steps <= FEW_STEPS else self.of_steps(least)
+            one = self if self.program.steps <= FEW_STEPS else self.of_steps(1)
             period = one.separate_period
             if period is not None:
+                one = one if one.shows_what_is_held else one.of_steps(FEW_STEPS)
                 return SteadyState(one, period, True, range(1), steady.steps_of_nodes(one.program), 0, period)
         run = self
         for steps in self._numbers_of_steps():
@@ -301,12 +301,13 @@ class Run(Trace):
     @cached_property
     def separate_period(self) -> Any | None:
         """The period of steps that follow each other without touching, as the first one shows; None if it does not."""
-        return steady.period_of_separate_steps(self.program, self.start, self.end)
+        return steady.period_of_separate_steps(self.program, self.end)
 
     @property
-    def least_steps_at_rest(self) -> int:
-        """The steps of a run that holds what one at rest holds, if steps are separate: what a runtime keeps goes on."""
-        return 1 if self.program.habits == PAPER_HABITS else FEW_STEPS
+    def shows_what_is_held(self) -> bool:
+        """Whether it holds what one at rest does, if steps are separate; what a runtime keeps goes on to the next."""
+        alone = self.program.habits == PAPER_HABITS and steady.updates_last(self.program, self.start, self.end)
+        return alone or self.program.steps >= FEW_STEPS
 
     def _numbers_of_steps(self) -> list[int]:
         """Return the numbers of steps to try, one after another."""

@@ -29,6 +29,10 @@ class FewSteps(NamedTuple):
         tick = tick_to_compare(program, costs, few_steps(request)) if tick is None else tick
         return run(program, replace(costs, tick=tick), request.engine)
 
+    def of_steps(self, steps: int) -> "FewSteps":
+        """Return the same request with another number of steps, and its program."""
+        return few_of_steps(self.request, steps)
+
 
 def may_be_separate(request: Request) -> bool:
     """Return whether one step may show all others: of a pipeline whose ranks exchange sums of gradients alone."""
@@ -38,5 +42,10 @@ def may_be_separate(request: Request) -> bool:
 
 def steps_at_rest(request: Request) -> FewSteps:
     """Return the few steps of a request that show all others."""
-    few = request.with_steps(1 if may_be_separate(request) else few_steps(request), ignore_memory=True)
+    return few_of_steps(request, 1 if may_be_separate(request) else few_steps(request))
+
+
+def few_of_steps(request: Request, steps: int) -> FewSteps:
+    """Return a request with another number of steps, and its program."""
+    few = request.with_steps(steps, ignore_memory=True)
     return FewSteps(few, KNOWN_PROGRAMS.find(few))

@@ -15,8 +15,8 @@ from cdpsim.studies import folding
 from cdpsim.studies.at_rest import steps_at_rest
 from cdpsim.studies.compare import measure
 from cdpsim.studies.figures import Figures, figures_of_steps
-from cdpsim.studies.folding.cuts import Cut, Repetition, find_cut, find_repetition
-from cdpsim.studies.folding.growth import Growth, growth_of_unit
+from cdpsim.studies.folding import Growth, growth_of_unit
+from cdpsim.studies.folding.cuts import Cut, Repetition, find_cuts, find_repetition
 
 LINKS = {
     "free": Cluster(devices=(Devices(),)),
@@ -49,7 +49,7 @@ def request(name: str, n: int, m: int, link: str = "free", **more: Any) -> Reque
 
 def growth(asked: Request, few: int, more: int) -> Growth | None:
     one, two = (steps_at_rest(asked.with_micro_batches(m)) for m in (few, more))
-    return growth_of_unit(one.run(None), two.program, asked.steps)
+    return growth_of_unit(one, two, asked.steps)
 
 
 LLAMA: dict[str, Any] = {"model": "llama3-8b", "cluster": "a100-nodes", "steps": 2, "ignore_memory": True}
@@ -59,6 +59,9 @@ CASES: dict[str, tuple[Request, int]] = {
     "replicas": (Request("1f1b", 8, m=18, replicas=4, **LLAMA), 1),
     "no bubble": (Request("zb-h1", 8, m=66, **LLAMA), 2),
     "both ways": (request("chimera", 4, 24, steps=2), 4),
+    "updates between tasks": (request("interleaved-1f1b", 8, 24, steps=2, chunks=2), 4),
+    "steps that touch": (request("zb-h2", 4, 48, steps=2), 2),
+    "fewer steps than it takes to see": (request("zb-h1", 4, 16, steps=2), 1),
     "slots": (Request("zb-h1", 4, m=16, model="unit-split", steps=2), 1),
 }
 
@@ -73,7 +76,6 @@ def test_a_run_shows_longer_ones(case: str, units: int) -> None:
     found = growth(asked, few, few + unit)
     assert found is not None and found.m == few
     known, whole = found.after(units), steps_at_rest(asked.with_micro_batches(few + units * unit)).run()
-    assert known is not None
     for field in fields(Figures):
         one, other = (getattr(each, field.name) for each in (known, figures_of_steps(whole, 2)))
         if field.name == "waiting":  # a sum of differences of times
@@ -89,10 +91,11 @@ def test_slots_of_one_forward_one_backward() -> None:
     asked = Request("1f1b", 4, m=9)
     found = growth(asked, 9, 10)
     assert found is not None
-    assert found.sums["period"] == (2 * (9 + 3), 2) and found.sums["busy"] == (2 * 4 * 9, 2 * 4)
+    assert (found.figures.period, found.slopes["period"]) == (2 * (9 + 3), 2)
+    assert (found.figures.busy, found.slopes["busy"]) == (2 * 4 * 9, 2 * 4)
     assert found.figures.peaks[:, 0].tolist() == [4, 3, 2, 1]
     known = found.after(991)
-    assert known is not None and known.period == 2 * (1000 + 3) and known.peaks is found.figures.peaks
+    assert known.period == 2 * (1000 + 3) and known.peaks is found.figures.peaks
 
 
 @pytest.mark.parametrize(
@@ -107,7 +110,7 @@ def test_slots_of_one_forward_one_backward() -> None:
 def test_programs_that_do_not_repeat_a_unit_have_no_cut(name: str, few: int, more: int) -> None:
     asked = request(name, 4, few)
     one, two = (steps_at_rest(asked.with_micro_batches(m)).program for m in (few, more))
-    assert one.steps > 1 or find_cut(one, two) is None
+    assert not find_cuts(one, two)
     assert growth(asked, few, more) is None
 
 
@@ -119,8 +122,8 @@ def test_a_longer_program_of_other_sizes_is_no_longer_one(changed: str) -> None:
     stages[1] = msgspec.structs.replace(stages[1], **{changed: 2 * getattr(stages[1], changed)})
     other = Request("1f1b", 4, m=13, model=Model(stages=tuple(stages)), cluster=LINKS["free"], ignore_memory=True)
     one, two, three = (steps_at_rest(each).program for each in (asked, asked.with_micro_batches(13), other))
-    assert find_cut(one, two) is not None
-    assert find_cut(one, three) is None
+    assert find_cuts(one, two)
+    assert not find_cuts(one, three)
 
 
 def held_until_the_update(program: Program) -> Program:
@@ -133,8 +136,8 @@ def held_until_the_update(program: Program) -> Program:
 def test_devices_that_hold_more_with_each_micro_batch_have_no_cut() -> None:
     asked = request("1f1b", 4, 12)
     one, two = (steps_at_rest(asked.with_micro_batches(m)).program for m in (12, 13))
-    assert find_cut(one, two) is not None
-    assert find_cut(held_until_the_update(one), held_until_the_update(two)) is None
+    assert find_cuts(one, two)
+    assert not find_cuts(held_until_the_update(one), held_until_the_update(two))
 
 
 def test_a_run_that_has_not_settled_shows_nothing() -> None:
@@ -159,8 +162,7 @@ def test_a_lane_that_is_idle_once_more_is_not_taken_for_a_repetition() -> None:
     cluster = Cluster(devices=(Devices(),), link=Link(latency=0.01, bandwidth=2.0**28))
     asked = Request("interleaved-zero-bubble", 4, m=64, chunks=2, model=Model(stages=stages), cluster=cluster)
     few, more = (steps_at_rest(asked.with_micro_batches(m)) for m in (6, 8))
-    run, cut = few.run(None), find_cut(few.program, more.program)
-    assert cut is not None
+    run, (cut, *_) = few.run(None), find_cuts(few.program, more.program)
     repetition = find_repetition(cut, run.start, run.end)
     later = (run.end[cut.ends[1]] - run.end[cut.ends[0]])[0]
     unrepeated = np.flatnonzero(run.start[cut.behind[1]] - run.start[cut.behind[0]] != later)
@@ -225,9 +227,7 @@ class TestRepetitions:
         assert self.found(start, two) is None
 
 
-def test_one_run_is_enough_for_what_is_folded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is run of a second number of micro-batches, and what is folded is known for other numbers at no cost."""
-    monkeypatch.setattr(folding, "growth_of_runs", lambda *_: pytest.fail("a second run"))
+def test_what_is_folded_is_known_for_other_numbers_at_no_cost() -> None:
     folding.KNOWN_GROWTHS.forget()
     asked = request("1f1b", 4, 1000)
     found = folding.fold_micro_batches(asked)

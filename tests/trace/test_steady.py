@@ -219,7 +219,7 @@ def test_one_step_is_enough_where_steps_do_not_touch(steps: int) -> None:
     assert (run.steady_state.period, run.steady_state.certified) == (2 * (6 + 4 - 1), True)
     assert run.steady_state.run.program.steps == (1 if steps == 5 else steps)
     assert run.steady_state.bubble == pytest.approx((4 - 1) / (6 + 4 - 1))
-    apart = steady.period_of_separate_steps(run.program, run.start, run.end)
+    apart = steady.period_of_separate_steps(run.program, run.end)
     assert apart == 2 * (6 + 4 - 1)
 
 
@@ -227,7 +227,6 @@ def test_one_step_is_enough_where_steps_do_not_touch(steps: int) -> None:
     ("name", "asked"),
     [
         ("zb-h2", {"m": 8}),  # devices begin the next step while others end this one
-        ("interleaved-1f1b", {"m": 4, "chunks": 2}),  # a stage is updated before another one is done
         (
             "1f1b",
             {"m": 4, "shard": 2, "zero": 1, "model": uneven(4), "cluster": BOX},
@@ -238,8 +237,18 @@ def test_one_step_is_enough_where_steps_do_not_touch(steps: int) -> None:
 def test_other_steps_touch(name: str, asked: dict[str, Any]) -> None:
     """One step says nothing of the next then, and a run of several is looked at."""
     run = run_of(name, 4, steps=1, **asked)
-    assert steady.period_of_separate_steps(run.program, run.start, run.end) is None
+    assert steady.period_of_separate_steps(run.program, run.end) is None
     assert run.steady_state.run.program.steps > 1
+
+
+def test_what_is_held_behind_an_update_is_seen_in_the_next_step() -> None:
+    """The second stage of a device is updated, and held, when its first one goes back; steps do not touch for that."""
+    stages = [Stage(forward=1.0, backward=2.0, parameters=50, backward_transient=900 * (j < 2)) for j in range(4)]
+    run = run_of("interleaved-1f1b", 4, m=2, chunks=2, steps=1, model=Model(stages=tuple(stages)))
+    assert steady.period_of_separate_steps(run.program, run.end) == run.steady_state.period
+    assert not steady.updates_last(run.program, run.start, run.end)
+    assert run.steady_state.run.program.steps == 3
+    assert (run.steady_state.run.peaks[:, -1] == run.peaks[:, -1] + 50).all()
 
 
 def test_the_end_of_a_run_is_no_part_of_a_step_by_chance() -> None:

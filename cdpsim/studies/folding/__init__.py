@@ -1,44 +1,61 @@
-"""Folding of micro-batches: the figures of a step with many of them, from steps with few.
+"""Folding of micro-batches: the metrics of a step with many of them, from one run of a step with few.
 
-In the middle of a step micro-batches repeat each other. Each task or message there is a time later than the one before
-it of its kind, and that time is the same for all: then it stays so, because the end of a node is the longest path to
-it. Often one run shows this, if it is cut before and behind a unit of micro-batches (`cuts`).
-
-Else runs of m + u and m + 2u micro-batches are compared, node by node: half of the nodes of a kind in m micro-batches
-by their numbers from the front, the other half by their numbers from the back (`matches`). If all nodes of one half are
-equally much later in the second run than in the first, and if the unit between the halves is in the second run twice,
-once as a part of the front and once of the back, the same happens with each further u (`nodes`). What devices hold
-whenever they begin to hold something more is compared likewise (`levels`). Times are compared as they are: they are
-slots, or whole ticks, of which both runs have the same. What runs have shown is kept, for other numbers.
+In the middle of a step micro-batches repeat each other: each task or message there is a time later than the one before
+it of its kind, and that time is the same for all. The run is cut before and behind a unit of micro-batches (`cuts`).
+If what follows the cuts depends on the unit between them alone, a longer run has more of these units, and nothing else.
+Times are compared as they are: slots, or whole ticks. What a run has shown is kept, for other numbers.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 from cdpsim.errors import RequestError
 from cdpsim.numeric.kept import Kept
+from cdpsim.program import Program
 from cdpsim.request import Request
-from cdpsim.runs import Run
+from cdpsim.runs import Run, SteadyState
 from cdpsim.studies.at_rest import FewSteps, may_be_separate, steps_at_rest
-from cdpsim.studies.figures import Figures
-from cdpsim.studies.folding.cuts import find_cut
-from cdpsim.studies.folding.growth import Growth, growth_of_runs, growth_of_unit
+from cdpsim.studies.figures import Figures, figures_of_steps
+from cdpsim.studies.folding.cuts import Cut, Repetition, find_cuts, find_repetition
 from cdpsim.studies.programs import structure_of
+from cdpsim.timing.costs import Costs
+from cdpsim.trace.metrics import communication
+from cdpsim.trace.metrics.waiting import Waits
 
 _FIXED_TASKS = 500  # a run takes the time of so many tasks beside that of its own
 _LOOKING = 1.5  # a run takes so many times as long with all that is looked for in it
 
 
 class Folded(NamedTuple):
-    """A run of fewer micro-batches than asked for, and the figures of all."""
+    """A run of fewer micro-batches than asked for, and the metrics of all."""
 
     run: Run
     figures: Figures
 
 
+@dataclass(frozen=True, eq=False)
+class Growth:
+    """A run of few micro-batches, its metrics, and how much these grow with each unit more; peaks stay."""
+
+    run: Run
+    figures: Figures
+    slopes: dict[str, Any]
+
+    @property
+    def m(self) -> int:
+        """The micro-batches of the run."""
+        return self.run.request.shape.m
+
+    def after(self, units: int) -> Figures:
+        """Return the metrics of a run of more units."""
+        further = {name: getattr(self.figures, name) + units * slope for name, slope in self.slopes.items()}
+        return replace(self.figures, **further)
+
+
 def fold_micro_batches(request: Request) -> Folded | None:
-    """Return the figures of a request from runs of few micro-batches; None where these do not show it, or take longer.
+    """Return the metrics of a request from a run of few micro-batches; None where none shows them, or takes longer.
 
     The schedule must take any number of them, and a rule that is given as lags goes with no other number.
     """
@@ -46,17 +63,17 @@ def fold_micro_batches(request: Request) -> Folded | None:
     if "m" not in schedule.options or schedule.shape is not None or not isinstance(request.rule.record(shape), str):
         return None
     budget: float = _cost(shape.m * shape.n)  # where few show nothing, at most as long again is lost
-    for few, more, alone in _counts_to_try(request):
-        needed = _LOOKING * sum(_cost(m * shape.n) for m in ((few,) if alone else (few, more)))
-        if needed > budget or _devices(request, few) != _devices(request, shape.m):
+    for few, unit in _counts_to_try(request) if may_be_separate(request) else ():
+        needed = _LOOKING * _cost(few * shape.n)
+        if needed > budget:
             continue
         try:
-            growth = _find_growth(request, few, more, alone=alone)
+            growth = _find_growth(request, few, few + unit)
         except RequestError:  # as some schedules take multiples only
             continue
         budget -= needed
-        if growth and (figures := growth.after((shape.m - growth.m) // (more - few))):
-            return Folded(growth.run, figures)
+        if growth:
+            return Folded(growth.run, growth.after((shape.m - growth.m) // unit))
     return None
 
 
@@ -64,35 +81,21 @@ def _cost(tasks: int) -> float:
     return tasks + _FIXED_TASKS
 
 
-def _devices(request: Request, m: int) -> int:
-    """Return on how many devices a replica would run with so many micro-batches."""
-    schedule = request.schedule
-    return 0 if schedule.order.lists else schedule.placement.devices(replace(request.shape, m=m))
+def _counts_to_try(request: Request) -> Iterator[tuple[int, int]]:
+    """Yield numbers of micro-batches from which that of a request is a number of units away, with these units.
 
-
-def _counts_to_try(request: Request) -> Iterator[tuple[int, int, bool]]:
-    """Yield numbers of micro-batches, a unit apart, from which that of a request is a number of units away.
-
-    Yield also whether the first one is run alone. A unit is one or two where a single stage, or messages between two of
-    them, hold all others up; and as many as there are devices where a cycle through all of them does, or where each
-    device does so many of a chunk before another one.
+    A unit is one or two where a single stage, or messages between two of them, hold all others up; and as many as there
+    are devices where each of them does so many of a chunk, or in one direction, before others.
     """
     m, order = request.shape.m, request.schedule.order
     devices = 1 if order.one_place else request.shape.parts // request.shape.chunks
-    units = [devices] if order.any_chunks else [*dict.fromkeys((2, devices) if devices > 1 else (1, 2))]
-    if may_be_separate(request):
-        # Devices are full with as many as they are; most runs have settled half as many later, or three times as many.
-        for least in (devices + max(devices // 2, 4), 4 * devices):
-            few = least + (m - least) % units[0]
-            if few + units[0] < m:
-                yield few, few + units[0], True
-    least = 2 * devices
-    while least < m:
+    units = [devices] if order.any_chunks else [*dict.fromkeys((2, devices) if devices > 1 else (1,))]
+    # Devices are full with as many as they are; most runs have settled half as many later, or three times as many.
+    for least in (devices + max(devices // 2, 4), 4 * devices, 12 * devices):
         for unit in units:
-            first = least + (m - least) % unit
-            if first + 2 * unit < m:
-                yield first + unit, first + 2 * unit, False
-        least *= 4
+            few = least + (m - least) % unit
+            if few + unit < m:
+                yield few, unit
 
 
 # Growths that were found last: at the same costs, all numbers of micro-batches so many units away follow from one.
@@ -100,21 +103,71 @@ KNOWN_GROWTHS: Kept[Growth | None] = Kept(most=2**17)
 _OF_COSTS = ("model", "cluster", "collective", "contention", "engine", "steps")  # fields on which times depend
 
 
-def _find_growth(request: Request, few: int, more: int, *, alone: bool) -> Growth | None:
-    """Return the growth from a run with few micro-batches, alone or with one with more; None if they show no others."""
+def _find_growth(request: Request, few: int, more: int) -> Growth | None:
+    """Return the growth of a run with few micro-batches; None if it does not show those of more."""
     first, second = request.with_micro_batches(few), request.with_micro_batches(more)
-    key = (structure_of(first), more, alone, *(getattr(request, name) for name in _OF_COSTS))
+    key = (structure_of(first), more, *(getattr(request, name) for name in _OF_COSTS))
     if key not in KNOWN_GROWTHS:
-        one, two = steps_at_rest(first), steps_at_rest(second)
-        growth = _growth_of(one, two, request.steps, alone=alone)
-        KNOWN_GROWTHS.keep(key, growth, two.program.nodes)
+        one, longer = steps_at_rest(first), steps_at_rest(second)
+        growth = growth_of_unit(one, longer, request.steps)
+        KNOWN_GROWTHS.keep(key, growth, longer.program.nodes)
     return KNOWN_GROWTHS[key]
 
 
-def _growth_of(one: FewSteps, two: FewSteps, steps: int, *, alone: bool) -> Growth | None:
-    """Return the growth from one to the other, by a run of one alone if that shows it."""
-    if alone and not find_cut(one.program, two.program):
+def growth_of_unit(few: FewSteps, more: FewSteps, steps: int) -> Growth | None:
+    """Find a unit in a run that repeats itself, for as many steps; None where the run shows none.
+
+    A program of a unit more is to agree with that of the run. Where the first step does not show the others, the run
+    has as many as it takes; what is held longer than a step may be known from more of them than times are.
+    """
+    if not find_cuts(few.program, more.program):
         return None
-    few = one.run(None)
-    growth = growth_of_unit(few, two.program, steps)
-    return growth if growth or alone else growth_of_runs(few, two.run(few.costs.tick), steps)
+    run, longer = few.run(None), more.program
+    rest = run.steady_state
+    one = run if rest.starts_again else rest.run
+    if not rest.certified or len(rest.steps) > 1 or rest.run.costs.tick != run.costs.tick:
+        return None
+    if one.program.steps != longer.steps:
+        longer = more.of_steps(one.program.steps).program
+    cuts = find_cuts(one.program, longer)
+    found = [find_repetition(cut, one.start, one.end) for cut in cuts]
+    repetitions = [each for each in found if each is not None and each.later == (found[0] and found[0].later)]
+    if rest.starts_again:
+        repetition = repetitions[0] if repetitions else None
+    else:  # the one in the time at rest
+        within = (each for each in repetitions if rest.low <= each.since and each.until + each.later <= rest.high)
+        repetition = next(within, None)
+    if repetition is None or len(repetitions) < len(cuts):
+        return None
+    if (waiting := _waiting_in(rest.waits, repetition, one.program.fold)) is None:
+        return None
+    slopes = _slopes(one.program, one.costs, cuts[rest.steps.start], rest) | {
+        "period": repetition.later,
+        "makespan": steps * repetition.later,
+        "span": repetition.later,
+        "waiting": waiting,
+        "passes": Fraction(int((longer.counts - one.program.counts)[0]) * longer.fold, rest.updates),
+    }
+    return Growth(run, figures_of_steps(run, steps), slopes)
+
+
+def _slopes(program: Program, costs: Costs, cut: Cut, rest: SteadyState) -> dict[str, Any]:
+    """Return by how much sums over nodes of a step grow with a unit."""
+    sent = cut.unit[cut.unit >= len(program.tasks)] - len(program.tasks)
+    in_lanes = cut.unit[cut.unit < len(program.lane_tasks)]
+    return {
+        "busy": costs.duration[in_lanes].sum().item() * program.fold,
+        "messages": rest.per_step(int(communication.times_there(program)[sent].sum())),
+        "sent": rest.per_step(communication.all_bytes_sent(program, costs, sent)),
+    }
+
+
+def _waiting_in(waits: Waits | None, repetition: Repetition, fold: int) -> float | None:
+    """Return how long lanes wait in a unit; None where what follows it waits for what came before all repeats."""
+    if waits is None:
+        return 0.0
+    behind = waits.until >= repetition.until
+    if (waits.since[behind] <= repetition.since).any():
+        return None
+    rows = behind & (waits.until < repetition.until + repetition.later)
+    return Waits(*(column[rows] for column in waits)).total(fold)

@@ -3,6 +3,7 @@
 Let each node before the first cut for which others behind it wait end so much earlier than the same one a unit later.
 Then what follows the second cut is what follows the first one, so much later; and so it is with each further unit
 between them. One run shows this, if programs of one unit more have the same before the second cut and behind the first.
+A program of several steps is cut in the middle of each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,9 +14,41 @@ import numpy as np
 from cdpsim.numeric.columns import Flags, Ints, Times, dense_ranks, group_starts, row_numbers, sort_by
 from cdpsim.numeric.paths import longest_paths
 from cdpsim.program import Program, once_a_program
-from cdpsim.studies.folding.matches import ByClass, nodes_by_class
+from cdpsim.trace.metrics.steady import steps_of_nodes
 
 UnitPairs = tuple[Ints, Ints]  # nodes, and the same ones of a unit later
+
+
+class ByClass(NamedTuple):
+    """Nodes in classes that differ in micro-batch alone, each in the order of these."""
+
+    classes: Ints  # what distinguishes each class, a column for it
+    order: Ints
+    first: Ints  # where each class begins in the order, and the end
+    number: Ints  # the class of each node
+
+
+@once_a_program
+def nodes_by_class(program: Program) -> ByClass:
+    """Sort the nodes of a program, those of one step, operation and content together."""
+    tasks, messages, parts = program.tasks, program.messages, program.parts
+    of_part = program.first_messages - len(tasks)
+    rows = (
+        np.split(steps_of_nodes(program), [len(tasks), program.message_nodes.stop]),
+        (tasks.step, messages.step, parts.step),
+        (0 * tasks.kind, 1 + messages.op, 9 + parts.sends),
+        (tasks.kind, messages.content, messages.content[of_part]),
+        (tasks.stage, messages.stage, messages.stage[of_part]),
+        (tasks.device, messages.src, parts.device),
+        (tasks.lane, messages.dst, messages.dst[of_part]),
+        (0 * tasks.kind, messages.stream, messages.stream[of_part]),
+    )
+    columns: Ints = np.array([np.concatenate(row, dtype=np.int64) for row in rows])
+    micro_batch = np.concatenate([tasks.micro_batch, messages.micro_batch, messages.micro_batch[of_part]])
+    _, first, number = np.unique(row_numbers([*columns]), return_index=True, return_inverse=True)
+    number = number.astype(np.int32)
+    order = sort_by(number, micro_batch.astype(np.int64) + 1)
+    return ByClass(columns[:, first], order, np.append(group_starts(number[order]), len(order)), number)
 
 
 class Cut(NamedTuple):
@@ -65,36 +98,38 @@ def _unrepeated(pairs: UnitPairs, start: Times, later: Any) -> UnitPairs:
 
 
 @once_a_program
-def find_cut(program: Program, longer: Program) -> Cut | None:
-    """Return the cut in the middle of a step; None where a program of a unit more is not the same on both sides of it.
+def find_cuts(program: Program, longer: Program) -> list[Cut]:
+    """Return cuts in the middle of each step; none where a program of a unit more is not the same between them.
 
     What is held is the same on both sides, too, and ends wherever it begins; so devices hold as much behind the unit as
     before it.
     """
     has_several_ends = len(program.buffers.kept) or len(longer.buffers.kept)
-    if program.steps > 1 or has_several_ends or len(program.releases) or len(program.parts):
-        return None
+    if has_several_ends or len(program.releases) or len(program.parts) or program.fill:
+        return []
     nodes, others = nodes_by_class(program), nodes_by_class(longer)
     if not np.array_equal(nodes.classes, others.classes):
-        return None
+        return []
     early, size, more = _is_early(program), np.diff(nodes.first), np.diff(others.first) - np.diff(nodes.first)
     count = np.bincount(nodes.number[early], minlength=len(size))
     if not more.any() or (more < 0).any() or (count + more > size).any() or not _are_alike(program, nodes, more > 0):
-        return None
-    here = _Sides.of(nodes, nodes.first, count, more, np.zeros_like(more))
-    there = _Sides.of(others, nodes.first, count, more, more)
+        return []
+    here = _Sides.of(program, nodes.first, count, more, np.zeros_like(more))
+    there = _Sides.of(longer, nodes.first, count, more, more)
     if (early == here.is_tail[:-1]).any() or not here.are_closed(program):
-        return None
-    cut = _cut_of(program, nodes, more, here)
+        return []
     sides = zip(here.facts(program), there.facts(longer), strict=True)
-    return cut if all(_are_same(one, other) for one, other in sides) else None
+    if not all(_are_same(one, other) for one, other in sides):
+        return []
+    return [_cut_of(program, more, here, step) for step in range(program.steps)]
 
 
 @once_a_program
 def _waits(program: Program) -> tuple[Ints, Ints]:
-    """Return who waits for whom, but where a node waits for many tasks that a lane makes one after another.
+    """Return who waits for whom, without what follows from the order in which a lane makes the tasks of a class.
 
-    Of such tasks of a class, as an update waits for in all micro-batches, it waits for the last one.
+    A node that waits for many of them, as an update for all micro-batches, waits for the last one; of many that wait
+    for one node, as for the update of the step before, the first one does.
     """
     (before, after), nodes, place = program.waits(), nodes_by_class(program), np.empty(program.nodes, dtype=np.int64)
     place[nodes.order] = np.arange(program.nodes)
@@ -104,12 +139,14 @@ def _waits(program: Program) -> tuple[Ints, Ints]:
     late = number[by_class][1:][(np.diff(made[by_class]) < 0) & (np.diff(number[by_class]) == 0)]
     ordered = np.zeros(len(nodes.first), dtype=bool)
     ordered[np.setdiff1d(number, late)] = True
-    single = np.diff(nodes.first) == 1
-    many = np.flatnonzero(ordered[nodes.number[before]] & single[nodes.number[after]])
-    order = many[sort_by(nodes.number[before[many]], after[many], place[before[many]])]
-    others = np.setdiff1d(np.arange(len(order)), group_starts(nodes.number[before[order]], after[order]))
+    ordered, single = ordered[nodes.number], (np.diff(nodes.first) == 1)[nodes.number]
     kept = np.ones(len(before), dtype=bool)
-    kept[order[others - 1]] = False  # each has one behind it in its group
+    for many, one, least in ((before, after, 1), (after, before, 0)):
+        rows = np.flatnonzero(ordered[many] & single[one])
+        rows = rows[sort_by(nodes.number[many[rows]], one[rows], place[many[rows]])]
+        first = group_starts(nodes.number[many[rows]], one[rows])
+        others = np.setdiff1d(np.arange(len(rows)), first)
+        kept[rows[others - least]] = False  # each has one in its group behind it, or else before it
     return before[kept], after[kept]
 
 
@@ -123,28 +160,34 @@ def _are_alike(program: Program, nodes: ByClass, grows: Flags) -> bool:
 
 
 def _is_early(program: Program) -> Flags:
-    """Return whether each node starts in the first half of a run in which each task takes one slot."""
+    """Return whether each node starts in the first half of its step in a run in which each task takes one slot."""
     duration = np.zeros(program.nodes, dtype=np.int64)
     duration[: program.compute] = 1
     start, end, _ = longest_paths(*program.waits(), duration, np.zeros_like(duration))
-    early: Flags = 2 * start < end.max(initial=0)
+    step = steps_of_nodes(program)
+    begun, ended = np.full(program.steps, end.max(initial=0)), np.zeros(program.steps, dtype=np.int64)
+    np.minimum.at(begun, step[: program.compute], start[: program.compute])
+    np.maximum.at(ended, step[: program.compute], end[: program.compute])
+    early: Flags = 2 * start < (begun + ended)[step]
     return early
 
 
 class _Sides(NamedTuple):
-    """The nodes up to the second cut, and those from the first cut on, by their places in the shorter program.
+    """Nodes by their step and side of its cuts, and their places in the shorter program.
 
     The last of each column is for the start of the run.
     """
 
-    is_head: Flags
-    is_tail: Flags
+    step: Ints
+    is_head: Flags  # up to the second cut of its step
+    is_tail: Flags  # from the first cut on
     head: Ints  # places of the head; -1 of others
     tail: Ints  # places of the tail, and of what is before it; -1 of what has no place, and does not move with it
 
     @classmethod
-    def of(cls, nodes: ByClass, first: Ints, count: Ints, more: Ints, moved: Ints) -> "_Sides":
-        """Return the sides of a program whose tail is moved: of each class so many are before the cut."""
+    def of(cls, program: Program, first: Ints, count: Ints, more: Ints, moved: Ints) -> "_Sides":
+        """Return the sides of a program whose tails are moved: of each class so many are before the cut."""
+        nodes = nodes_by_class(program)
         number, place = nodes.number, np.empty(len(nodes.order), dtype=np.int64)
         place[nodes.order] = np.arange(len(place))
         index = place - nodes.first[number]
@@ -152,25 +195,31 @@ class _Sides(NamedTuple):
         is_head, is_tail = index < (count + more)[number], back >= count[number]
         head = np.where(is_head, first[number] + index, -1)
         tail = np.where((back >= 0) & (is_tail | (more[number] > 0)), first[number] + back, -1)
-        return cls(np.append(is_head, True), np.append(is_tail, False), np.append(head, first[-1]), np.append(tail, -1))
+        columns = (steps_of_nodes(program), is_head, is_tail, head, tail)
+        return cls(*(np.append(*pair) for pair in zip(columns, (0, True, False, first[-1], -1), strict=True)))
+
+    def parts(self) -> Iterator[tuple[Flags, Ints]]:
+        """Yield which nodes are between the cuts of a step and those of the next, with both units; and their places."""
+        for step in range(int(self.step.max()) + 2):
+            there = ((self.step == step) & self.is_head) | ((self.step == step - 1) & self.is_tail)
+            yield there, np.where(self.step >= step, self.head, self.tail)
 
     def are_closed(self, program: Program) -> bool:
-        """Return whether heads wait for heads alone, and tails for what moves with them; all of these for something."""
+        """Return whether what is between cuts waits for what moves with it; and all behind the first for something."""
         before, after = _waits(program)
         alone = np.bincount(after, minlength=program.nodes) == 0
-        alone &= self.is_tail[:-1]
-        closed = (self.head[before] >= 0) | ~self.is_head[after]
-        closed &= (self.tail[before] >= 0) | ~self.is_tail[after]
-        return bool(closed.all()) and not alone.any()
+        alone &= (self.is_tail | (self.step > 0))[:-1]
+        closed = all(((place[before] >= 0) | ~there[after]).all() for there, place in self.parts())
+        return closed and not alone.any()
 
     def facts(self, program: Program) -> Iterator[list[Ints]]:
         """Yield the columns of what is to be the same in both programs: who waits for whom, and what is sent and held.
 
-        Last of all come the ends of lanes, which are in the tail.
+        Last of all come the ends of lanes, which are in the last tail.
         """
         (before, after), buffers, messages = _waits(program), program.buffers, program.message_nodes
         held = buffers.device, buffers.category, buffers.stage, buffers.size
-        for there, place in ((self.is_head, self.head), (self.is_tail, self.tail)):
+        for there, place in self.parts():
             rows = np.flatnonzero(there[after])
             yield [place[before[rows]], place[after[rows]]]
             rows = np.flatnonzero(there[messages])
@@ -181,25 +230,28 @@ class _Sides(NamedTuple):
         yield [self.tail[program.lane_tasks[program.lane_start[1:] - 1]]]
 
 
-def _cut_of(program: Program, nodes: ByClass, more: Ints, sides: _Sides) -> Cut:
-    """Return the cut between the sides of a program."""
-    place, grows, is_tail = np.arange(program.nodes), more[nodes.number] > 0, sides.is_tail[:-1]
-    number = nodes.number[nodes.order]
+def _cut_of(program: Program, more: Ints, sides: _Sides, step: int) -> Cut:
+    """Return the cut between the sides of a step of a program."""
+    nodes = nodes_by_class(program)
+    place, number = np.arange(program.nodes), nodes.number[nodes.order]
+    own, is_tail, grows = sides.step[:-1] == step, sides.is_tail[:-1], more[nodes.number] > 0
+    is_behind = (sides.step[:-1] > step) | (own & is_tail)
     index, left = place - nodes.first[number], nodes.first[number + 1] - place
     again, first, last = (np.empty(program.nodes, dtype=np.int64) for _ in range(3))
     again[nodes.order] = nodes.order[np.where(left > more[number], place + more[number], place)]
     first[nodes.order], last[nodes.order] = index < more[number], left <= more[number]
     waited, waiting = _waits(program)
-    ends = np.unique(waited[~is_tail[waited] & is_tail[waiting]])
-    before, behind = np.flatnonzero(grows & ~is_tail), np.flatnonzero(grows & is_tail & (last == 0))
+    ends = np.unique(waited[~is_behind[waited] & is_behind[waiting]])
+    before, behind = (np.flatnonzero(own & grows & side) for side in (~is_tail, is_tail & (last == 0)))
+    fixed = ~(own & grows)
     return Cut(
         (ends, again[ends]),
         (before, again[before]),
         (behind, again[behind]),
-        np.flatnonzero(first),
-        np.flatnonzero(last),
-        (np.flatnonzero(~grows & ~is_tail), np.flatnonzero(~grows & is_tail)),
-        np.flatnonzero(sides.is_head[:-1] & is_tail),
+        np.flatnonzero(own & (first == 1)),
+        np.flatnonzero(own & (last == 1) & grows),
+        (np.flatnonzero(fixed & ~is_behind), np.flatnonzero(fixed & is_behind)),
+        np.flatnonzero(own & sides.is_head[:-1] & is_tail),
     )
 
 

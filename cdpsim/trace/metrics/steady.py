@@ -191,27 +191,31 @@ def find_rest(program: Program, certificate: Certificate, start: Times, end: Tim
     return low, high
 
 
-def period_of_separate_steps(program: Program, start: Times, end: Times) -> Any | None:
+def period_of_separate_steps(program: Program, end: Times) -> Any | None:
     """Return the period of a run whose steps follow each other without touching, as its first step shows; else None.
 
     Let every device do the same list in each step, and send nothing but activations, their gradients, and before its
     update what this sums. Then a step waits for the one before only on its own devices: for their lanes, and for the
     updates of their stages. Let L be the end of the first step. If a device that begins the step, and waits for nothing
     in it, is in its lane until L, or updates its stage then, the next step begins no earlier than L, when all devices
-    are free; so it is the first one, L later. Devices update last, or else a run of one step holds less after an update
-    than a run at rest.
+    are free; so it is the first one, L later.
     """
-    count, device = len(program.tasks), program.tasks.device
+    count = len(program.tasks)
     if not sends_within_steps(program):
         return None
     task, sent = np.flatnonzero(program.tasks.step == 0), np.flatnonzero(program.messages.step == 0)
     period = max(end[task].max(initial=0), end[count + sent].max(initial=0))
-    computes = task[task < program.compute]
+    return period.item() if _begin_at(program, end, period) else None
+
+
+def updates_last(program: Program, start: Times, end: Times) -> bool:
+    """Return whether devices update last in the first step; else a run of it alone holds less than a run at rest."""
+    tasks, device = program.tasks, program.tasks.device
+    first = np.flatnonzero(tasks.step == 0)
+    computes, updates = first[first < program.compute], first[first >= program.compute]
     computed = np.zeros(program.devices, dtype=end.dtype)
     np.maximum.at(computed, device[computes], end[computes])
-    updates = task[len(computes) :]
-    separate = _begin_at(program, end, period) and (start[updates] >= computed[device[updates]]).all()
-    return period.item() if separate else None
+    return bool((start[updates] >= computed[device[updates]]).all())
 
 
 @once_a_program
