@@ -11,8 +11,8 @@ import pytest
 from cdpsim import Cluster, evaluate, presets
 from cdpsim.model import Model
 from cdpsim.numeric.paths import expect_many_runs
-from cdpsim.studies.folding import KNOWN_GROWTHS
-from cdpsim.studies.programs import KNOWN_PROGRAMS
+from cdpsim.runs.known_programs import KNOWN_PROGRAMS
+from cdpsim.runs.micro_batches import KNOWN_GROWTHS
 
 NODES = "a100-nodes"
 

@@ -5,11 +5,11 @@ from cdpsim import interrupts  # noqa: F401 - the first import: it says what Ctr
 # isort: split
 from typing import TYPE_CHECKING
 
+from cdpsim.api import assemble, price, rounds, run, simulate, sweep
 from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import Slow, Stop
 from cdpsim.draw.plots import figure, plot
 from cdpsim.errors import RequestError, Stalled
-from cdpsim.front import assemble, price, rounds, run, simulate, sweep
 from cdpsim.model import Model, Stage, Tie
 from cdpsim.presets import clusters, models
 from cdpsim.program import Program

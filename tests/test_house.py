@@ -36,7 +36,7 @@ ROOMS = [
     "request",
     "runs",
     "invariants",
-    "front",
+    "api",
     "studies",
     "draw",
     "export",
@@ -418,7 +418,7 @@ def test_what_is_derived_knows_no_schedule_by_its_name() -> None:
 
 def known_of_order(tree: ast.AST) -> list[str]:
     """What a module imports, or names, of the order in which devices work."""
-    rooms = "schedules", "program.assembly", "front", "studies"
+    rooms = "schedules", "program.assembly", "runs", "api", "studies"
     imported = [name for name in of_the_package(imports(tree)) if name.startswith(rooms)]
     return imported + [word for word in words(tree) if "slot" in word or "position" in word]
 
@@ -436,7 +436,7 @@ def test_the_scans_find_what_they_look_for() -> None:
     assert list(imports(tree)) == ["numba", "torch"]
     assert list(imports(ast.parse("from ..b import c\nfrom . import d"), "x.a")) == ["x.b.c", "x.a.d"]
     assert imported_too_early("x", tree) == ["numba"]
-    assert imported_too_early("front", ast.parse("from cdpsim.draw.gantt import gantt")) == ["draw.gantt"]
+    assert imported_too_early("api", ast.parse("from cdpsim.draw.gantt import gantt")) == ["draw.gantt"]
     assert named_schedules(tree) == [" of mp-cdp"]
     assert known_of_order(tree) == ["slot", "slot"]
     assert known_of_order(ast.parse("from cdpsim.schedules import order")) == ["schedules.order"]
@@ -449,9 +449,9 @@ def test_the_scans_find_what_they_look_for() -> None:
         1,
     ]
     assert module_named("cdpsim.schedules.rule.RULES") == "schedules.rule"
-    assert module_named("cdpsim.front.simulate") == "front"
+    assert module_named("cdpsim.api.simulate") == "api"
     assert module_named("cdpsim") == "__init__"
-    text = "from tests import conftest\nfrom tests.cli.test_cli import here\nimport tests.test_front"
+    text = "from tests import conftest\nfrom tests.cli.test_cli import here\nimport tests.test_api"
     each = [
         *text.splitlines(),
         "from tests.cli import (\n    test_cli,\n)",
@@ -459,7 +459,7 @@ def test_the_scans_find_what_they_look_for() -> None:
     ]
     assert [bool(re.search(IMPORTING_A_TEST, one, re.MULTILINE)) for one in each] == [False, True, True, True, False]
     tree = ast.parse(text)
-    assert imported_tests(tree) == ["tests.cli.test_cli.here", "tests.test_front"]
+    assert imported_tests(tree) == ["tests.cli.test_cli.here", "tests.test_api"]
     assert has_examples(ast.parse('def f():\n    """Add.\n\n    >>> 1 + 1\n    3\n    """'))
     tree = ast.parse("from .report import page\nfrom .replay import case\nimport validation.modules")
     assert wrong_in_the_harness(("ranks", "x"), tree) == ["validation.modules"]

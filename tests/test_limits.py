@@ -58,7 +58,7 @@ def test_all_tasks_of_all_replicas_count(name: str, tasks: int) -> None:
     """Four stages, eight micro-batches (of pipedream one), two steps, three replicas; and all parts of backwards."""
     request: dict[str, Any] = {"n": 4, "steps": 2, "replicas": 3} | ({} if name == "pipedream" else {"m": 8})
     run = simulate(name, **request, max_memory=tasks * BYTES_PER_TASK["auto"][0])
-    assert run.program.compute == tasks
+    assert run.program.compute * run.program.fold == run.whole.program.compute == tasks
     with pytest.raises(RequestError, match=f"replicas=3 with steps=2 is {tasks:,} tasks"):
         simulate(name, **request, max_memory=tasks * BYTES_PER_TASK["auto"][0] - 1)
 

@@ -15,8 +15,8 @@ from tests import quick
 PROJECT = Path(__file__).parent.parent
 # Some files, and the imports of those that are tests.
 TREE = {
-    "cdpsim/front.py": "",
-    "cdpsim/runs.py": "",
+    "cdpsim/api.py": "",
+    "cdpsim/limits.py": "",
     "cdpsim/trace/waiting.py": "",
     "cdpsim/trace/__init__.py": "",
     "docs/start.md": "# Start\n\n```console\n$ cdpsim --version\n```\n",
@@ -24,20 +24,20 @@ TREE = {
     "tests/README.md": "# Tests\n\n```console\n$ pytest\n```\n",
     "tests/helpers/rows.py": "",
     "tests/selection.py": "",
-    "tests/test_front.py": "",
+    "tests/test_api.py": "",
     "tests/test_selection.py": "",
-    "tests/trace/test_table.py": "from cdpsim.trace import TABLES\nimport cdpsim.front\n",
+    "tests/trace/test_table.py": "from cdpsim.trace import TABLES\nimport cdpsim.api\n",
     "tests/trace/test_times.py": "from tests.helpers.rows import rows\nfrom cdpsim.trace.waiting import waits\n",
     "tests/trace/test_waiting.py": "",
     "tests/validation/test_learn.py": "from validation.learn import updates\n",
-    "tests/validation/test_zoo.py": "import cdpsim.runs\n",
+    "tests/validation/test_zoo.py": "import cdpsim.limits\n",
     "validation/learn/updates.py": "",
 }
 SESSION = quick.SESSIONS + "[docs/start.md]"
 TRACE = ["tests/trace/test_table.py", "tests/trace/test_times.py", "tests/trace/test_waiting.py"]
 NEEDS = {
-    "cdpsim/front.py": ["cdpsim/front.py", "tests/test_front.py", "tests/trace/test_table.py"],
-    "cdpsim/runs.py": ["cdpsim/runs.py", "tests/validation/test_zoo.py"],
+    "cdpsim/api.py": ["cdpsim/api.py", "tests/test_api.py", "tests/trace/test_table.py"],
+    "cdpsim/limits.py": ["cdpsim/limits.py", "tests/validation/test_zoo.py"],
     "cdpsim/trace/waiting.py": ["cdpsim/trace/waiting.py", *reversed(TRACE)],
     "cdpsim/trace/__init__.py": ["cdpsim/trace/__init__.py", *TRACE],
     "cdpsim/trace/gone.py": TRACE,
@@ -71,8 +71,8 @@ def test_the_nearest_tests_come_first_and_then_those_of_the_room(changed: str, t
 
 
 def test_what_is_nearest_to_any_change_comes_before_the_rest_of_a_room(tree: Path) -> None:
-    found = quick.tests_of(["cdpsim/front.py", "cdpsim/trace/waiting.py"], tree)
-    assert found == ["cdpsim/front.py", "cdpsim/trace/waiting.py", "tests/test_front.py", TRACE[2], *TRACE[:2]]
+    found = quick.tests_of(["cdpsim/api.py", "cdpsim/trace/waiting.py"], tree)
+    assert found == ["cdpsim/api.py", "cdpsim/trace/waiting.py", "tests/test_api.py", TRACE[2], *TRACE[:2]]
 
 
 @pytest.mark.slow

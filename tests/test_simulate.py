@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate
+from cdpsim.api import reopen
 from cdpsim.cluster import Devices
-from cdpsim.front import reopen
 from cdpsim.runs import Run
 from cdpsim.schedules.rule import matrix_rule
 from tests.helpers.every_row import every_row

@@ -6,11 +6,11 @@ from functools import partial
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
+from cdpsim.api import simulate
 from cdpsim.draw import canvas
 from cdpsim.draw.look import Look
 from cdpsim.draw.views import Views
 from cdpsim.errors import RequestError, choose, refuse_unknown, short_repr, suggestion
-from cdpsim.front import simulate
 from cdpsim.model import UNIT_MODELS
 from cdpsim.request import Request
 from cdpsim.request.options import OPTION_NAMES

@@ -12,7 +12,8 @@ from cdpsim.errors import RequestError, choose
 from cdpsim.files.progress import ticker
 from cdpsim.files.tables import as_csv, as_json
 from cdpsim.files.writing import check_writable, write_file
-from cdpsim.front import step_actions
+from cdpsim.request import Request
+from cdpsim.schedules import find_schedule
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.table import write_actions
 from cdpsim.studies.breakeven import BreakEven, StepCurve
@@ -296,3 +297,15 @@ def _write(draw: "Callable[[], Figure]", path: str | Path, look: Look, force: bo
     done(1)
     write_file(path, [canvas.rendered(figure, path, look)], force=force)
     done(0)
+
+
+def step_actions(trace: Trace) -> Actions:
+    """Return the actions of each device of a replica in a training step; refuse a schedule without such lists."""
+    request = trace.request
+    schedule = find_schedule(request["schedule"])
+    if request.get("counts"):
+        raise RequestError("timeline", "its steps have unlike numbers of micro-batches; a .csv is of one step alone")
+    if schedule.order.lists is None or not schedule.order.together:
+        problem = f"{schedule.name} has no order of a step alone; a .csv is of a pipeline that flushes"
+        raise RequestError("timeline", problem)
+    return schedule.actions(request.shape if isinstance(request, Request) else Request.from_builtins(request).shape)

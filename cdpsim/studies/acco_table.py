@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from cdpsim.api import simulate
 from cdpsim.cluster import Cluster
 from cdpsim.errors import whole_number
 from cdpsim.files.progress import progress
 from cdpsim.files.units import short_text
-from cdpsim.front import simulate
 from cdpsim.model import Model, Stage
 from cdpsim.request.options import InapplicableOption
 

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec import Struct, structs
 
+from cdpsim.api import assemble, price, run
 from cdpsim.cluster import Cluster, Devices
 from cdpsim.errors import RequestError
+from cdpsim.request import Request
 from cdpsim.runs import Run
 from cdpsim.studies.compare import rule_word
 
@@ -174,3 +176,18 @@ def _crossing(excess: Callable[[float], float], low: float, high: float) -> floa
         else:
             high, above, below, moved = middle, here, below / 2 if moved > 0 else below, 1
     return low
+
+
+def runner_on_clusters(request: Request) -> Callable[[Cluster], Run]:
+    """Return a function that runs a request on other clusters, by one program as long as that serves them."""
+    program = assemble(request)
+
+    def run_on(cluster: Cluster) -> Run:
+        try:
+            return run(program, price(program, request.model, cluster))
+        except RequestError:
+            asked = request.of(request.model, cluster)
+            other = assemble(asked)
+            return run(other, price(other, asked.model, asked.cluster))
+
+    return run_on

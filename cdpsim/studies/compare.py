@@ -13,9 +13,10 @@ from cdpsim.program import Category
 from cdpsim.request import Request
 from cdpsim.request.description import MEMORY_NOTE, describe_setup, describe_untied
 from cdpsim.runs import Run
+from cdpsim.runs.evaluation import evaluation_of
+from cdpsim.runs.figures import Figures
 from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import CUSTOM
-from cdpsim.studies.figures import Figures, figures_of
 from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.timing.costs import reached
 
@@ -136,8 +137,7 @@ def rule_word(request: Request) -> str:
 def measure(run: Run, runs: int | None = None) -> Measured:
     """Measure a run at rest, and with `runs` also the quantiles of the step over this many runs of its request."""
     steps = None if runs is None else sample_runs(run, runs).summary()["period"]
-    one = run.steady_state.run
-    return measured_of(run.request, figures_of(run), one.devices, one.program.untied, steps)
+    return measured_of(*evaluation_of(run), steps)
 
 
 def measured_of(

@@ -11,8 +11,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from cdpsim.api import simulate
 from cdpsim.errors import RequestError, UnknownName, choose, in_known_case, refuse_unknown, short_repr, whole_number
-from cdpsim.front import simulate
 from cdpsim.model import UNIT_MODELS
 from cdpsim.presets import find_model
 from cdpsim.request import Request
@@ -24,7 +24,7 @@ from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule, find_schedule
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison_columns import Comparison, known_columns
 from cdpsim.studies.equal_shapes import equal_shape
-from cdpsim.studies.evaluate import evaluate_request
+from cdpsim.studies.evaluate import measure_request
 from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.studies.partial_requests import PartialRequests
 
@@ -209,7 +209,7 @@ class _Rows:
 
 def _evaluated(request: Request) -> tuple[Request, Measured]:
     """Return a request and its figures."""
-    return request, evaluate_request(request)
+    return request, measure_request(request)
 
 
 def _same_figures(measured: Measured, asked: Mapping[str, str], other: Measured) -> bool:

@@ -1,24 +1,14 @@
-"""The figures of a request's run at rest, without its tables, and without what only repeats itself.
-
-Steps repeat each other, and so do micro-batches in the middle of a step, and replicas. Of all of them only as many are
-run as it takes to know the others: what comes out is what comes out of a run of all.
-"""
+"""What `compare` shows of one request, or of many, whatever memory their devices have."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cdpsim.cluster.disorder import Disorder
-from cdpsim.front import end_check, price_request, run_all, simulate
 from cdpsim.limits import UNLIMITED
 from cdpsim.request import Request
-from cdpsim.runs import Run
+from cdpsim.request.check_only import end_check
+from cdpsim.runs.evaluation import evaluate_request, evaluate_requests
 from cdpsim.schedules import Schedule
-from cdpsim.studies.at_rest import FewSteps, steps_at_rest
-from cdpsim.studies.compare import Measured, measure, measured_of
-from cdpsim.studies.figures import Figures, figures_of_steps
-from cdpsim.studies.folding import fold_micro_batches
-
-_MOST_SHARED = 2**14  # passes of a step through stages; of programs that are run under many costs at once
+from cdpsim.studies.compare import Measured, measured_of
 
 
 def evaluate(schedule: str | Schedule | Request, n: int | None = None, **options: Any) -> Measured:
@@ -31,7 +21,7 @@ def evaluate(schedule: str | Schedule | Request, n: int | None = None, **options
     >>> evaluate("1f1b", 4, m=10**6).step
     2000006
     """
-    return evaluate_request(
+    return measure_request(
         schedule if isinstance(schedule, Request) else _read_request({"schedule": schedule, "n": n} | options)
     )
 
@@ -44,53 +34,17 @@ def evaluate_all(requests: Iterable[Request | Mapping[str, Any]]) -> list[Measur
     [14, 22]
     """
     made = [each if isinstance(each, Request) else _read_request(each) for each in requests]
-    groups: dict[int, list[int]] = {}
-    few: list[FewSteps | None] = [steps_at_rest(each) if _may_share(each) else None for each in made]
-    for number, found in enumerate(few):
-        groups.setdefault(-1 - number if found is None else id(found.program), []).append(number)
-    rows: dict[int, Measured] = {}
-    for numbers in groups.values():
-        shared = [found for number in numbers if (found := few[number]) is not None] if len(numbers) > 1 else []
-        if not shared:
-            rows[numbers[0]] = evaluate_request(made[numbers[0]])
-            continue
-        costs = [price_request(program, request) for request, program in shared]
-        for number, one in zip(numbers, run_all(shared[0][1], costs), strict=True):
-            rows[number] = _measured_by_part(made[number], one, figures_of_steps(one, made[number].steps))
-    return [rows[number] for number in range(len(made))]
+    end_check()
+    return [measured_of(*each) for each in evaluate_requests(made)]
+
+
+def measure_request(request: Request) -> Measured:
+    """Return the figures of a request."""
+    end_check()
+    return measured_of(*evaluate_request(request))
 
 
 def _read_request(options: Mapping[str, Any]) -> Request:
     """Return a request of options, which may be too large for this machine in all."""
     request = Request(**{**options, "ignore_memory": True, "max_memory": UNLIMITED})
     return request.with_limit(options.get("max_memory"))
-
-
-def evaluate_request(request: Request) -> Measured:
-    """Return the figures of a request."""
-    end_check()
-    if not _may_fold(request):
-        return measure(simulate(request.with_steps(request.steps, ignore_memory=True)))
-    folded = None if request.disorder != Disorder() else fold_micro_batches(request)
-    if folded:
-        return _measured_by_part(request, *folded)
-    one = steps_at_rest(request).run()
-    return _measured_by_part(request, one, figures_of_steps(one, request.steps))
-
-
-def _measured_by_part(request: Request, one: Run, figures: Figures) -> Measured:
-    """Return the figures of a request by a run of a part of it, if its steps may repeat each other."""
-    if not one.may_repeat:
-        return measure(simulate(request))
-    return measured_of(request, figures, one.devices, one.program.untied)
-
-
-def _may_fold(request: Request) -> bool:
-    """Return whether steps of a request may repeat each other: all but what depends on chance, stops and turns."""
-    varies = request.disorder.is_random or request.disorder.stop or request.expands
-    return request.schedule.order.waits and not varies and request.counts is None
-
-
-def _may_share(request: Request) -> bool:
-    """Return whether a request may be run together with others: steps repeat, and few micro-batches need no folding."""
-    return _may_fold(request) and request.shape.m * request.shape.n <= _MOST_SHARED

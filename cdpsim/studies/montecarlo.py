@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from cdpsim.api import run as run_again
+from cdpsim.api import simulate
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.files.progress import ticker
-from cdpsim.front import run as run_again
-from cdpsim.front import simulate
 from cdpsim.limits import free_bytes
 from cdpsim.numeric.columns import Floats, group_starts
 from cdpsim.program import Program

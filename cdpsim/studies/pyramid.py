@@ -19,7 +19,8 @@ from cdpsim.files.units import json_number
 from cdpsim.numeric.close_times import CLOSE_TIMES, merge_close_times
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts
 from cdpsim.program import Kind, Program
-from cdpsim.runs import Run, SteadyState
+from cdpsim.runs import Run
+from cdpsim.runs.steady_state import SteadyState
 from cdpsim.trace import Trace
 
 MOST_COVERED_STAGES = 64  # the graph of a path cover grows as N^3

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cdpsim.api import simulate
 from cdpsim.errors import RequestError, choose, true_or_false, whole_number
 from cdpsim.files.progress import progress
 from cdpsim.files.tables import data_frame
 from cdpsim.files.units import counted
-from cdpsim.front import simulate
 from cdpsim.program import Category, Content
 from cdpsim.program.collectives import DEFAULT
 from cdpsim.runs import Run

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cdpsim import Cluster, RequestError, presets, simulate
+from cdpsim.api import reopen
 from cdpsim.cluster import Cable, Devices, Link, Topology
 from cdpsim.cluster.devices import OVERLAPS
 from cdpsim.files.units import Work
-from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.model import RECOMPUTE
 from cdpsim.program.collectives import COLLECTIVES

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cdpsim import Cluster, Model, Request, Run, Stage, Tie, simulate
+from cdpsim.api import assemble
 from cdpsim.cluster import Devices, Link
-from cdpsim.front import assemble
 from cdpsim.invariants import violations
 from cdpsim.model import Recipe
 from cdpsim.program import Op

@@ -3,7 +3,6 @@
 A simulator that read slot numbers or closed forms anywhere would reproduce its own tables from any program.
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -15,12 +14,13 @@ from cdpsim import simulate, table1
 from cdpsim.cli import main
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Edges, Program
+from cdpsim.runs import assembling, pricing
 from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import ALONG
 from cdpsim.timing.costs import Costs
+from cdpsim.timing.engine import find_engine
 
-front_door = sys.modules["cdpsim.front"]  # the module: `cdpsim.simulate` is the function
 Tamper = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -33,7 +33,7 @@ def without_dependency(schedule: str, before: str, after: str) -> Tamper:
     """Assemble that schedule with one dependency missing."""
 
     def tamper(patch: pytest.MonkeyPatch) -> None:
-        derive = front_door.derive
+        derive = vars(assembling)["derive"]
 
         def tampered(chosen: Schedule, *args: Any, **options: Any) -> Program:
             program: Program = derive(chosen, *args, **options)
@@ -44,7 +44,7 @@ def without_dependency(schedule: str, before: str, after: str) -> Tamper:
             assert is_it.sum() == 1
             return replace(program, edges=Edges(edges.before[~is_it], edges.after[~is_it], edges.kind[~is_it]))
 
-        patch.setattr(front_door, "derive", tampered)
+        patch.setattr(assembling, "derive", tampered)
 
     return tamper
 
@@ -53,7 +53,7 @@ def with_delay(schedule: str, task: str) -> Tamper:
     """Let one task of that schedule take one slot longer."""
 
     def tamper(patch: pytest.MonkeyPatch) -> None:
-        node_costs = front_door.node_costs
+        node_costs = vars(pricing)["node_costs"]
 
         def tampered(program: Program, *args: Any) -> Costs:
             costs: Costs = node_costs(program, *args)
@@ -61,7 +61,7 @@ def with_delay(schedule: str, task: str) -> Tamper:
                 costs.duration[node_named(program, task)] += 1
             return costs
 
-        patch.setattr(front_door, "node_costs", tampered)
+        patch.setattr(pricing, "node_costs", tampered)
 
     return tamper
 
@@ -122,5 +122,5 @@ def test_without_its_releases_a_cyclic_schedule_is_another(schedule: str) -> Non
     """The one time that a schedule states is what staggers it."""
     run = simulate(schedule, 4)
     at_once = replace(run.costs, release=0 * run.costs.release)
-    start, _ = front_door.find_engine("fast")(run.program, at_once)
+    start, _ = find_engine("fast")(run.program, at_once)
     assert not np.array_equal(start, run.start)

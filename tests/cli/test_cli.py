@@ -18,7 +18,7 @@ from typing import IO, Any, NoReturn
 import pytest
 import tqdm
 
-from cdpsim import SCHEDULES, RequestError, __version__, cli
+from cdpsim import SCHEDULES, RequestError, __version__, cli, simulate
 from cdpsim.cli import console, parser
 from cdpsim.errors import one_line
 from cdpsim.files.progress import progress
@@ -29,7 +29,6 @@ from tests.helpers.command_line import FILES, assert_refused, content, refuse
 from tests.helpers.every_row import every_row
 from tests.helpers.strategies import fitting
 
-SIMULATE = importlib.import_module("cdpsim.front")  # the package has a function of that name
 TABLE1 = importlib.import_module("cdpsim.studies.table1")
 
 
@@ -811,7 +810,7 @@ def test_a_ticker_counts_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setattr(tqdm, "tqdm", Bar)
-    run = SIMULATE.simulate("multi-cdp", 32, steps=8, engine="simpy")
+    run = simulate("multi-cdp", 32, steps=8, engine="simpy")
     nodes = run.program.nodes
     assert said[:4] == [("simulate", 3), 1, 1, ("events", nodes)]
     assert said[-2:] == ["closed", "closed"]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import Command
 
-SIMULATE = sys.modules["cdpsim.front"]
+PLAYING = sys.modules["cdpsim.runs.playing"]
 REAL = "--model toy.toml --cluster box.toml"
 # Each writing command, but for its -o; what it writes; whether it takes the options of a run, and of real costs.
 WRITING = {
@@ -84,8 +84,8 @@ def test_what_is_there_is_refused_before_anything_runs(
     line: str, command: Command, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = _contents(place)
-    monkeypatch.setattr(SIMULATE, "find_engine", lambda *_: _never)
-    for module in (SIMULATE, sys.modules["cdpsim.studies.programs"]):
+    monkeypatch.setattr(PLAYING, "find_engine", lambda *_: _never)
+    for module in (PLAYING, sys.modules["cdpsim.runs.known_programs"]):
         monkeypatch.setattr(module, "assemble_one", _never)
     code, out, err = command(*line.split(), "-o", WRITING[line][0])
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -101,7 +101,7 @@ def test_each_other_mistake_is_named_first(
     """With the words that it has where no output is in its way; a figure takes no long run, and may be made."""
     before = _contents(place)
     if runs:
-        monkeypatch.setattr(SIMULATE, "find_engine", lambda *_: _never)
+        monkeypatch.setattr(PLAYING, "find_engine", lambda *_: _never)
     for line, mistake in [(line, mistake) for line, mistake in MISTAKES if WRITING[line][1] == runs]:
         output = WRITING[line][0]
         words = [*line.split(), *mistake.split()]
@@ -165,7 +165,7 @@ def test_no_command_overwrites_what_it_has_read(
 ) -> None:
     """Even by force; and it says so before it runs."""
     before = _contents(inputs)
-    monkeypatch.setattr(SIMULATE, "find_engine", lambda *_: _never)
+    monkeypatch.setattr(PLAYING, "find_engine", lambda *_: _never)
     code, out, err = command(*line.split(), "--force")
     assert (code, out) == (2, "")
     assert err == f"cdpsim: error: {OVERWRITING[line]}: is read by this command; write to another name\n"

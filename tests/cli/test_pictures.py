@@ -20,7 +20,7 @@ from tests.conftest import Command
 from tests.helpers.command_line import content, refuse
 from tests.helpers.every_row import every_row
 
-SIMULATE = importlib.import_module("cdpsim.front")
+PLAYING = importlib.import_module("cdpsim.runs.playing")
 BEGINNINGS = {
     ".png": b"\x89PNG",
     ".svg": b"<?xml",
@@ -222,7 +222,7 @@ def test_what_need_not_run_is_refused_before_it_does(
     def run(*_: object, **__: object) -> None:
         raise AssertionError("ran")
 
-    monkeypatch.setattr(SIMULATE, "find_engine", lambda *_: run)
+    monkeypatch.setattr(PLAYING, "find_engine", lambda *_: run)
     refuse(command, folders, line, *REFUSALS[line])
 
 

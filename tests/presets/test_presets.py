@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cdpsim import presets, simulate
+from cdpsim.api import reopen
 from cdpsim.cluster import Cluster
-from cdpsim.front import reopen
 from cdpsim.model import Model, Stage
 from tests.conftest import Command
 

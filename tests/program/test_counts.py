@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Run, Stage, simulate
+from cdpsim.api import reopen
 from cdpsim.cluster import Link
 from cdpsim.cluster.devices import Devices
 from cdpsim.cluster.disorder import Disorder
 from cdpsim.export.pictures import write_timeline
-from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program import Kind, Op, Program
 from cdpsim.program.assembly import derive

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import Cluster, Model, Stage, simulate
+from cdpsim.api import reopen
 from cdpsim.cluster import Devices, Link
 from cdpsim.draw.gantt import gantt
-from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program import Content, EdgeKind, Kind, Op, Program, rendezvous
 from cdpsim.program.check import check_program

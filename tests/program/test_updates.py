@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
+from cdpsim.api import reopen
 from cdpsim.cluster import Devices, Link
 from cdpsim.files.units import Work
-from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program.check import check_columns
 from cdpsim.request.options import EngineName

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from cdpsim import Request, RequestError, Run, load, simulate
-from cdpsim.front import reopen, step_actions
+from cdpsim.api import reopen
+from cdpsim.export.pictures import step_actions
 from cdpsim.schedules.table import write_actions
 from tests.helpers.every_row import every_row
 

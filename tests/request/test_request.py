@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, Trace, compare, presets, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Speeds, Topology
 from cdpsim.cluster.disorder import Disorder, Slow, Stop
-from cdpsim.front import step_actions
+from cdpsim.export.pictures import step_actions
 from cdpsim.model import GRADIENT_TYPES, OFFLOAD, OPTIMIZERS, RECOMPUTE, UPDATE_TIMES
 from cdpsim.program.collectives import COLLECTIVES
 from cdpsim.request.options import CollectiveName, Contention, EngineName, TrainingOptions

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, simulate
+from cdpsim.api import reopen
 from cdpsim.cluster import Link
-from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.program.check import check_program

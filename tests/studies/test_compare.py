@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
+from cdpsim.api import reopen
 from cdpsim.cluster import Devices, Link
 from cdpsim.draw.comparison import bubble_over_memory, comparison_bars
 from cdpsim.draw.look import Look
-from cdpsim.front import reopen
 from cdpsim.program import Category
 from cdpsim.schedules import TABLE_1
 from cdpsim.studies.compare import measure

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import Cluster, Model, RequestError, Stage, simulate
+from cdpsim.api import reopen
 from cdpsim.cluster import Devices, Link
 from cdpsim.cluster.disorder import Disorder, Slow, Stop
-from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program import Program
 from cdpsim.runs import Run

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, simulate
+from cdpsim.api import reopen
 from cdpsim.cluster import Devices, Link
 from cdpsim.cluster.topology import Cable, Topology
 from cdpsim.files.units import Work
-from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.program import Op
 from cdpsim.program.check import check_program

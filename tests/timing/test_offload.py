@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdpsim import Cluster, Model, RequestError, Stage, Trace, presets, simulate
+from cdpsim.api import reopen
 from cdpsim.cluster import Devices, Link
 from cdpsim.files.units import Work
-from cdpsim.front import reopen
 from cdpsim.invariants import violations
 from cdpsim.model import Recipe
 from cdpsim.model.recipe import apply_recipe

@@ -161,14 +161,14 @@ def test_the_recurrence_finds_counts_where_each_task_has_a_time_of_its_own(
     options |= {each: value for each, value in disorder.items() if value}
     options |= {"warm_up": warm_up} if warm_up and name == "dpu" else {}
     model = Model(stages=(Stage(forward=1, backward=2, **work), Stage(forward=1, backward=1, parameters=10)))
-    with mock.patch("cdpsim.front.counts_by_times", wraps=counts_by_times) as confirmed:
+    with mock.patch("cdpsim.runs.counting.counts_by_times", wraps=counts_by_times) as confirmed:
         run = simulate(name, model=model, cluster=Cluster(link=Link(bandwidth=5.0)), **options)
     assert confirmed.call_count == 1
     assert not violations(run)
 
 
 def test_runs_of_many_rounds_by_chance_need_no_repetition() -> None:
-    with mock.patch("cdpsim.front.counts_by_times", wraps=counts_by_times) as confirmed:
+    with mock.patch("cdpsim.runs.counting.counts_by_times", wraps=counts_by_times) as confirmed:
         run = simulate("acco", 1, model="gpt2", replicas=4, jitter="lognormal:0.3", cluster="a100-nodes", steps=300)
     assert confirmed.call_count == 1
     assert run.program.steps == 601
@@ -445,5 +445,6 @@ def test_rounds_are_those_that_a_run_asks_for_however_messages_overlap(
     more: dict[str, Any] = {"slow": {replicas - 1: slow}} if slow > 1 else {}
     run = simulate(name, 1, m=m, replicas=replicas, model=Model(stages=(stage,)), cluster=cluster, steps=4, **more)
     assert violations(run) == {}
+    run = run.whole
     counts = counts_by_times(run.program, run.start, run.end, m, 0)
     assert tuple(map(tuple, counts.tolist())) == run.request.counts

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 
 from cdpsim import Cluster, Model, Request, assemble, price, run, simulate, sweep
 from cdpsim.cluster import Devices, Link
-from cdpsim.front import run_all
 from cdpsim.invariants import violations
 from cdpsim.program import Category
+from cdpsim.runs.playing import run_all
 from cdpsim.timing.ticks import are_exact, find_tick, in_ticks
 from tests.helpers import strategies
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from cdpsim import Cluster, Model, RequestError, Stage, load, simulate
+from cdpsim.api import reopen
 from cdpsim.cluster import Link
-from cdpsim.front import reopen
 from cdpsim.trace import TABLES, WIDER_TABLES
 
 LAYER = Stage(forward=1.0, backward=2.0, parameters=1000, activation=10, boundary=10)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cdpsim.front import assemble
+from cdpsim.api import assemble
 from validation.profile.footprints import profile_stages
 from validation.replay.case import Case, Prepared, play_in_process
 from validation.replay.plan import Plan

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cdpsim.api import assemble
 from cdpsim.errors import RequestError
-from cdpsim.front import assemble
 from cdpsim.numeric.columns import Ints
 from cdpsim.request import Request
 from cdpsim.schedules.local import Outer

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cdpsim.api import assemble
 from cdpsim.cluster import Cluster, Link
 from cdpsim.errors import choose
-from cdpsim.front import assemble
 from cdpsim.model import Model, Runtime
 from cdpsim.program import Category
 from cdpsim.request import Request

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from cdpsim.api import simulate
 from cdpsim.cli.commands.options import (
     FORMAT,
     RUN_OPTIONS,
@@ -23,10 +24,16 @@ from cdpsim.errors import RequestError, choose, in_known_case, whole_number
 from cdpsim.export import pictures
 from cdpsim.files.tables import format_table
 from cdpsim.files.units import short_text
-from cdpsim.front import runner_on_clusters, simulate
 from cdpsim.presets import find_cluster, find_model
 from cdpsim.schedules import NAMES, SCHEDULES, TABLE_1
-from cdpsim.studies.breakeven import MOST_SHARE, StepCurve, bandwidth_factors, find_break_even, step_times_at
+from cdpsim.studies.breakeven import (
+    MOST_SHARE,
+    StepCurve,
+    bandwidth_factors,
+    find_break_even,
+    runner_on_clusters,
+    step_times_at,
+)
 from cdpsim.studies.partial_requests import PartialRequests
 
 _OVER = ("n", "bandwidth")

@@ -7,14 +7,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from cdpsim.api import reopen, simulate
 from cdpsim.errors import RequestError, in_known_case, short_repr
 from cdpsim.files.notes import say
 from cdpsim.files.shipped import preset_names
-from cdpsim.front import CheckEnded, reopen, requests_only, simulate
 from cdpsim.model import UNIT_MODELS
 from cdpsim.model.recomputation import core_share
 from cdpsim.presets import find_model
 from cdpsim.request import Request, experiment
+from cdpsim.request.check_only import CheckEnded, requests_only
 from cdpsim.request.options import OPTION_NAMES, flag_of
 from cdpsim.runs import Run
 from cdpsim.schedules import NAMES, SCHEDULES, Schedule

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cdpsim.api import rounds
 from cdpsim.cli.commands.options import (
     FORMAT,
     FORMAT_OF_PAPERS,
@@ -24,7 +25,6 @@ from cdpsim.files.notes import explain
 from cdpsim.files.tables import format_table
 from cdpsim.files.units import short_text
 from cdpsim.files.writing import check_writable, write_file
-from cdpsim.front import rounds
 from cdpsim.request import Request
 from cdpsim.request.options import InapplicableOption
 from cdpsim.schedules import NAMES, SCHEDULES

@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from cdpsim.api import simulate
 from cdpsim.draw import palette, sheet
 from cdpsim.draw.canvas import GREY, INK, PALE, TITLE, label
 from cdpsim.draw.look import AS_DRAWN, Look
@@ -15,7 +16,6 @@ from cdpsim.draw.paper.content import Spots, in_cells, passed_on, side_by_side, 
 from cdpsim.draw.sheet import SMALL, Box, KeyEntry, SheetPoint, write_words
 from cdpsim.draw.views import KIND_WORDS, Views, title
 from cdpsim.errors import RequestError, whole_number
-from cdpsim.front import simulate
 from cdpsim.trace import Trace
 
 FIGURE_1 = (("DP", "multi-dp", None), ("CDP-v1", "multi-cdp", "cdp-v1"), ("CDP-v2", "multi-cdp", "cdp-v2"))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from cdpsim.api import simulate
 from cdpsim.draw.canvas import GREY, TITLE, amount_text, label
 from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.sheet import (
@@ -33,7 +34,6 @@ from cdpsim.draw.snapshot.devices import (
 from cdpsim.draw.snapshot.moment import Moment, busiest_moment, moment_at, read_moment
 from cdpsim.draw.views import Views, title
 from cdpsim.errors import RequestError, whole_number
-from cdpsim.front import simulate
 from cdpsim.trace import Trace
 
 # The groups of the paper's Fig. 2, each without and with CDP.

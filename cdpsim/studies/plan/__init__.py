@@ -13,9 +13,9 @@ from typing import Any
 
 from cdpsim.cluster import Cluster
 from cdpsim.errors import choose, refuse_unknown, whole_number
-from cdpsim.front import end_check
 from cdpsim.model import UNIT_MODELS
 from cdpsim.numeric.paths import expect_many_runs
+from cdpsim.request.check_only import end_check
 from cdpsim.schedules import Schedule
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.evaluate import evaluate

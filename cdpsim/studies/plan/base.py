@@ -5,15 +5,18 @@ from functools import cached_property
 
 import numpy as np
 
+from cdpsim.api import run, simulate
 from cdpsim.errors import RequestError
-from cdpsim.front import assemble_one, price_request, run, simulate
 from cdpsim.model.recomputation import BY_LAYER
 from cdpsim.numeric.columns import Flags, Floats, Ints
 from cdpsim.program import Content, Kind, Op, Program, Stream
 from cdpsim.request import Request
 from cdpsim.request.options import InapplicableOption
 from cdpsim.request.reading import given_model, read_recipe
-from cdpsim.runs import Run, few_steps
+from cdpsim.runs import Run
+from cdpsim.runs.assembling import assemble_one
+from cdpsim.runs.pricing import price_request
+from cdpsim.runs.steady_state import few_steps
 from cdpsim.schedules.order import Listing
 from cdpsim.schedules.shape import Shape
 from cdpsim.studies.partial_requests import PartialRequests

@@ -11,15 +11,15 @@ from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from cdpsim.api import simulate
 from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files.units import json_number, simplified
-from cdpsim.front import runner_on_clusters, simulate
 from cdpsim.request import Request
 from cdpsim.request.options import OPTION_NAMES
 from cdpsim.request.sharing import named_zero
 from cdpsim.schedules import find_schedule
-from cdpsim.studies.breakeven import BreakEven, find_break_even
+from cdpsim.studies.breakeven import BreakEven, find_break_even, runner_on_clusters
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.equal_shapes import equal_shape
 from cdpsim.studies.evaluate import evaluate

@@ -75,7 +75,7 @@ def device_memory(program: Program, start: Times, end: Times) -> tuple[Ints, Tim
 def peak_memory(program: Program, start: Times, end: Times) -> np.ndarray:
     """Return the peak memory of each device (rows), by category and in total (the last column)."""
     if end.dtype.kind != "i":
-        return held_levels(program, *buffer_spans(program.buffers, start, end))[1]
+        return _peaks_in_seconds(program, *buffer_spans(program.buffers, start, end))
     result = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
     curve = memory_by_category(program, start, end)
     np.maximum.at(result, (curve["device"], curve["category"]), curve["size"])
@@ -84,20 +84,17 @@ def peak_memory(program: Program, start: Times, end: Times) -> np.ndarray:
     return result
 
 
-def held_levels(program: Program, begin: Times, finish: Times) -> tuple[Ints, Ints]:
-    """Return what its device holds, of its category and in all, when each buffer begins; and the peaks that follow.
+def _peaks_in_seconds(program: Program, begin: Times, finish: Times) -> Ints:
+    """Return the peaks of devices whose buffers have these spans.
 
-    Buffers are those of one device after another; `begin` and `finish` are their spans. A device holds most when
-    something begins; what ends at that time is not held any more.
+    A device holds most when something begins; what ends at that time is not held any more.
     """
-    buffers, levels, low = program.buffers, np.empty((2, len(program.buffers)), dtype=np.int64), 0
-    _total_size(buffers)
+    _total_size(program.buffers)
     peaks = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
     for rows, device, category, size in _buffers_of_devices(program):
         columns = device, category, begin.take(rows), finish.take(rows), size
-        _fill_in_levels(*columns, levels[:, low : low + len(rows)], peaks)
-        low += len(rows)
-    return levels, peaks
+        _fill_in_levels(*columns, np.empty((2, len(rows)), dtype=np.int64), peaks)
+    return peaks
 
 
 def _fill_in_levels(

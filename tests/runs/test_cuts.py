@@ -11,12 +11,12 @@ import pytest
 from cdpsim import Cluster, Model, Request, Stage, evaluate
 from cdpsim.cluster import Devices, Link
 from cdpsim.program import Category, Program
-from cdpsim.studies import folding
-from cdpsim.studies.at_rest import steps_at_rest
+from cdpsim.runs import micro_batches
+from cdpsim.runs.cuts import Cut, Repetition, find_cuts, find_repetition
+from cdpsim.runs.few_steps import steps_at_rest
+from cdpsim.runs.figures import Figures, figures_of_steps
+from cdpsim.runs.micro_batches import Growth, growth_of_unit
 from cdpsim.studies.compare import measure
-from cdpsim.studies.figures import Figures, figures_of_steps
-from cdpsim.studies.folding import Growth, growth_of_unit
-from cdpsim.studies.folding.cuts import Cut, Repetition, find_cuts, find_repetition
 
 LINKS = {
     "free": Cluster(devices=(Devices(),)),
@@ -228,9 +228,9 @@ class TestRepetitions:
 
 
 def test_what_is_folded_is_known_for_other_numbers_at_no_cost() -> None:
-    folding.KNOWN_GROWTHS.forget()
+    micro_batches.KNOWN_GROWTHS.forget()
     asked = request("1f1b", 4, 1000)
-    found = folding.fold_micro_batches(asked)
+    found = micro_batches.fold_micro_batches(asked)
     assert found is not None and found.run.request.shape.m == 8
-    again = folding.fold_micro_batches(asked.with_micro_batches(600))
+    again = micro_batches.fold_micro_batches(asked.with_micro_batches(600))
     assert again is not None and again.run is found.run

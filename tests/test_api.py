@@ -26,8 +26,8 @@ from cdpsim import (
 from cdpsim.cluster import Devices, Link
 from cdpsim.cluster.disorder import Disorder
 from cdpsim.cluster.topology import Cable, Topology
-from cdpsim.front import runner_on_clusters
 from cdpsim.request.options import CollectiveName
+from cdpsim.studies.breakeven import runner_on_clusters
 from tests.helpers.strategies import requests, streamed_requests
 
 MODEL = Model(stages=(Stage(forward=1.0, backward=2.0, boundary=10, parameters=40, activation=5),) * 4)

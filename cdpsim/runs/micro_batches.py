@@ -15,11 +15,12 @@ from cdpsim.errors import RequestError
 from cdpsim.numeric.kept import Kept
 from cdpsim.program import Program
 from cdpsim.request import Request
-from cdpsim.runs import Run, SteadyState
-from cdpsim.studies.at_rest import FewSteps, may_be_separate, steps_at_rest
-from cdpsim.studies.figures import Figures, figures_of_steps
-from cdpsim.studies.folding.cuts import Cut, Repetition, find_cuts, find_repetition
-from cdpsim.studies.programs import structure_of
+from cdpsim.runs import Run
+from cdpsim.runs.cuts import Cut, Repetition, find_cuts, find_repetition
+from cdpsim.runs.few_steps import FewSteps, steps_at_rest
+from cdpsim.runs.figures import Figures, figures_of_steps
+from cdpsim.runs.known_programs import structure_of
+from cdpsim.runs.steady_state import SteadyState, may_be_separate
 from cdpsim.timing.costs import Costs
 from cdpsim.trace.metrics import communication
 from cdpsim.trace.metrics.waiting import Waits

@@ -3,12 +3,13 @@
 from collections.abc import Hashable
 from functools import lru_cache
 
-from cdpsim.front import are_replicas_alike, assemble_one
 from cdpsim.model import Model
 from cdpsim.numeric.kept import Kept
 from cdpsim.program import Program
 from cdpsim.request import Request
 from cdpsim.request.sharing import SHARING
+from cdpsim.runs.assembling import assemble_one
+from cdpsim.runs.replicas import are_replicas_alike
 
 MOST_KEPT_NODES = 2**20  # of all programs together
 

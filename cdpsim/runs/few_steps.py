@@ -1,15 +1,15 @@
-"""Runs of the few steps of a request that show all others."""
+"""Requests of the few steps that show all others, with their programs."""
 
 from dataclasses import replace
 from typing import NamedTuple
 
-from cdpsim.front import price_request, run
-from cdpsim.model.runtime import PAPER
 from cdpsim.program import Program
 from cdpsim.request import Request
-from cdpsim.runs import Run, few_steps
-from cdpsim.schedules.state import Home
-from cdpsim.studies.programs import KNOWN_PROGRAMS
+from cdpsim.runs import Run
+from cdpsim.runs.known_programs import KNOWN_PROGRAMS
+from cdpsim.runs.playing import run
+from cdpsim.runs.pricing import price_request
+from cdpsim.runs.steady_state import few_steps, may_be_separate
 from cdpsim.timing.ticks import tick_to_compare
 
 
@@ -31,21 +31,14 @@ class FewSteps(NamedTuple):
 
     def of_steps(self, steps: int) -> "FewSteps":
         """Return the same request with another number of steps, and its program."""
-        return few_of_steps(self.request, steps)
-
-
-def may_be_separate(request: Request) -> bool:
-    """Return whether one step may show all others: of a pipeline whose ranks exchange sums of gradients alone."""
-    is_listed = bool(request.schedule.order.lists) and request.runtime == PAPER
-    return is_listed and (request.shape.replicas == 1 or set(request.state.homes) == {Home.COPIED})
+        return _with_steps(self.request, steps)
 
 
 def steps_at_rest(request: Request) -> FewSteps:
     """Return the few steps of a request that show all others."""
-    return few_of_steps(request, 1 if may_be_separate(request) else few_steps(request))
+    return _with_steps(request, 1 if may_be_separate(request) else few_steps(request))
 
 
-def few_of_steps(request: Request, steps: int) -> FewSteps:
-    """Return a request with another number of steps, and its program."""
+def _with_steps(request: Request, steps: int) -> FewSteps:
     few = request.with_steps(steps, ignore_memory=True)
     return FewSteps(few, KNOWN_PROGRAMS.find(few))

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, evaluate, evaluate_all, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.numeric import paths
-from cdpsim.studies import evaluate as evaluation
-from cdpsim.studies import folding
+from cdpsim.runs import evaluation, micro_batches
+from cdpsim.runs.known_programs import KNOWN_PROGRAMS, KnownPrograms
 from cdpsim.studies.compare import Measured, measure
-from cdpsim.studies.programs import KNOWN_PROGRAMS, KnownPrograms
 from cdpsim.trace.metrics import memory
 from tests.helpers import strategies
 from tests.helpers.half_of_cases import every_second
@@ -40,15 +39,15 @@ def whole_run(options: dict[str, Any]) -> Measured:
 
 
 @pytest.fixture
-def folds_always(monkeypatch: pytest.MonkeyPatch) -> list[folding.Folded | None]:
+def folds_always(monkeypatch: pytest.MonkeyPatch) -> list[micro_batches.Folded | None]:
     """Fold micro-batches where that takes longer, too; the list has what came of each request."""
-    outcomes: list[folding.Folded | None] = []
+    outcomes: list[micro_batches.Folded | None] = []
 
-    def fold(request: Request) -> folding.Folded | None:
-        outcomes.append(folding.fold_micro_batches(request))
+    def fold(request: Request) -> micro_batches.Folded | None:
+        outcomes.append(micro_batches.fold_micro_batches(request))
         return outcomes[-1]
 
-    monkeypatch.setattr(folding, "_cost", lambda tasks: 0)
+    monkeypatch.setattr(micro_batches, "_cost", lambda tasks: 0)
     monkeypatch.setattr(evaluation, "fold_micro_batches", fold)
     return outcomes
 
@@ -114,7 +113,7 @@ def test_of_schedules_stages_and_links_any_two_are_tried_together() -> None:
 
 @pytest.mark.parametrize(("name", "forwards", "link"), every_second(TAKE_ANY_M, FORWARDS, LINKS))
 def test_folded_micro_batches_give_the_figures_of_all(
-    name: str, forwards: str, link: str, folds_always: list[folding.Folded | None]
+    name: str, forwards: str, link: str, folds_always: list[micro_batches.Folded | None]
 ) -> None:
     """Times to 1e-12, memory and messages exactly."""
     options = case(name, forwards, link, 96)
@@ -124,10 +123,10 @@ def test_folded_micro_batches_give_the_figures_of_all(
 @pytest.mark.parametrize("forwards", ["falling", "mixed"])
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "chimera", "interleaved-1f1b", "dp"])
 def test_other_numbers_of_micro_batches_follow_from_the_same_runs(
-    name: str, forwards: str, folds_always: list[folding.Folded | None]
+    name: str, forwards: str, folds_always: list[micro_batches.Folded | None]
 ) -> None:
     """Figures do not depend on what was asked for before."""
-    folding.KNOWN_GROWTHS.forget()
+    micro_batches.KNOWN_GROWTHS.forget()
     for m in (96, 88, 144, 96):
         options = case(name, forwards, "free", m)
         assert differences(evaluate(**options), whole_run(options)) == []
@@ -135,7 +134,7 @@ def test_other_numbers_of_micro_batches_follow_from_the_same_runs(
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved-1f1b", "dualpipev"])
-def test_even_stages_in_seconds_fold(name: str, folds_always: list[folding.Folded | None]) -> None:
+def test_even_stages_in_seconds_fold(name: str, folds_always: list[micro_batches.Folded | None]) -> None:
     """No float is exactly 0.013 or 0.027: yet what ends together ends together in each run, by whole ticks."""
     stage = {"forward": 0.013, "backward": 0.027, "weight_backward": 0.011, "activation": 2**20, "parameters": 2**20}
     any_chunks = SCHEDULES[name].order.any_chunks
@@ -147,7 +146,9 @@ def test_even_stages_in_seconds_fold(name: str, folds_always: list[folding.Folde
     assert all(folds_always)
 
 
-def test_memory_that_grows_in_the_middle_of_a_step_is_not_folded(folds_always: list[folding.Folded | None]) -> None:
+def test_memory_that_grows_in_the_middle_of_a_step_is_not_folded(
+    folds_always: list[micro_batches.Folded | None],
+) -> None:
     """Torch keeps something of each micro-batch: from seven on, most is held in the middle of the step."""
     first = {"forward": 53 / 61, "backward": 76 / 61, "weight_backward": 52 / 61, "activation": 46 * 2**20}
     first |= {"parameters": 29 * 2**20, "forward_transient": 2**20, "backward_transient": 9 * 2**20}
@@ -163,7 +164,7 @@ def test_memory_that_grows_in_the_middle_of_a_step_is_not_folded(folds_always: l
 
 @pytest.mark.every_case
 @pytest.mark.parametrize("name", FOLDED)
-def test_schedules_fold_micro_batches(name: str, folds_always: list[folding.Folded | None]) -> None:
+def test_schedules_fold_micro_batches(name: str, folds_always: list[micro_batches.Folded | None]) -> None:
     """Else the test above would compare runs with themselves."""
     options = case(name, "falling", "free", 96)
     evaluate(**options)

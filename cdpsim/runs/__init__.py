@@ -1,0 +1,246 @@
+"""Runs: a program, its costs and the times of its nodes, and what is counted in them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from cdpsim.files.units import counted, json_number, short_text
+from cdpsim.numeric.columns import Ints, Times
+from cdpsim.program import Category, Program
+from cdpsim.program.collectives import Algorithm
+from cdpsim.request import Request
+from cdpsim.runs.steady_state import SteadyState, find_steady_state
+from cdpsim.timing.costs import Costs
+from cdpsim.trace import Trace, run_tables
+from cdpsim.trace.metrics import communication, memory, staleness, steady, utilisation, waiting
+from cdpsim.trace.table import MemoryRow, MessageRow, RoundRow, Table, TaskRow
+from cdpsim.version import __version__
+
+
+@dataclass(frozen=True, eq=False)
+class Run(Trace):
+    """A trace with its request, its program, the costs of that, and the start and end of every node.
+
+    Where replicas are alike, the program has one that stands for all: metrics are of all, and `whole` has a node for
+    each task of each of them. `rerun` makes the same run with another number of steps, and `lengthen` the program of
+    one, which may differ from that of the run in nothing else; both None if no other number is possible, and of rounds,
+    which follow from times, there is no program without a run. `unfold` makes the run of all replicas.
+    """
+
+    request: Request
+    program: Program
+    costs: Costs
+    start: Times
+    end: Times
+    rerun: "Callable[[int], Run] | None" = None
+    lengthen: Callable[[int], Program] | None = None
+    unfold: "Callable[[], Run] | None" = None
+
+    def __repr__(self) -> str:
+        ends = counted(self.makespan, "slot") if self.in_slots else short_text(self.makespan, "s")
+        tasks = len(self.program.tasks) * self.program.fold
+        facts = f"{counted(tasks, 'task')} on {counted(self.devices, 'device')}, {ends}"
+        return f"Run({facts} of {self.request!r})"
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return self.program.all_devices
+
+    @property
+    def whole(self) -> "Run":
+        """The run of all replicas: itself, unless its program has one that stands for all."""
+        return self if self.unfold is None else self._unfolded
+
+    @cached_property
+    def _unfolded(self) -> "Run":
+        assert self.unfold is not None
+        return self.unfold()
+
+    @property
+    def makespan(self) -> Any:
+        """The time at which the last task ends: a number of slots, or seconds."""
+        return utilisation.makespan(self.program, self.end)
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The tables of the run alone."""
+        return Trace(self.tasks, self.messages, self.memory, self.summary(), self.rounds)
+
+    @cached_property
+    def tasks(self) -> Table[TaskRow]:
+        """The columns of a trace's tasks, a row for each."""
+        run = self.whole
+        return run_tables.task_columns(run.program, run.start, run.end, run.task_nodes)
+
+    @cached_property
+    def messages(self) -> Table[MessageRow]:
+        """The columns of a trace's messages, a row for each."""
+        run = self.whole
+        return run_tables.message_columns(run.program, run.costs, run.start, run.end, run.message_nodes)
+
+    @cached_property
+    def memory(self) -> Table[MemoryRow]:
+        """The memory of each device and category from each time on, a row for each change."""
+        run = self.whole
+        return run_tables.memory_columns(run.program, run.start, run.end)
+
+    @cached_property
+    def rounds(self) -> Table[RoundRow] | None:
+        """A row for each round and device: what it hands over, and when that is exchanged; None without rounds."""
+        if not self.program.thrown_away:
+            return None
+        run = self.whole
+        return run_tables.round_columns(run.program, run.start, run.end)
+
+    def critical_path(self) -> Table[TaskRow]:
+        """Return the tasks on the way to the last end: before each, what it waited for that ended last.
+
+        Between two of them are messages, or the time until a task is due.
+
+        >>> from cdpsim import simulate
+        >>> [f"{task.kind}{task.micro_batch}" for task in simulate("gpipe", 2, steps=1).critical_path()]
+        ['F0', 'F1', 'F1', 'B0', 'B1', 'B1']
+        """
+        run = self.whole
+        nodes = waiting.critical_path(run.program, run.end)
+        row = np.empty(len(run.task_nodes), dtype=np.int64)
+        row[run.task_nodes] = np.arange(len(row))
+        return self.tasks[row[nodes[nodes < len(row)]]]
+
+    @cached_property
+    def task_nodes(self) -> Ints:
+        """The node of its program behind each task, in the order of `tasks`."""
+        return run_tables.sort_tasks(self.program, self.start)
+
+    @cached_property
+    def message_nodes(self) -> Ints:
+        """The node of its program behind each message, in the order of `messages`."""
+        return run_tables.sort_messages(self.program, self.costs, self.start, self.end)
+
+    @property
+    def algorithms(self) -> list[Algorithm | None] | None:
+        """The algorithm of each row of `messages`, None of a row point to point; None without collectives."""
+        run = self.whole
+        if not len(run.costs.runs_by):
+            return None
+        known: list[Algorithm | None] = [*run.costs.algorithms, None]
+        rows = run.message_nodes - len(run.program.tasks)
+        return [known[number] for number in run.costs.runs_by[rows].tolist()]
+
+    @property
+    def in_slots(self) -> bool:
+        """Whether times are slots and sizes stage-activations; else they are seconds and bytes."""
+        return bool(self.start.dtype.kind == "i")
+
+    def summary(self) -> dict[str, Any]:
+        """Return the content of summary.json."""
+        return self._summary_content
+
+    @cached_property
+    def _summary_content(self) -> dict[str, Any]:
+        program, steady_state = self.program, self.steady_state
+        names = [*(category.name.lower() for category in Category), "total"]
+        sent = [
+            json_number(size) if self.in_slots else float(size)
+            for size in communication.bytes_sent(program, self.costs)
+        ]
+        hosts = [] if self.host_peaks is None else self.host_peaks.tolist()
+        offloaded = {"host_memory": [{"device": device, "bytes": size} for device, size in enumerate(hosts)]}
+        rare: dict[str, Any] = (
+            {"mismatched": staleness.mismatched(program) * program.fold} if program.versions_differ else {}
+        )
+        held = {"peak_memory": self.peaks}
+        later = steady_state.is_steady and not self.reaches_rest
+        held |= {"peak_memory_at_rest": steady_state.run.peaks} if later else {}
+        rare |= {"untied": [list(stages) for stages in program.untied]} if program.untied else {}
+        rare |= {"places": self._places()} if self.request.shape.layers else {}
+        return {
+            "cdpsim": __version__,
+            "request": self.request.to_builtins(),
+            "devices": self.devices,
+            "tasks": len(program.tasks) * program.fold,
+            "messages": int(communication.times_there(program).sum()),
+            "makespan": self.makespan,
+            "period": json_number(steady_state.period),
+            "period_is": steady_state.period_is,
+            **({} if self.reaches_rest else {"reaches_rest": False}),
+            "bubble": steady_state.bubble,
+            "idle_of_run": utilisation.idle_share(program, self.start, self.end, self.costs.calendar),
+            "mean_staleness": steady_state.staleness,
+            **rare,
+            **{
+                name: [
+                    {"device": device} | dict(zip(names, row, strict=True)) for device, row in enumerate(peaks.tolist())
+                ]
+                for name, peaks in held.items()
+            },
+            "bytes_sent": [{"device": device, "bytes": size} for device, size in enumerate(sent)],
+        } | (offloaded if hosts else {})
+
+    def _places(self) -> list[list[int]]:
+        """Return the stages of each device of a replica."""
+        program = self.program
+        devices = program.all_devices // self.request.shape.replicas
+        mine = program.tasks.device < devices
+        places: list[set[int]] = [set() for _ in range(devices)]
+        for device, stage in zip(program.tasks.device[mine].tolist(), program.tasks.stage[mine].tolist(), strict=True):
+            places[device].add(stage)
+        return [sorted(stages) for stages in places]
+
+    @cached_property
+    def peaks(self) -> Ints:
+        """The peak memory of each device: a row per device, a column per category and one for the total."""
+        return np.tile(memory.peak_memory(self.program, self.start, self.end), (self.program.fold, 1))
+
+    @property
+    def device_memory(self) -> Times:
+        """The bytes that each device has; inf where there is no limit."""
+        return self.request.cluster.memory_bytes(self.devices)
+
+    @cached_property
+    def host_peaks(self) -> Ints | None:
+        """The peak memory of each device's host in bytes; None where nothing is offloaded."""
+        stages = self.request.timed_model.stages
+        always = [0 if stage.nvme else stage.host_optimizer + stage.host_parameters for stage in stages]
+        sizes = [np.array([stage.offloaded for stage in stages]), -(-np.array(always) // self.program.shard)]
+        if not any(map(np.any, sizes)):
+            return None
+        return np.tile(memory.peak_host_memory(self.program, self.start, self.end, *sizes), self.program.fold)
+
+    def of_steps(self, steps: int) -> "Run":
+        """Return the same run with another number of steps; this run if no other number is possible."""
+        return self if self.rerun is None or steps == self.request.steps else self.rerun(steps)
+
+    @cached_property
+    def may_repeat(self) -> bool:
+        """Whether steps may repeat each other exactly.
+
+        Nothing is random, no device stops, messages share no links, and devices are alike where tasks change theirs.
+        """
+        disorder, cluster, devices = self.request.disorder, self.request.cluster, self.program.devices
+        if disorder.is_random or disorder.stop or self.costs.wires is not None:
+            return False
+        return not steady.changes_devices(self.program) or (
+            not disorder.slow and cluster.sized(devices).is_alike(devices)
+        )
+
+    @cached_property
+    def steady_state(self) -> SteadyState:
+        """The steady state of the run's steps, by runs of other numbers of steps where that is needed.
+
+        Where there is no room for these, or where they do not end, the figures are those of the run's own steps.
+        """
+        return find_steady_state(self)
+
+    @cached_property
+    def reaches_rest(self) -> bool:
+        """Whether the run's own steps come to be like those of its steady state, and hold as much as these."""
+        rest, steps = self.steady_state, self.program.steps
+        if not rest.is_steady:
+            return False
+        longer = rest.run.program.steps > steps
+        return not longer or bool(rest.since <= steps and (rest.run.peaks <= self.peaks).all())
