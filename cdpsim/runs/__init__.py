@@ -113,13 +113,14 @@ class Run(Trace):
 
     @cached_property
     def task_nodes(self) -> Ints:
-        """The node of its program behind each task, in the order of `tasks`."""
-        return run_tables.sort_tasks(self.program, self.start)
+        """The node of the program of all replicas behind each row of `tasks`."""
+        return run_tables.sort_tasks(self.whole.program, self.whole.start)
 
     @cached_property
     def message_nodes(self) -> Ints:
-        """The node of its program behind each message, in the order of `messages`."""
-        return run_tables.sort_messages(self.program, self.costs, self.start, self.end)
+        """The node of the program of all replicas behind each row of `messages`."""
+        run = self.whole
+        return run_tables.sort_messages(run.program, run.costs, run.start, run.end)
 
     @property
     def algorithms(self) -> list[Algorithm | None] | None:

@@ -36,7 +36,7 @@ def test_both_engines_give_the_same_times_to_the_last_bit(part: int, examples: E
     @settings(max_examples=examples(2000 // PARTS))
     @given(requests())
     def law(request: dict[str, Any]) -> None:
-        run = simulate(**request, engine="fast")
+        run = simulate(**request, engine="fast").whole
         start, end = ENGINES["simpy"](run.program, run.costs)
         assert run.start.dtype == start.dtype
         assert np.array_equal(run.start, start)
@@ -55,7 +55,7 @@ def test_every_assembled_program_keeps_the_rules(request: dict[str, Any]) -> Non
 @given(requests())
 def test_nothing_starts_before_what_it_waits_for_has_ended(request: dict[str, Any]) -> None:
     """Dependencies and lane orders hold in the times."""
-    run = simulate(**request)
+    run = simulate(**request).whole
     edges, (before, after) = run.program.edges, run.program.lane_edges
     assert (run.end[edges.before] <= run.start[edges.after]).all()
     assert (run.end[before] <= run.start[after]).all()
@@ -64,7 +64,7 @@ def test_nothing_starts_before_what_it_waits_for_has_ended(request: dict[str, An
 @given(requests())
 def test_a_version_exists_before_it_is_read(request: dict[str, Any]) -> None:
     """The update that makes a version ends before its readers start, at all costs drawn."""
-    run = simulate(**request)
+    run = simulate(**request).whole
     tasks = run.program.tasks
     made = {(v, j, d): node for node, (v, j, d) in _updates(run)}
     anywhere: dict[tuple[int, int], float] = {}
@@ -83,7 +83,7 @@ def _updates(run: Run) -> list[tuple[int, tuple[int, int, int]]]:
 @given(requests())
 def test_a_reader_holds_what_it_reads(request: dict[str, Any]) -> None:
     """While a task runs, its device holds the version that it reads, if a version weighs anything."""
-    run = simulate(**request)
+    run = simulate(**request).whole
     tasks, buffers = run.program.tasks, run.program.buffers
     begin, end = memory.buffer_spans(buffers, run.start, run.end)
     spans: dict[tuple[int, int, int], list[tuple[float, float]]] = {}
@@ -110,7 +110,7 @@ def test_what_is_held_is_freed(request: dict[str, Any]) -> None:
 @given(requests())
 def test_no_buffer_ends_before_it_begins(request: dict[str, Any]) -> None:
     """Every holding is an interval."""
-    run = simulate(**request)
+    run = simulate(**request).whole
     begin, end = memory.buffer_spans(run.program.buffers, run.start, run.end)
     assert (begin <= end).all()
 
@@ -131,7 +131,7 @@ def test_the_busiest_lane_and_the_longest_pass_fit_into_the_run(request: dict[st
 @given(requests(), st.sampled_from([0.5, 2.0, 1024.0]))
 def test_scaling_all_costs_scales_all_times(request: dict[str, Any], factor: float) -> None:
     """Times scale with costs; by powers of two exactly."""
-    run = simulate(**request)
+    run = simulate(**request).whole
     costs = Costs(run.costs.duration * factor, run.costs.rounds, run.costs.release * factor)
     start, end = ENGINES["fast"](run.program, costs)
     assert np.array_equal(start, run.start * factor)
@@ -141,7 +141,7 @@ def test_scaling_all_costs_scales_all_times(request: dict[str, Any], factor: flo
 @given(requests(), st.data())
 def test_more_cost_never_ends_anything_earlier(request: dict[str, Any], data: st.DataObject) -> None:
     """Without contention there is no task or message whose slowing speeds another."""
-    run = simulate(**request)
+    run = simulate(**request).whole
     duration = run.costs.duration.astype(float)
     for node in data.draw(st.lists(st.integers(0, len(duration) - 1), min_size=1, max_size=3)):
         duration[node] += data.draw(st.floats(0, 10))
@@ -153,7 +153,7 @@ def test_more_cost_never_ends_anything_earlier(request: dict[str, Any], data: st
 @given(requests())
 def test_free_communication_never_slows(request: dict[str, Any]) -> None:
     """A program whose messages take no time ends no task later."""
-    run = simulate(**request)
+    run = simulate(**request).whole
     duration = run.costs.duration.copy()
     duration[len(run.program.tasks) :] = 0
     _, end = ENGINES["fast"](run.program, replace(run.costs, duration=duration))
@@ -194,11 +194,11 @@ def test_relabelling_devices_changes_nothing_else(request: dict[str, Any], rando
     model, link = request.get("model"), Link(latency=0.5, bandwidth=1e6)
     same = Cluster(devices=(Devices(speed=1.0),), link=link) if model else Cluster.unit()
     request = taken(request | {"schedule": schedule, "cluster": same, "prefetch": 0})
-    run = simulate(**request)
+    run = simulate(**request).whole
     own = run.program.devices // run.request.shape.replicas
     label = list(range(own))
     random.shuffle(label)
-    other = simulate(**request | {"schedule": relabelled(schedule, np.array(label))})
+    other = simulate(**request | {"schedule": relabelled(schedule, np.array(label))}).whole
     compute = slice(run.program.compute)
     replica, device = np.divmod(run.program.tasks.device[compute], own)
     assert np.array_equal(own * replica + np.array(label)[device], other.program.tasks.device[compute])
@@ -226,7 +226,7 @@ def test_prefetching_never_delays_a_task(request: dict[str, Any]) -> None:
 @given(requests(where=prefetching))
 def test_a_pulled_message_finds_room(request: dict[str, Any]) -> None:
     """Parameters arrive only after the device has ended the task that is `prefetch` + 1 places before their reader."""
-    run = simulate(**request)
+    run = simulate(**request).whole
     program, edges = run.program, run.program.edges
     room = (edges.kind == EdgeKind.ROOM) & (edges.after >= len(program.tasks))  # others: updates take turns on a host
     receivers = program.tasks.device[edges.before[room]]

@@ -191,6 +191,7 @@ def check_memory(run: Trace, said: Read) -> None:
 def check_waits(run: Trace, said: Read) -> None:
     """Check that a bar's cause has ended when it starts, and that a task's cause ended last of all it waited for."""
     assert isinstance(run, Run)
+    run = run.whole
     whole, waits = float(run.tasks["end"].max()), said.columns["waits"].tolist()
     for k, away in enumerate(waits):
         assert said.end[k + away] <= said.start[k] + 1e-11 * whole or not away

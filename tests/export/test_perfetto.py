@@ -109,6 +109,7 @@ def expected_arrows(trace: Trace) -> set[tuple[int, int]]:
     """
     if not isinstance(trace, Run):
         return set()
+    trace = trace.whole
     made, used = Views(trace).message_tasks
     count = len(trace.tasks["start"])
     slices = expected_slices(trace)

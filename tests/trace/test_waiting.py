@@ -358,7 +358,6 @@ def test_compiled_loops_find_the_same_waits(
             monkeypatch.setattr(compiled, name, unwrap(getattr(compiled, name)))
     asked: dict[str, Any] = {"n": 4, "steps": 3, "model": "gpt2", "cluster": "a100-nodes", "ignore_memory": True}
     run = simulate(**asked | options)
-    run = getattr(run, "one", run)
     for starts_again in (False, True):
         for low, high in ((0.0, 1.0), (0.2, 0.7)):
             found = []
