@@ -294,3 +294,15 @@ def test_a_program_is_not_priced_by_a_model_with_other_tied_tensors() -> None:
     program = assemble(Request(schedule="dualpipe", n=2, m=4, model=plain, cluster="a100-nodes"))
     with pytest.raises(RequestError, match="other tied tensors"):
         price(program, tied, "a100-nodes")
+
+
+def test_a_program_with_one_replica_for_all_is_refused_where_they_are_unlike() -> None:
+    """Of three stages a replica on nodes of eight devices, the third replica's messages leave its node."""
+    model = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=8, boundary=10),) * 3)
+    folded = simulate("1f1b", 3, m=2, replicas=3, model=model, cluster=LINKS[1])
+    program, whole = folded.program, folded.whole.program
+    assert program.fold == 3
+    assert np.array_equal(run(program, price(program, model, LINKS[1])).end, folded.end)
+    with pytest.raises(RequestError, match="cluster: has replicas that are not alike"):
+        price(program, model, "a100-nodes")
+    assert len(price(whole, model, "a100-nodes").duration) == whole.nodes
