@@ -13,7 +13,6 @@ from cdpsim.cluster import Cluster
 from cdpsim.cluster.devices import NONE
 from cdpsim.cluster.disorder import DISORDER_OPTIONS, Disorder
 from cdpsim.errors import RequestError, choose, one_line, refuse_unknown, short_repr
-from cdpsim.files import config
 from cdpsim.limits import refuse_too_large
 from cdpsim.model import Model, Recipe, Runtime
 from cdpsim.model.stage import Tie
@@ -21,11 +20,19 @@ from cdpsim.numeric.columns import Ints
 from cdpsim.program.assembly import counted_once, pyramid_of
 from cdpsim.program.collectives import DEFAULT
 from cdpsim.request.experiment import read_experiment
-from cdpsim.request.options import DEFAULTS, OPTION_NAMES, SIGNATURE, CountRows, EngineName, InapplicableOption, Options
+from cdpsim.request.options import (
+    DEFAULTS,
+    OPTION_NAMES,
+    OPTIONS,
+    SIGNATURE,
+    CountRows,
+    EngineName,
+    InapplicableOption,
+    Options,
+)
 from cdpsim.request.reading import (
     memory_engine,
     places_of,
-    preset_options,
     read_cluster,
     read_model,
     read_options,
@@ -38,17 +45,14 @@ from cdpsim.schedules.state import Home, State
 from cdpsim.timing.costs import reached
 from cdpsim.timing.offload import with_transfer_times
 
-# Options that a record leaves out where they have their defaults; it has the others in any case.
-_LEFT_OUT = {
-    name: DEFAULTS[name]
-    for name in (
-        *("order", "counts", "warm_up", "local_steps", "outer"),
-        *("chunks", "replicas", "stage_replicas", "shard", "zero", "by_layer"),
-        *("overlap_all_reduce", "expand_collectives"),
-        *("buckets", "whole_first_step", "reduce", "reshard", "gather", "padding", "clip", "update_in"),
-        *("rendezvous", "runtime", "contention", "ignore_memory", "run"),
-    )
-}
+# The order of a record: that of its first version. Options that are not named here come last.
+_ORDER = (
+    *("schedule", "order", "n", "m", "steps", "counts", "warm_up", "local_steps", "outer", "chunks", "replicas"),
+    *("stage_replicas", "shard", "zero", "buckets", "whole_first_step", "reduce", "reshard", "gather", "padding"),
+    *("clip", "update_in", "by_layer", "overlap_all_reduce", "rule", "prefetch", "slot_order", "collective"),
+    *("expand_collectives", "rendezvous", "runtime", "contention", "ignore_memory", "run", *DISORDER_OPTIONS),
+    *("seed", "model", "cluster"),
+)
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
@@ -148,43 +152,13 @@ class Request(Mapping[str, Any]):
 
     @cached_property
     def _record(self) -> dict[str, Any]:
-        shape, waits = self.shape, self.schedule.order.waits
-        record = {
-            "schedule": self.schedule.name,
-            "order": self.given["order"],
-            "n": shape.parts,
-            "m": shape.m,
-            "steps": self.steps,
-            "counts": self.counts and [list(row) for row in self.counts],
-            "warm_up": shape.warm_up or None,
-            "local_steps": shape.local_steps or None,
-            "outer": self.given["outer"],
-            "chunks": shape.chunks if self.schedule.order.any_chunks or shape.chunks > 1 else None,
-            "replicas": shape.replicas // shape.shard if waits else shape.replicas,
-            "stage_replicas": list(shape.widths) or None,
-            "shard": shape.shard if self.zero and waits else None,
-            "zero": self.zero or None if waits else None,
-            **{name: self.given[name] for name in ("buckets", "whole_first_step", "reduce", "reshard")},
-            **{name: self.given[name] for name in ("gather", "padding", "clip", "update_in")},
-            "by_layer": list(shape.layers) or self.given["by_layer"],
-            "overlap_all_reduce": self.overlap_all_reduce,
-            "rule": self.rule.record(shape),
-            "prefetch": self.prefetch,
-            "slot_order": self.slot_order,
-            "collective": self.collective,
-            "expand_collectives": self.expands,
-            "rendezvous": self.rendezvous,
-            "runtime": self.given["runtime"] and config.encode(self.given["runtime"]),
-            "contention": self.contention,
-            "ignore_memory": self.ignore_memory,
-            "run": self.run,
-            **self.disorder.recorded(slots=self.in_slots),
-            "seed": self.seed,
-            "model": self.model.to_builtins(),
-            "cluster": self.cluster.to_builtins(),
-            **preset_options(self.given),
-        }
-        return {name: value for name, value in record.items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
+        found: dict[str, Any] = {"schedule": self.schedule.name, "n": self.shape.parts}
+        for name, option in OPTIONS.items():
+            value = option.record(self) if option.record else self.given[name]
+            if option.kept or (option.recorded and value is not None and value != option.default):
+                found[name] = value
+        places = {name: place for place, name in enumerate(_ORDER)}
+        return dict(sorted(found.items(), key=lambda item: places.get(item[0], len(places))))
 
     @cached_property
     def _counted_once(self) -> tuple[Model, tuple[Tie, ...]]:
@@ -253,7 +227,7 @@ class Request(Mapping[str, Any]):
         name, disorder = self.schedule.name, self.disorder.within(devices)
         if not sends:
             disorder = msgspec.structs.replace(disorder, link_jitter="")
-        for option in sorted(self.given.keys() & DISORDER_OPTIONS):
+        for option in sorted(name for name in DISORDER_OPTIONS if self.given[name]):
             if getattr(self.disorder, option) and not getattr(disorder, option):
                 problem = "sends no message" if option == "link_jitter" else f"runs on the devices 0 to {devices - 1}"
                 raise InapplicableOption(option.replace("_", "-"), f"{name} {problem}; leave it out")
@@ -330,7 +304,7 @@ class Request(Mapping[str, Any]):
     def of(self, model: str | Path | Model, cluster: str | Path | Cluster) -> Self:
         """Return the same request of another model, in as many stages and trained alike, and of another cluster."""
         found = read_cluster(cluster)
-        disturbances = {name: self.given[name] for name in DISORDER_OPTIONS if name in self.given}
+        disturbances = {name: self.given[name] for name in DISORDER_OPTIONS if self.given[name]}
         others: dict[str, Any] = {} if model is self.model else {"model": model}
         others |= {} if cluster is self.cluster else {"cluster": cluster}
         other = model if isinstance(model, Model) and model is self.model else self._other_model(model)

@@ -20,10 +20,9 @@ from typing import Any
 
 from cdpsim.errors import RequestError, choose, short_repr
 from cdpsim.files import config
-from cdpsim.request.options import OPTION_NAMES
+from cdpsim.request.options import OPTION_NAMES, OPTIONS
 
 ENDINGS = (".toml", ".json")
-_MAY_NAME_A_FILE = ("model", "cluster", "rule", "schedule", "counts")
 
 
 def is_experiment(name: str) -> bool:
@@ -51,7 +50,8 @@ def read_experiment(path: str | Path) -> dict[str, Any]:
         if option in options:
             raise RequestError(str(path), f"says {name} twice; say it once")
         if value is not None:
-            options[option] = _path_beside(Path(path), value) if option in _MAY_NAME_A_FILE else value
+            may_be_file = option == "schedule" or (option in OPTIONS and OPTIONS[option].may_be_file)
+            options[option] = _path_beside(Path(path), value) if may_be_file else value
     if "schedule" not in options:
         raise RequestError(str(path), 'names no schedule; write schedule = "multi-cdp", say, under [run]')
     return options

@@ -1,16 +1,25 @@
-"""The options of a request: names, types and defaults of `simulate`'s keywords and of the command line's options."""
+"""The options of a request: a row for each, from which all that knows options is derived.
+
+A row is a field of the group that it belongs to: its name, its type, and what else `Option` says of it.
+"""
 
 from collections.abc import Mapping, Sequence
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Any, Literal, TypedDict, get_args
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
 
+from cdpsim import presets
 from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import Slow, Stop
 from cdpsim.errors import RequestError
-from cdpsim.model import GradientType, Model, Offload, Optimizer, Recomputation, Runtime, UpdateTime
+from cdpsim.files import config
+from cdpsim.model import UNIT_MODELS, GradientType, Model, Offload, Optimizer, Recomputation, Runtime, UpdateTime
+from cdpsim.model.runtime import RUNTIMES
+from cdpsim.request.declaration import Option, disturbance, named_preset, of_named_model
 from cdpsim.schedules import Schedule
-from cdpsim.schedules.rule import Rule
+from cdpsim.schedules.buckets import RUNTIMES_WITH_BUCKETS
+from cdpsim.schedules.rule import RULES, Rule
+from cdpsim.schedules.state import ZERO
 
 SlotOrder = Literal["forward-first", "backward-first"]
 EngineName = Literal["auto", "fast", "simpy"]
@@ -34,85 +43,560 @@ CountRows = tuple[tuple[int, ...], ...]  # micro-batches of each step and replic
 FORWARD_FIRST, BACKWARD_FIRST = SLOT_ORDERS = get_args(SlotOrder)
 RENDEZVOUS = get_args(Rendezvous)
 MEGATRON = RENDEZVOUS[0]
+BUCKETS = ("none", *RUNTIMES_WITH_BUCKETS)  # beside sizes
+RESHARD = ("yes", "no", "root", "step")  # beside a number of ranks
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """Options that change a schedule; `Schedule.options` names those that it accepts."""
+    """Options that change the schedule (`cdpsim schedules` says which one takes which)."""
 
-    order: Sequence[Sequence[str]] | None
-    rule: str | Rule | Sequence[Sequence[int]] | Mapping[str, Any] | None
-    m: int | None
-    counts: str | Path | Sequence[Sequence[int]] | None
-    chunks: int | None
-    stage_replicas: str | Sequence[int] | None
-    vertical_sync: bool
-    prefetch: int | None
-    slot_order: SlotOrder | None
-    warm_up: int | None
-    local_steps: int | None
-    outer: str | None
+    order: Annotated[
+        Sequence[Sequence[str]] | None,
+        Option(
+            "LISTS",
+            "a list of actions for each device, of a schedule with a name of its own",
+            typed=False,
+            is_list=True,
+            of_one_run=True,
+        ),
+    ]
+    rule: Annotated[
+        str | Rule | Sequence[Sequence[int]] | Mapping[str, Any] | None,
+        Option(
+            "RULE|FILE",
+            "the version of the parameters that tasks read: dp, cdp-v1, cdp-v2, or a CSV file of 0 and 1 where 1 in "
+            "row i, column j lets micro-batch i read the newest parameters of stage j",
+            usual="the schedule's own",
+            applies=lambda s: s.order.waits,
+            own=lambda s, _: s.rule.name,
+            known=lambda: RULES,
+            record=lambda r: r.rule.record(r.shape),
+            kept=True,
+        ),
+    ]
+    m: Annotated[
+        int | None,
+        Option(
+            "M",
+            "micro-batches of a replica in a step, or block of rounds",
+            usual="N, or 1",
+            brief=True,
+            least=1,
+            applies=lambda s: s.takes_m,
+            own=lambda s, n: s.m or s.usual_m or n,
+            record=lambda r: r.shape.m,
+            kept=True,
+        ),
+    ]
+    counts: Annotated[
+        str | Path | Sequence[Sequence[int]] | None,
+        Option(
+            "FILE",
+            "how many micro-batches each replica has in each round, or step: the rounds.csv of an earlier run, which "
+            "must be those that times ask for",
+            usual="-m of them, or as times ask for",
+            is_list=True,
+            of_one_run=True,
+            applies=lambda s: s.order.local is None,
+            record=lambda r: r.counts and [list(row) for row in r.counts],
+        ),
+    ]
+    chunks: Annotated[
+        int | None,
+        Option(
+            "V",
+            "stages per device, so N/V devices",
+            usual="2 where the schedule takes any number, else what it is made for",
+            least=1,
+            applies=lambda s: s.order.any_chunks,
+            own=lambda s, _: s.order.chunks,
+            record=lambda r: r.shape.chunks if r.schedule.order.any_chunks or r.shape.chunks > 1 else None,
+        ),
+    ]
+    stage_replicas: Annotated[
+        str | Sequence[int] | None,
+        Option(
+            "R,R,...",
+            "devices of each stage; micro-batch i of a stage of R devices is on the i mod R-th, and their gradients "
+            "are summed at the end of a step",
+            usual="1 of each",
+            is_list=True,
+            of_one_run=True,
+            applies=lambda s: s.order.lists is not None and s.order.lists.replicated is not None,
+            record=lambda r: list(r.shape.widths) or None,
+        ),
+    ]
+    vertical_sync: Annotated[
+        bool,
+        Option(
+            "",
+            "let a micro-batch read in all stages the version that it read in the first one",
+            default=False,
+            applies=lambda s: s.vertical_sync is not None,
+            recorded=False,
+        ),
+    ]
+    prefetch: Annotated[
+        int | None,
+        Option(
+            "K",
+            "let parameters arrive K tasks before their reader; with --zero 3 one more before forwards, where FSDP2 "
+            "has two buffers",
+            usual="0, with --zero 3 1",
+            least=0,
+            own=lambda *_: 0,
+            applies=lambda s: s.flushes or s.fetches,
+            record=lambda r: r.prefetch,
+            kept=True,
+        ),
+    ]
+    slot_order: Annotated[
+        SlotOrder | None,
+        Option(
+            "ORDER",
+            "the order of a device's tasks in one slot: forward-first (default) or backward-first",
+            applies=lambda s: s.placement.lanes and not s.order.together,
+            own=lambda *_: FORWARD_FIRST,
+            record=lambda r: r.slot_order,
+            kept=True,
+        ),
+    ]
+    warm_up: Annotated[
+        int | None,
+        Option(
+            "W",
+            "steps before all others whose updates workers wait for: with dpu (default 0), and with post-local-sgd "
+            "(default 1)",
+            least=0,
+            applies=lambda s: s.warms_up,
+            own=lambda *_: 0,
+            record=lambda r: r.shape.warm_up or None,
+        ),
+    ]
+    local_steps: Annotated[
+        int | None,
+        Option(
+            "H",
+            "with local-sgd and its kin: a worker's own steps from one mean of all parameters to the next",
+            usual="8",
+            least=1,
+            applies=lambda s: s.order.local is not None,
+            record=lambda r: r.shape.local_steps or None,
+        ),
+    ]
+    outer: Annotated[
+        str | None,
+        Option(
+            "OUTER",
+            "with slowmo, diloco and co2: the optimizer that takes a mean: sgd:RATE:MOMENTUM or nesterov:RATE:MOMENTUM",
+            usual="slowmo and co2 sgd:1:0.5, diloco nesterov:0.7:0.9",
+            applies=lambda s: bool(s.order.local and s.order.local.outer),
+        ),
+    ]
 
 
 class DataOptions(TypedDict, total=False):
-    """Options of the data axis: how many ranks run a schedule, what they split, and when they exchange it."""
+    """The data axis: ranks that run the same schedule on other data."""
 
-    replicas: int
-    shard: int | None
-    zero: int | None
-    buckets: str | None
-    whole_first_step: bool
-    reduce: Reduce | None
-    reshard: str | int | None
-    gather: Gather | None
-    padding: Padding | None
-    clip: bool
-    update_in: UpdateIn | None
-    by_layer: bool | Sequence[int] | None
-    overlap_all_reduce: bool
+    replicas: Annotated[
+        int,
+        Option(
+            "R",
+            "data ranks, or groups of them with --shard: each runs the whole schedule on M micro-batches of its own",
+            default=1,
+            least=1,
+            own=lambda *_: 1,
+            applies=lambda s: s.is_pipeline,
+            record=lambda r: r.shape.replicas // (r.shape.shard if r.schedule.order.waits else 1),
+        ),
+    ]
+    shard: Annotated[
+        int | None,
+        Option(
+            "S",
+            "S data ranks in a row split states as --zero says (alone: --zero 3), so that there are R*S; gradients "
+            "are summed in a group first, then across the R groups",
+            usual="R, with --zero",
+            least=1,
+            own=lambda *_: 1,
+            applies=lambda s: s.splits_states,
+            record=lambda r: r.shape.shard if r.zero and r.schedule.order.waits else None,
+        ),
+    ]
+    zero: Annotated[
+        int | None,
+        Option(
+            "Z",
+            "the states that data ranks split: 0 none, 1 the optimizer's, 2 gradients too, 3 parameters too (FSDP)",
+            usual="0, or 3 with --shard",
+            least=0,
+            own=lambda *_: 0,
+            known=lambda: tuple(map(str, range(len(ZERO)))),
+            applies=lambda s: s.splits_states,
+            record=lambda r: r.zero or None if r.schedule.order.waits else None,
+        ),
+    ]
+    buckets: Annotated[
+        str | None,
+        Option(
+            "SIZES",
+            "the gradients that go in one message: none (a stage's), torch, megatron, deepspeed, or the least size of "
+            "the first bucket and of the next ones, 1MiB,25MiB (in lists of compare 1MiB:25MiB)",
+            usual="torch for dp, none for pipelines",
+            in_state=True,
+            known=lambda: BUCKETS,
+            applies=lambda s: s.flushes,
+        ),
+    ]
+    whole_first_step: Annotated[
+        bool,
+        Option(
+            "",
+            "send all gradients of the first step in one bucket, as torch does before it knows their order",
+            default=False,
+            in_state=True,
+            applies=lambda s: s.flushes,
+        ),
+    ]
+    reduce: Annotated[
+        Reduce | None,
+        Option(
+            "WHEN",
+            "when gradients are summed over data ranks: end (of a device's training step), last (as soon as the last "
+            "micro-batch has them) or each (after every micro-batch)",
+            usual="dp: last, and each from --zero 2 on; pipelines: end, and last from --zero 2 on",
+            in_state=True,
+            applies=lambda s: s.flushes,
+        ),
+    ]
+    reshard: Annotated[
+        str | int | None,
+        Option(
+            "HOW",
+            "with --zero 3, drop gathered parameters after each use (yes), after each micro-batch's backward (no), so "
+            "for the first and the last stage alone (root), after their last use of a step (step), or from a forward "
+            "to its backward but for shares of so many ranks (a number); in pipelines no is step",
+            usual="yes for dp, step for pipelines",
+            in_state=True,
+            known=lambda: RESHARD,
+            applies=lambda s: s.flushes,
+        ),
+    ]
+    gather: Annotated[
+        Gather | None,
+        Option(
+            "HOW",
+            "with --zero 1 and 2, new parameters are gathered after all updates of a device, ahead of their forwards "
+            "one by one (units), or all before its first forward (step); or each as soon as it is updated, beside "
+            "further updates (early)",
+            usual="units",
+            in_state=True,
+            applies=lambda s: s.flushes,
+        ),
+    ]
+    padding: Annotated[
+        Padding | None,
+        Option(
+            "RULE",
+            "split tensors as rows (FSDP2: each on its first dimension) or megatron (buckets of multiples of 64 and "
+            "128 numbers)",
+            usual="bytes, none more than needed",
+            in_state=True,
+            applies=lambda s: s.splits_states,
+        ),
+    ]
+    clip: Annotated[
+        bool,
+        Option(
+            "",
+            "sum the norm of all gradients over the devices that split them before any update",
+            default=False,
+            in_state=True,
+            applies=lambda s: s.flushes,
+        ),
+    ]
+    update_in: Annotated[
+        UpdateIn | None,
+        Option(
+            "WHERE",
+            "where updates take their time: lane (among the tasks) or stream (among the messages)",
+            usual="lane",
+            in_state=True,
+            applies=lambda s: s.splits_states,
+        ),
+    ]
+    by_layer: Annotated[
+        bool | Sequence[int] | None,
+        Option(
+            "",
+            "let each layer of a model that is grouped into N stages be a stage of its own (default: with --zero 3 "
+            "and with --buckets), or do not",
+            applies=lambda s: s.flushes and not s.order.one_place,
+            record=lambda r: list(r.shape.layers) or r.given["by_layer"],
+        ),
+    ]
+    overlap_all_reduce: Annotated[
+        bool,
+        Option(
+            "",
+            "all-reduce a stage's gradients as soon as they are complete (default: at the end of its devices' "
+            "training step, which is the same where they have one stage)",
+            default=False,
+            applies=lambda s: s.sums_at_ends,
+            record=lambda r: r.overlap_all_reduce,
+        ),
+    ]
 
 
 class TrainingOptions(TypedDict, total=False):
-    """Options of how a model is trained; None means as the model's file says."""
+    """How a --model is trained (default: as its file says)."""
 
-    optimizer: Optimizer | None
-    mixed_precision: bool | None
-    gradients: GradientType | None
-    update_time: UpdateTime | None
-    recompute: Recomputation | str | None
-    offload: Offload | None
+    optimizer: Annotated[
+        Optimizer | None,
+        Option(
+            "NAME",
+            "the optimizer, whose state takes memory: sgd, momentum, adam, adamw, adafactor, lion, sm3, adam-8bit, "
+            "lamb or lars",
+            record=of_named_model("optimizer"),
+        ),
+    ]
+    mixed_precision: Annotated[
+        bool | None,
+        Option(
+            "",
+            "keep the parameters and the optimizer's state of a bf16 or fp16 model in fp32 as well; or do not",
+            record=of_named_model("mixed_precision"),
+        ),
+    ]
+    gradients: Annotated[
+        GradientType | None,
+        Option(
+            "TYPE",
+            "the type in which gradients are added up and sent: fp32, bf16 or fp16 (default: that of the parameters). "
+            "In mixed precision Adam takes 16 bytes a parameter, with fp32 gradients 18, and 20 where bf16 or fp16 "
+            "ones are named, which are copied to fp32 for the update",
+            record=of_named_model("gradients"),
+        ),
+    ]
+    update_time: Annotated[
+        UpdateTime | None,
+        Option(
+            "HOW",
+            "the time of updates: stated (as the model's file says, which is none in those of the package; default), "
+            "memory (the bytes that the optimizer reads and writes, over the memory_bandwidth of the cluster's "
+            "devices), or clipped (the same, with those of clipping the gradients by their norm)",
+            record=of_named_model("update_time"),
+        ),
+    ]
+    recompute: Annotated[
+        Recomputation | str | None,
+        Option(
+            "HOW",
+            "compute activations again in the backward: none, layer (each layer of the model's file keeps its input: "
+            "what Megatron-LM and torchtitan call full), layers:K (the first K layers of each of N stages do, with dp "
+            "those of the device: Megatron-LM's block method), selective (all but the core of attention is kept), "
+            "full (a stage keeps its input), sqrt (a stage of l layers keeps the inputs of the square root of l "
+            "segments), or reversible (layers in a row keep their last output)",
+            record=of_named_model("recompute"),
+        ),
+    ]
+    offload: Annotated[
+        Offload | None,
+        Option(
+            "WHAT",
+            "the tensors that devices move to their hosts over the cluster's [host] link: none, optimizer (its state; "
+            "the host updates), activations (from forward to backward), all (both), parameters (these and optimizer "
+            "states, with --zero 3), or nvme (the same, on disks behind the hosts: the [nvme] link)",
+            record=of_named_model("offload"),
+        ),
+    ]
 
 
 class PlatformOptions(TypedDict, total=False):
-    """Options of what runs on which machine, and of how messages are sent there."""
+    """What it runs on."""
 
-    model: str | Path | Model | Mapping[str, Any]
-    cluster: str | Path | Cluster | Mapping[str, Any]
-    collective: CollectiveName | None
-    expand_collectives: bool
-    contention: Contention
-    rendezvous: Rendezvous | None
-    defer_receives: bool
-    runtime: str | Runtime | Mapping[str, Any] | None
-    ignore_memory: bool
+    model: Annotated[
+        str | Path | Model | Mapping[str, Any],
+        Option(
+            "NAME|FILE",
+            "unit (default), one that `cdpsim models` lists, or a .toml or .json file",
+            default=UNIT_MODELS[0],
+            brief=True,
+            known=lambda: (*UNIT_MODELS, *presets.models()),
+            record=named_preset("model"),
+            kept=True,
+        ),
+    ]
+    cluster: Annotated[
+        str | Path | Cluster | Mapping[str, Any],
+        Option(
+            "NAME|FILE",
+            "unit (default), one that `cdpsim clusters` lists, or a .toml or .json file",
+            default="unit",
+            brief=True,
+            known=lambda: ("unit", *presets.clusters()),
+            record=named_preset("cluster"),
+            kept=True,
+        ),
+    ]
+    expand_collectives: Annotated[
+        bool,
+        Option("", "run every collective as the messages of its algorithm", default=False, record=lambda r: r.expands),
+    ]
+    contention: Annotated[
+        Contention,
+        Option(
+            "HOW",
+            "messages on one link: none (default; they do not slow each other down), fair (they share its bandwidth) "
+            "or queue (one after another); fair and queue run collectives as their messages, and by SimPy",
+            default="none",
+            record=lambda r: r.contention,
+        ),
+    ]
+    rendezvous: Annotated[
+        Rendezvous | None,
+        Option(
+            "HOW",
+            "where nothing overlaps, let both ends of a message wait for each other: megatron (a receive stands right "
+            "before the task that reads it) or torch (where its _add_send_recv places it); default: neither end waits",
+            applies=lambda s: s.order.rounds is None,
+            record=lambda r: r.rendezvous,
+        ),
+    ]
+    defer_receives: Annotated[bool, Option("", "the old name of --rendezvous megatron", default=False, recorded=False)]
+    runtime: Annotated[
+        str | Runtime | Mapping[str, Any] | None,
+        Option(
+            "RUNTIME",
+            "what a runtime holds beyond what the schedule needs: paper (nothing; default), held (what estimates "
+            "cannot do without) or torch (as its own pipelines and DDP); habits may be changed: "
+            "torch:sends=until-sent,returned_outputs=no (`cdpsim simulate --help-all` has them all)",
+            known=lambda: RUNTIMES,
+            record=lambda r: r.given["runtime"] and config.encode(r.given["runtime"]),
+        ),
+    ]
+    ignore_memory: Annotated[
+        bool,
+        Option(
+            "",
+            "run although a device would need more memory than it has",
+            default=False,
+            record=lambda r: r.ignore_memory,
+        ),
+    ]
 
 
 class DisorderOptions(TypedDict, total=False):
-    """Options of what disturbs a run, empty or None as the cluster says, and of which random run it is."""
+    """What disturbs a run (default: as the --cluster file says)."""
 
-    slow: Sequence[str | Slow] | Mapping[int, float] | None
-    jitter: str | None
-    link_jitter: str | None
-    stop: Sequence[str | Stop] | Mapping[int, str | float] | None
-    seed: int
-    run: int
+    slow: Annotated[
+        Sequence[str | Slow] | Mapping[int, float] | None,
+        Option(
+            "DEVICE:FACTOR",
+            "a device whose tasks take FACTOR times as long; for several devices, give it several times",
+            default=(),
+            is_list=True,
+            of_one_run=True,
+            record=disturbance("slow"),
+        ),
+    ]
+    jitter: Annotated[
+        str | None,
+        Option(
+            "DISTRIBUTION:C",
+            "multiply the time of each task by a random factor of mean 1 and standard deviation C: uniform, "
+            "exponential (at least 1 - C, and the rest exponential) or lognormal",
+            of_one_run=True,
+            record=disturbance("jitter"),
+        ),
+    ]
+    link_jitter: Annotated[
+        str | None,
+        Option(
+            "DISTRIBUTION:C",
+            "multiply the time of each message by such a factor",
+            of_one_run=True,
+            record=disturbance("link_jitter"),
+        ),
+    ]
+    stop: Annotated[
+        Sequence[str | Stop] | Mapping[int, str | float] | None,
+        Option(
+            "DEVICE:AT[:FOR]",
+            "a device that does nothing from AT on, for FOR or for good, such as '3:2 s:500 ms', in slots 3:12:2; a "
+            "task that is running goes on afterwards",
+            default=(),
+            is_list=True,
+            of_one_run=True,
+            record=disturbance("stop"),
+        ),
+    ]
+    seed: Annotated[
+        int,
+        Option(
+            "S",
+            "the number that decides all random factors",
+            default=0,
+            least=0,
+            of_one_run=True,
+            record=lambda r: r.seed,
+            kept=True,
+        ),
+    ]
+    run: Annotated[
+        int,
+        Option(
+            "R",
+            "the number of the run among those of the seed",
+            default=0,
+            least=0,
+            of_one_run=True,
+            record=lambda r: r.run,
+        ),
+    ]
 
 
 class SimulationOptions(TypedDict, total=False):
-    """Options of how many steps are simulated, by which engine, in how much memory."""
+    """How a run is computed."""
 
-    steps: int | None
-    engine: EngineName
-    max_memory: str | float | None
+    steps: Annotated[
+        int | None,
+        Option(
+            "T",
+            "training steps to simulate",
+            usual="3, or 2 more than its warm-up or its longest lag",
+            least=1,
+            of_one_run=True,
+            record=lambda r: r.steps,
+            kept=True,
+        ),
+    ]
+    engine: Annotated[
+        EngineName,
+        Option("ENGINE", "auto (default), fast or simpy; both give the same times", default="auto", recorded=False),
+    ]
+    collective: Annotated[
+        CollectiveName | None,
+        Option(
+            "NAME",
+            "how all-reduces run: recursive-doubling, ring (one for each network card of a node), tree, "
+            "halving-doubling, double-tree, hierarchical, hierarchical-rails, or best: the fastest for each size, "
+            "group and link (default: best on a cluster with a topology, else recursive-doubling; table1: "
+            "recursive-doubling, ring or tree)",
+            record=lambda r: r.collective,
+            kept=True,
+        ),
+    ]
+    max_memory: Annotated[
+        str | float | None,
+        Option(
+            "SIZE",
+            "refuse a run that would take more memory on this machine, such as '8 GB'",
+            usual="the memory that is free",
+            of_one_run=True,
+            recorded=False,
+        ),
+    ]
 
 
 class Options(
@@ -121,25 +605,20 @@ class Options(
     """All options of a request, beside its schedule and its number of stages."""
 
 
-FLAGS = tuple(name for name, kind in Options.__annotations__.items() if kind is bool)
-TRAINING = tuple(TrainingOptions.__annotations__)
-_OTHER_THAN_NONE: dict[str, Any] = {
-    **dict.fromkeys(FLAGS, False),
-    **dict.fromkeys(("model", "cluster"), "unit"),
-    **dict.fromkeys(("seed", "run"), 0),
-    **dict.fromkeys(("slow", "stop"), ()),
-    "replicas": 1,
-    "engine": "auto",
-    "contention": "none",
+GROUPS = (ScheduleOptions, DataOptions, TrainingOptions, PlatformOptions, DisorderOptions, SimulationOptions)
+OPTIONS: dict[str, Option] = {
+    name: kind.__metadata__[0] for name, kind in get_type_hints(Options, include_extras=True).items()
 }
-DEFAULTS = {name: _OTHER_THAN_NONE.get(name) for name in Options.__annotations__}
+OPTION_TYPES: dict[str, Any] = get_type_hints(Options)
+TRAINING = tuple(TrainingOptions.__annotations__)
+DEFAULTS = {name: option.default for name, option in OPTIONS.items()}
 OPTION_NAMES = ("schedule", "n", *DEFAULTS)
 SIGNATURE = Signature(
     [
         Parameter("schedule", Parameter.POSITIONAL_OR_KEYWORD, annotation=str | Schedule),
         Parameter("n", Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=int | None),
         *(
-            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Options.__annotations__[name])
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=OPTION_TYPES[name])
             for name, default in DEFAULTS.items()
         ),
     ]

@@ -24,9 +24,9 @@ from cdpsim.program.assembly import check_counts, count_rounds
 from cdpsim.program.collectives import COLLECTIVES
 from cdpsim.request.options import (
     BACKWARD_FIRST,
-    FLAGS,
     FORWARD_FIRST,
     MEGATRON,
+    OPTIONS,
     RENDEZVOUS,
     SLOT_ORDERS,
     TRAINING,
@@ -55,19 +55,6 @@ from cdpsim.trace import load_counts
 
 LEAST_STEPS = 3  # of a request that gives no number
 LOCAL_STEPS = 8  # of a round, where a request gives no number
-_GIVEN = (
-    "counts",
-    "outer",
-    "shard",
-    "zero",
-    "by_layer",
-    "order",
-    "model",
-    "cluster",
-    "collective",
-    "runtime",
-    *SHARING,
-)
 
 
 def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +93,7 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
             "steps": steps,
             "slot_order": options["slot_order"] or FORWARD_FIRST,
             "disorder": disorder,
-            "given": {name: options[name] for name in (*_GIVEN, *TRAINING)}
+            "given": {name: options[name] for name in OPTIONS}
             | {name: getattr(disorder, name) for name in DISORDER if options[name]},
         }
     )
@@ -131,7 +118,7 @@ def _check_each(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with each of them checked that needs no other, and the schedule found."""
     # A text of numpy's becomes one of Python's.
     options = {name: str(value) if isinstance(value, str) else value for name, value in given.items()}
-    options |= {name: true_or_false(name, options[name]) for name in FLAGS}
+    options |= {name: true_or_false(name, options[name]) for name, option in OPTIONS.items() if option.is_switch}
     if options["order"] is not None:
         options["schedule"] = schedule_from_lists(options["schedule"], options["order"])
         options["order"] = [list(map(str, row)) for row in options["order"]]
@@ -475,13 +462,3 @@ def read_cluster(cluster: str | Path | Cluster | Mapping[str, object]) -> Cluste
 def undisturbed(cluster: Cluster) -> Cluster:
     """Return the cluster without what disturbs its runs."""
     return cluster if cluster.disorder == Disorder() else msgspec.structs.replace(cluster, disorder=Disorder())
-
-
-def preset_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that name a model or a cluster of the package, and the training options of such a model."""
-    named = {
-        word: options[word]
-        for word in ("model", "cluster")
-        if isinstance(options[word], str) and options[word] in presets.preset_names(f"{word}s")
-    }
-    return named | {name: options[name] for name in TRAINING if options[name] is not None and "model" in named}

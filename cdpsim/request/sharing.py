@@ -8,18 +8,15 @@ from typing import Any, get_args
 from cdpsim.errors import RequestError, choose, in_known_case, short_repr, whole_number
 from cdpsim.files.units import size_bytes
 from cdpsim.model import PRECISIONS, Model
-from cdpsim.request.options import Gather, InapplicableOption, Padding, Reduce, UpdateIn
+from cdpsim.request.options import BUCKETS, OPTIONS, RESHARD, Gather, InapplicableOption, Padding, Reduce, UpdateIn
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule
 from cdpsim.schedules.buckets import RUNTIMES_WITH_BUCKETS, Buckets
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import REPLICATED, ZERO, Home, State, When
 
 REDUCE, GATHER, PADDING, UPDATE_IN = map(get_args, (Reduce, Gather, Padding, UpdateIn))
-BUCKETS = ("none", *RUNTIMES_WITH_BUCKETS)  # beside sizes
-RESHARD = ("yes", "no", "root", "step")  # beside a number of ranks
 MOST_SPLIT = len(ZERO) - 1  # the stage of ZeRO that splits everything
-# Options that are there for one of these: each needs exchanges in streams.
-SHARING = ("buckets", "whole_first_step", "reduce", "reshard", "gather", "padding", "clip", "update_in")
+SHARING = tuple(name for name, option in OPTIONS.items() if option.in_state)
 
 
 def is_given(value: object) -> bool:

@@ -198,6 +198,43 @@ class Schedule:
         return (*(name for name in self.options if name not in _OF_DATA_AXIS), *[word] * ("zero" in self.options))
 
     @property
+    def is_pipeline(self) -> bool:
+        """Whether devices have stages of their own, or actions in lists, so that data ranks can repeat all of it."""
+        return self.order.lists is not None or self.is_line
+
+    @property
+    def flushes(self) -> bool:
+        """Whether it is a pipeline, or data parallelism, that ends a step on all devices before the next begins."""
+        return self.is_pipeline and self.order.together
+
+    @property
+    def splits_states(self) -> bool:
+        """Whether its data ranks may split states."""
+        return self.is_pipeline and self.order.waits
+
+    @property
+    def takes_m(self) -> bool:
+        """Whether a request may say how many micro-batches a step has."""
+        return (self.all_reduces or self.order.any_m or self.order.accumulates) and self.m is None
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether it may have steps without delays before all others."""
+        rounds, local = self.order.rounds, self.order.local
+        return bool(rounds and rounds.warms_up) or bool(local and local.usual_warm_up)
+
+    @property
+    def sums_at_ends(self) -> bool:
+        """Whether devices sum gradients at the end of their steps, unless asked to do it before."""
+        owned = self.state.parameters is Home.OWNED
+        return self.order.together and not (self.placement.lanes or owned or self.order.one_place)
+
+    @property
+    def fetches(self) -> bool:
+        """Whether devices get parameters from others."""
+        return self.placement.replicas and (self.state.parameters is Home.OWNED or not self.order.together)
+
+    @property
     def is_line(self) -> bool:
         """Whether each stage is on one device, past which all micro-batches go."""
         return not (self.placement.replicas or self.placement.lanes)

@@ -16,7 +16,7 @@ from cdpsim.errors import RequestError, UnknownName, choose, in_known_case, refu
 from cdpsim.model import UNIT_MODELS
 from cdpsim.presets import find_model
 from cdpsim.request import Request
-from cdpsim.request.options import DEFAULTS, OPTION_NAMES
+from cdpsim.request.options import DEFAULTS, OPTION_NAMES, OPTIONS
 from cdpsim.request.reading import LEAST_STEPS, least_steps, read_cluster
 from cdpsim.request.sharing import named_zero
 from cdpsim.runs import Run
@@ -32,9 +32,7 @@ Compared = (
     str | Schedule | Request | Run | Mapping[str, Any]
 )  # what can be compared; a mapping has the options of a request
 
-_LEAST_VALUES = {"n": 1, "m": 1, "chunks": 1, "replicas": 1, "steps": 1, "prefetch": 0, "seed": 0, "run": 0}
 _SIZES_OF_DEVICES = ("n", "replicas", "shard", "stage_replicas")
-_LISTS_THEMSELVES = ("slow", "stop", "counts", "stage_replicas")
 
 
 def compare(
@@ -81,7 +79,10 @@ def compare(
 
 def _check_shared_options(options: Mapping[str, Any], devices: int | None, batch: int | None) -> None:
     """Refuse values that no schedule takes, also of options that only some take, and what follows from others."""
-    for option, least in _LEAST_VALUES.items():
+    for option, least in {
+        "n": 1,
+        **{name: row.least for name, row in OPTIONS.items() if row.least is not None},
+    }.items():
         for value in listed_values(option, options.get(option)):
             if value is not None:
                 whole_number(option, value, at_least=least)
@@ -92,7 +93,7 @@ def _check_shared_options(options: Mapping[str, Any], devices: int | None, batch
 
 def has_several(name: str, value: Any) -> bool:
     """Return whether an option has several values; some options, and a rule of rows, are lists themselves."""
-    listed = name not in _LISTS_THEMSELVES and isinstance(value, list | tuple | range)
+    listed = not (name in OPTIONS and OPTIONS[name].is_list) and isinstance(value, list | tuple | range)
     return listed and not (value and isinstance(value[0], list | tuple))
 
 

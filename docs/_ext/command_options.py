@@ -1,4 +1,4 @@
-"""A directive for Sphinx: `{options} COMMAND` writes what a command of cdpsim takes, from its own parser."""
+"""Directives for Sphinx: `{options} COMMAND` writes what a command takes, `{request-options}` what a request has."""
 
 from argparse import Action, HelpFormatter
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from cdpsim.cli import COMMANDS
 from cdpsim.cli.parser import Command, Parser
+from cdpsim.request.options import OPTIONS
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -44,8 +45,30 @@ def _action_lines(action: Action, formatter: HelpFormatter) -> tuple[str, ...]:
     return f"`{formatter._format_action_invocation(action)}`", f": {meaning}", ""
 
 
+def request_lines() -> Iterator[str]:
+    """Yield the lines of the table of all options of a request: its schedule, its stages, and a row for each option."""
+    yield from ("| option | default | meaning |", "|---|---|---|")
+    yield "| `schedule` | required | a name of [`cdpsim schedules`](schedules.md), or a CSV file of an order |"
+    yield "| `n` | – | the number of stages; a model with more is grouped into n; without it as many as the model has |"
+    for name, option in OPTIONS.items():
+        default = option.default
+        usual = f"`{default}`" if isinstance(default, str) else str(default).lower()
+        about = option.help + (f"; without it {option.usual}" if option.usual else "")
+        yield f"| `{name}` | {'–' if default in (None, ()) else usual} | {about} |"
+
+
+class RequestOptions(SphinxDirective):
+    """The directive of the table."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the table as Sphinx has it."""
+        container = nodes.container()
+        self.state.nested_parse(StringList(list(request_lines()), source=__name__), self.content_offset, container)
+        return container.children
+
+
 class Options(SphinxDirective):
-    """The directive; its argument is the name of a command."""
+    """The directive of a command, whose name is its argument."""
 
     required_arguments = 1
 
@@ -58,6 +81,7 @@ class Options(SphinxDirective):
 
 
 def setup(app: "Sphinx") -> dict[str, Any]:
-    """Add the directive to Sphinx."""
+    """Add the directives to Sphinx."""
     app.add_directive("options", Options)
+    app.add_directive("request-options", RequestOptions)
     return {"parallel_read_safe": True}

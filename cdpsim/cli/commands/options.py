@@ -1,54 +1,17 @@
 """Arguments that several commands take; those for the options of a request follow from these options."""
 
 import argparse
-import tomllib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin
 
-from cdpsim import presets
-from cdpsim.cli.parser import Argument, argument, argument_group, help_text
+from cdpsim.cli.parser import Argument, argument, argument_group
 from cdpsim.draw.look import PLACES, Look
 from cdpsim.errors import RequestError, whole_number
 from cdpsim.files.tables import DATA_FORMATS, FORMATS, check_format
-from cdpsim.model import UNIT_MODELS
-from cdpsim.model.runtime import RUNTIMES
-from cdpsim.request.options import (
-    DEFAULTS,
-    MEGATRON,
-    DataOptions,
-    DisorderOptions,
-    Options,
-    ScheduleOptions,
-    TrainingOptions,
-    flag_of,
-)
-from cdpsim.request.sharing import BUCKETS, RESHARD
-from cdpsim.schedules.rule import RULES
-from cdpsim.schedules.state import ZERO
+from cdpsim.request.options import GROUPS, OPTION_TYPES, OPTIONS, SimulationOptions, flag_of
 
-RUN_OPTIONS = ("steps", "engine", "collective", "max_memory")
-_USUAL_OPTIONS = ("m", "model", "cluster")  # which short help explains
-_PLATFORM_OPTIONS = ("expand_collectives", "contention", "runtime")
-_GROUPS = {
-    "how a --model is trained (default: as its file says)": TrainingOptions,
-    "what disturbs a run (default: as the --cluster file says)": DisorderOptions,
-    "options that change the schedule (`cdpsim schedules` says which one takes which)": ScheduleOptions,
-    "the data axis: ranks that run the same schedule on other data": DataOptions,
-}
-# The value, help and default of each option of a request, as help shows them.
-_OPTION_TEXTS: dict[str, dict[str, str]] = tomllib.loads(help_text("options.toml"))
-
-# The names that options take beside files or objects.
-_KNOWN_NAMES = {
-    "model": (*UNIT_MODELS, *presets.models()),
-    "cluster": ("unit", *presets.clusters()),
-    "rule": (*RULES,),
-    "runtime": RUNTIMES,
-    "zero": tuple(map(str, range(len(ZERO)))),
-    "buckets": BUCKETS,
-    "reshard": RESHARD,
-}
+RUN_OPTIONS = tuple(SimulationOptions.__annotations__)
 
 STAGES = argument("-n", metavar="N", help="stages (default: as many as the model has)")
 FORCE = argument("--force", action="store_true", help="overwrite a file that exists")
@@ -86,23 +49,23 @@ def add_options(parser: argparse._ActionsContainer, options: Iterable[str], **de
     The request's own default decides on the argument: a switch for False, an argument to repeat for an empty list, and
     a switch with an opposite where neither is the default. An option that is not given is None.
     """
-    for option in options:
-        text = _OPTION_TEXTS[option]
-        default = defaults.get(option, text.get("default"))
-        settings: dict[str, Any] = {"action": "append" if DEFAULTS[option] == () else "store"}
-        if "value" not in text:
-            settings["action"] = "store_true" if DEFAULTS[option] is False else argparse.BooleanOptionalAction
+    for name in options:
+        option = OPTIONS[name]
+        settings: dict[str, Any] = {"action": "append" if option.default == () else "store"}
+        if option.value:
+            settings |= {"metavar": option.value, "choices": _known_values(name)}
         else:
-            settings |= {"metavar": text["value"], "choices": _known_values(option)}
-        about = text["help"].strip() + (f" (default: {default})" if default else "")
-        parser.add_argument(flag_of(option), default=None, help=about, **settings)
+            settings["action"] = "store_true" if option.is_switch else argparse.BooleanOptionalAction
+        default = defaults.get(name, option.default_words)
+        about = option.help + (f" (default: {default})" if default else "")
+        parser.add_argument(flag_of(name), default=None, help=about, **settings)
 
 
-def _known_values(option: str) -> Sequence[str]:
+def _known_values(name: str) -> Sequence[str]:
     """Return the names that a value of an option of a request may have."""
-    kind = Options.__annotations__[option]
-    literals = [name for part in (kind, *get_args(kind)) if get_origin(part) is Literal for name in get_args(part)]
-    return literals or _KNOWN_NAMES.get(option, ())
+    parts = (OPTION_TYPES[name], *get_args(OPTION_TYPES[name]))
+    literals = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
+    return literals or tuple(OPTIONS[name].known())
 
 
 def option_arguments(options: Iterable[str], title: str = "how a run is computed", **defaults: str) -> Argument:
@@ -118,16 +81,22 @@ def request_arguments(*, must_fit: bool = True, without: Collection[str] = (), *
     """
 
     def add(parser: argparse.ArgumentParser) -> None:
-        add_options(parser, _USUAL_OPTIONS, **defaults)
+        brief = [name for name, option in OPTIONS.items() if option.brief]
+        add_options(parser, brief, **defaults)
         parser.set_defaults(ignore_memory=None if must_fit else True)
-        platform = (*_PLATFORM_OPTIONS, "ignore_memory") if must_fit else _PLATFORM_OPTIONS
-        argument_group("what it runs on", lambda group: add_options(group, platform), _add_rendezvous)(parser)
-        for title, options in _GROUPS.items():
-            taken = _OPTION_TEXTS.keys() - {*_USUAL_OPTIONS, *without}
-            if known := [option for option in options.__annotations__ if option in taken]:
-                option_arguments(known, title, **defaults)(parser)
+        left_out = {*brief, *without, *RUN_OPTIONS, *(() if must_fit else ("ignore_memory",))}
+        for group in GROUPS:
+            names = [name for name in group.__annotations__ if OPTIONS[name].typed and name not in left_out]
+            if names:
+                option_arguments(names, _group_title(group), **defaults)(parser)
 
     return add
+
+
+def _group_title(group: type) -> str:
+    """Return the title of a group of options in help: its docstring."""
+    about = str(group.__doc__).removesuffix(".")
+    return f"{about[0].lower()}{about[1:]}"
 
 
 def look_arguments(parser: Any) -> None:
@@ -157,13 +126,6 @@ def look_of(args: argparse.Namespace) -> Look:
     if look.given and args.output is None:
         raise RequestError(look.given[0], "is of a picture; give its file with -o, or leave it out")
     return look
-
-
-def _add_rendezvous(group: argparse._ArgumentGroup) -> None:
-    either = group.add_mutually_exclusive_group()
-    add_options(either, ["rendezvous"])
-    old_name = {"action": "store_const", "const": MEGATRON, "dest": "rendezvous"}
-    either.add_argument("--defer-receives", help=f"the old name of --rendezvous {MEGATRON}", **old_name)
 
 
 def runs_argument(purpose: str) -> Argument:

@@ -18,7 +18,7 @@ from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, argument_group, command
 from cdpsim.export import pictures
 from cdpsim.files.notes import explain, say
-from cdpsim.request.options import FLAGS
+from cdpsim.request.options import OPTIONS
 from cdpsim.schedules import NAMES
 from cdpsim.studies.plan import plan
 from cdpsim.studies.plan.front import OBJECTIVES
@@ -85,6 +85,5 @@ def _searched_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of all candidates, and lists of those that are searched; a switch is tried off and on."""
     given = given_options(args)
     given.pop("ignore_memory", None)
-    return {
-        name: [False, True] if name in FLAGS and value else listed_option(name, value) for name, value in given.items()
-    }
+    switches = [name for name in given if name in OPTIONS and OPTIONS[name].is_switch]
+    return {name: [False, True] if name in switches else listed_option(name, value) for name, value in given.items()}

@@ -16,7 +16,7 @@ from cdpsim.model.recomputation import core_share
 from cdpsim.presets import find_model
 from cdpsim.request import Request, experiment
 from cdpsim.request.check_only import CheckEnded, requests_only
-from cdpsim.request.options import OPTION_NAMES, flag_of
+from cdpsim.request.options import OPTION_NAMES, OPTIONS, flag_of
 from cdpsim.runs import Run
 from cdpsim.schedules import NAMES, SCHEDULES, Schedule
 from cdpsim.studies.comparison import listed_values
@@ -24,7 +24,6 @@ from cdpsim.studies.comparison_columns import SPLIT_NOTE
 from cdpsim.studies.partial_requests import PartialRequests
 from cdpsim.trace import Trace
 
-_MAY_BE_FILES = ("model", "cluster", "rule")
 _SELECTIVE, _LEAST_SAVED = "selective", 0.01  # of the activations
 
 
@@ -36,9 +35,9 @@ def given_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def listed_option(name: str, value: Any) -> Any:
     """Return the values of an option that has several, with commas between them; a file that is there is one value."""
-    if not isinstance(value, str) or "," not in value or name == "stage_replicas":  # which is a list itself
+    if not isinstance(value, str) or "," not in value or (name in OPTIONS and OPTIONS[name].is_list):
         return value
-    if name in _MAY_BE_FILES and os.path.isfile(value):  # noqa: PTH113 - false for a name that is too long
+    if name in OPTIONS and OPTIONS[name].may_be_file and os.path.isfile(value):  # noqa: PTH113 - false for a name that is too long
         return value
     values: list[str] = []
     for part in value.split(","):

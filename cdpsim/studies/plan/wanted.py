@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from cdpsim.cluster import Cluster
-from cdpsim.cluster.disorder import DISORDER_OPTIONS
 from cdpsim.errors import RequestError, short_repr, true_or_false, whole_number
 from cdpsim.files.units import size_bytes
 from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.presets import find_model
-from cdpsim.request.options import DEFAULTS, TRAINING
+from cdpsim.request.options import DEFAULTS, OPTIONS, TRAINING
 from cdpsim.request.reading import read_cluster, read_model
 from cdpsim.request.sharing import read_zero
 from cdpsim.schedules import SCHEDULES, Schedule, find_schedule
@@ -25,7 +24,7 @@ OneModel: TypeAlias = str | Path | Model
 SIZE_AXES = ("n", "m", "chunks", "replicas", "shard", "zero", "rule")
 RECOMPUTATIONS = ("none", "layer")  # searched where the model can
 # Options of a single run: of what a plan finds, they can be asked by `compare`.
-RUN_ALONE = ("order", "counts", "stage_replicas", "steps", "seed", "run", "max_memory", *DISORDER_OPTIONS)
+RUN_ALONE = tuple(name for name, option in OPTIONS.items() if option.of_one_run)
 # Each of these is searched where it is given as a list.
 LISTED_AXES = tuple(name for name in DEFAULTS if name not in (*SIZE_AXES, *RUN_ALONE, "model", "cluster"))
 PLAN_OPTIONS = (*SIZE_AXES, *LISTED_AXES)  # beside a plan's own
@@ -152,7 +151,7 @@ def _listed_schedules(given: str | Sequence[str | Schedule] | None) -> tuple[Sch
 
 def _size_axes(options: Mapping[str, Any], devices: int, *, slots: bool) -> dict[str, tuple[Any, ...]]:
     """Return the values of the axes of sizes that are restricted; in slots n has one value, by default the devices."""
-    least = {"zero": 0}
+    least = {name: option.least or 0 for name, option in OPTIONS.items()}
     given = {name: listed_values(name, options[name]) for name in SIZE_AXES if options.get(name) is not None}
     axes: dict[str, tuple[Any, ...]] = {
         name: tuple(whole_number(name, value, at_least=least.get(name, 1)) for value in values)
