@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from cdpsim import SCHEDULES, Request
+from cdpsim.request.taken import accepts
 from cdpsim.studies.plan.bounds import Sizes, bound_candidates, loads_of
 
 LEAST = 100_000  # candidates a second
@@ -16,7 +17,7 @@ def test_bounds_of_candidates(benchmark: Any) -> None:
     """Six schedules of llama3-8b on eight devices, on all numbers of data ranks, with and without shares."""
     loads = []
     for name in NAMES:
-        chunks = {"chunks": 1} if "chunks" in SCHEDULES[name].options else {}
+        chunks = {"chunks": 1} if accepts(SCHEDULES[name], "chunks") else {}
         request = Request(name, 8, m=8, model="llama3-8b", cluster="a100-nodes", ignore_memory=True, **chunks)
         loads.append(loads_of(request))
     ranks = [(r, 1, 0) for r in (1, 2, 4, 8)] + [(1, s, zero) for s in (2, 4, 8) for zero in (1, 2, 3)]

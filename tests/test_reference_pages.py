@@ -24,6 +24,7 @@ from cdpsim.model import Recipe, Runtime, Tie, _ModelFile, _RepeatedStage
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.program import Category, Content, Op, Stream
 from cdpsim.request.options import OPTION_NAMES
+from cdpsim.request.taken import option_words
 from cdpsim.schedules import Schedule
 from cdpsim.studies.sweep.axes import MOST_SWEPT_POINTS, AxisTable, SweepFile
 from cdpsim.studies.sweep.questions import question_names
@@ -215,7 +216,7 @@ def test_the_page_of_the_api_has_every_public_name() -> None:
 
 def options_of(schedule: Schedule) -> str:
     """Return the cell of the options that a schedule takes."""
-    return ", ".join(f"`{option}`" for option in schedule.option_words) or "–"
+    return ", ".join(f"`{option}`" for option in option_words(schedule)) or "–"
 
 
 def test_the_page_of_schedules_has_each_with_its_options_and_the_paper_s_page() -> None:

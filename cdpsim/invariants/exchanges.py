@@ -298,7 +298,8 @@ def fetch_needs(run: Recount) -> Needs:
 
 def needs_of_new_gathers(run: Recount) -> Needs:
     """Return the needs of new parameters' gathers for all updates of their members, made in a step that has an end."""
-    if run.gathers or not run.request.schedule.order.together or run.request.given["gather"] == "early":
+    state = run.request.state
+    if run.gathers or not run.request.schedule.order.together or (state.streams and state.gather == "early"):
         return NO_NEEDS
     program, tasks = run.collapsed.program, run.program.tasks
     row, device = members(program, np.flatnonzero(program.messages.op == Op.ALL_GATHER))
@@ -310,7 +311,7 @@ def needs_of_new_gathers(run: Recount) -> Needs:
 
 def gathered_step_needs(run: Recount) -> Needs:
     """Return the needs of each device's first task in a step for all new parameters that it gathers before."""
-    if run.request.given["gather"] != "step":
+    if run.request.state.gather != "step":
         return NO_NEEDS
     program, tasks, order = run.collapsed.program, run.program.tasks, run.lanes.order
     row, device = members(program, np.flatnonzero(program.messages.content == Content.PARAMETERS))

@@ -27,7 +27,6 @@ from cdpsim.request.options import (
     SIGNATURE,
     CountRows,
     EngineName,
-    InapplicableOption,
     Options,
 )
 from cdpsim.request.reading import (
@@ -221,21 +220,11 @@ class Request(Mapping[str, Any]):
         """Return the request of a run on so many devices, with its collective chosen.
 
         `sends` says whether the run has messages, `sums` whether it has collectives: these run by the best algorithm if
-        the cluster has a topology. Refuse disturbances of devices or messages that the run does not have, but not those
-        of the cluster's own file, which may be for other schedules.
+        the cluster has a topology. What disturbs devices or messages that the run does not have disturbs nothing.
         """
-        name, disorder = self.schedule.name, self.disorder.within(devices)
+        disorder = self.disorder.within(devices)
         if not sends:
             disorder = msgspec.structs.replace(disorder, link_jitter="")
-        for option in sorted(name for name in DISORDER_OPTIONS if self.given[name]):
-            if getattr(self.disorder, option) and not getattr(disorder, option):
-                problem = "sends no message" if option == "link_jitter" else f"runs on the devices 0 to {devices - 1}"
-                raise InapplicableOption(option.replace("_", "-"), f"{name} {problem}; leave it out")
-        if not disorder.is_random:
-            for option, number in (("seed", self.seed), ("run", self.run)):
-                if number:
-                    problem = f"{option}={number}, and nothing is random; leave it out, or give --jitter"
-                    raise InapplicableOption(option, problem)
         best = sums and self.cluster.is_joined and not self.cluster.is_free
         return self._changed(disorder=disorder, collective=self.collective or ("best" if best else DEFAULT))
 

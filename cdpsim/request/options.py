@@ -6,12 +6,11 @@ A row is a field of the group that it belongs to: its name, its type, and what e
 from collections.abc import Mapping, Sequence
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
 from cdpsim import presets
 from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import Slow, Stop
-from cdpsim.errors import RequestError
 from cdpsim.files import config
 from cdpsim.model import UNIT_MODELS, GradientType, Model, Offload, Optimizer, Recomputation, Runtime, UpdateTime
 from cdpsim.model.runtime import RUNTIMES
@@ -625,8 +624,10 @@ SIGNATURE = Signature(
 )
 
 
-class InapplicableOption(RequestError):
-    """The refusal of an option that a schedule does not accept, or that would change nothing in its run."""
+def literals_of(option: str) -> tuple[str, ...]:
+    """Return the words that an option may be, where its type says them."""
+    kind = OPTION_TYPES[option]
+    return tuple(word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part))
 
 
 def flag_of(option: str) -> str:

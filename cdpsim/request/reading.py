@@ -21,35 +21,21 @@ from cdpsim.model.optimizers import UPDATE_FACTS
 from cdpsim.model.recipe import apply_recipe
 from cdpsim.model.runtime import read_runtime
 from cdpsim.program.assembly import check_counts, count_rounds
-from cdpsim.program.collectives import COLLECTIVES
-from cdpsim.request.options import (
-    BACKWARD_FIRST,
-    FORWARD_FIRST,
-    MEGATRON,
-    OPTIONS,
-    RENDEZVOUS,
-    SLOT_ORDERS,
-    TRAINING,
-    CountRows,
-    InapplicableOption,
-)
+from cdpsim.request.options import FORWARD_FIRST, MEGATRON, OPTIONS, TRAINING, CountRows, literals_of
 from cdpsim.request.sharing import (
-    MOST_SPLIT,
-    SHARING,
     check_layers,
     goes_by_layer,
-    is_given,
     named_zero,
     read_ranks,
     read_sharing,
     read_zero,
     stage_layers,
 )
-from cdpsim.schedules import SCHEDULES, Schedule, find_schedule, schedule_from_lists
+from cdpsim.request.taken import accepts, refuse_untaken, untaken_refusal
+from cdpsim.schedules import Schedule, find_schedule, schedule_from_lists
 from cdpsim.schedules.local import read_outer
 from cdpsim.schedules.rule import CUSTOM, Rule, find_rule
 from cdpsim.schedules.shape import Shape, Widths
-from cdpsim.timing.costs import CONTENTION
 from cdpsim.timing.engine import find_engine
 from cdpsim.trace import load_counts
 
@@ -74,8 +60,6 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
     disorder = disorder_of(cluster.disorder, **{name: options[name] for name in DISORDER}, slots=in_slots)
     _refuse_misfits(schedule, model, cluster)
     _refuse_whole_tensors(schedule, shape, options)
-    _refuse_meetings(schedule, options)
-    _refuse_ineffective(shape, model, cluster, options)
     options["counts"] = _counts(schedule, options["counts"], shape, steps)
     sharing = read_sharing(schedule, shape, model, options)
     if schedule.splits(shape):
@@ -105,8 +89,6 @@ def _model_and_shape(schedule: Schedule, options: Mapping[str, Any]) -> tuple[Mo
     if isinstance(options["model"], str) and options["model"] in UNIT_MODELS:
         if n is None:
             raise RequestError("n", "is missing; give the number of stages, or a model file that says it")
-        if options["by_layer"] and "by-layer" in schedule.options:
-            raise InapplicableOption("by-layer", "makes layers of stages, and in slots these have none; give a --model")
         return None, shape_of(schedule, whole_number("n", n, at_least=1), options)
     layers = _layers_of_stages(schedule, n, options)
     model = read_model(options["model"], None if layers else n, options, places_of(schedule, layers))
@@ -119,21 +101,20 @@ def _check_each(given: Mapping[str, Any]) -> dict[str, Any]:
     # A text of numpy's becomes one of Python's.
     options = {name: str(value) if isinstance(value, str) else value for name, value in given.items()}
     options |= {name: true_or_false(name, options[name]) for name, option in OPTIONS.items() if option.is_switch}
+    schedule = schedule_of(options)
+    options |= named_zero(options) | {"schedule": schedule}
     if options["order"] is not None:
-        options["schedule"] = schedule_from_lists(options["schedule"], options["order"])
         options["order"] = [list(map(str, row)) for row in options["order"]]
-    options |= named_zero(options)
-    options["schedule"] = find_schedule(options["schedule"])
     options["optimizer"] = in_known_case(options["optimizer"], OPTIMIZERS)
-    choose("contention", options["contention"], CONTENTION)
+    for name, option in OPTIONS.items():
+        if (value := options[name]) is None:
+            continue
+        if option.least is not None:
+            options[name] = whole_number(name.replace("_", "-"), value, at_least=option.least)
+        elif name not in TRAINING and (words := literals_of(name)):
+            choose(name.replace("_", "-"), value, words)
     find_engine(options["engine"], options["contention"])
-    options["zero"] = read_zero(options["zero"])
-    numbers = {**dict.fromkeys(("prefetch", "seed", "run"), 0), "shard": 1}
-    options |= {
-        name: whole_number(name, options[name], at_least=least)
-        for name, least in numbers.items()
-        if options[name] is not None
-    }
+    read_zero(options["zero"])
     if options["by_layer"] is not None and not isinstance(options["by_layer"], Sequence):
         options["by_layer"] = true_or_false("by_layer", options["by_layer"])
     if options["runtime"] is not None:
@@ -141,10 +122,15 @@ def _check_each(given: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(options["counts"], str | Path):
         options["counts"] = load_counts(options["counts"])
     if options["outer"] is not None:
-        options |= _with_outer(find_schedule(options["schedule"]), options["outer"])
-    if options["collective"] is not None:
-        choose("collective", options["collective"], COLLECTIVES)
+        options |= _with_outer(schedule, options["outer"])
     return options | {"rendezvous": _rendezvous(options["rendezvous"], options["defer_receives"])}
+
+
+def schedule_of(options: Mapping[str, Any]) -> Schedule:
+    """Return the schedule that the options of a request name, or write out."""
+    if options.get("order") is not None:
+        return find_schedule(schedule_from_lists(options["schedule"], options["order"]))
+    return find_schedule({**options, **named_zero(options)}["schedule"])
 
 
 def _with_outer(schedule: Schedule, given: object) -> dict[str, Any]:
@@ -159,11 +145,10 @@ def _rendezvous(given: object, defer_receives: object) -> str | None:
     """Return how both ends of a message meet, or None; `defer_receives` is the old name of one of these ways."""
     if given is None:
         return MEGATRON if defer_receives else None
-    rendezvous = choose("rendezvous", given, RENDEZVOUS)
-    if defer_receives and rendezvous != MEGATRON:
-        problem = f"is the old name of --rendezvous {MEGATRON}, and --rendezvous asks for {rendezvous}"
+    if defer_receives and given != MEGATRON:
+        problem = f"is the old name of --rendezvous {MEGATRON}, and --rendezvous asks for {given}"
         raise RequestError("defer-receives", f"{problem}; leave either out")
-    return rendezvous
+    return str(given)
 
 
 def shape_of(schedule: Schedule, n: int, options: Mapping[str, Any]) -> Shape:
@@ -200,19 +185,17 @@ def read_stage_replicas(given: object, n: object) -> Widths:
     widths = tuple(whole_number("stage-replicas", number, at_least=1) for number in numbers)
     if n is not None and len(widths) != whole_number("n", n, at_least=1):
         raise RequestError("stage-replicas", f"has {len(widths)} numbers for n={n} stages; give one for each")
-    return widths
+    return () if {*widths} == {1} else widths
 
 
 def _layers_of_stages(schedule: Schedule, n: object, options: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the first layer of each stage where stages are to be layers; () where they are not, or have one each."""
     given, (zero, _, _) = options["by_layer"], read_ranks(schedule, 1, options)
     wanted = given if given is not None else goes_by_layer(zero, options["buckets"])
-    if (n is None and given is None) or not wanted or "by-layer" not in schedule.options:
+    if (n is None and given is None) or not wanted or not accepts(schedule, "by_layer"):
         return ()
     found = given_model(options["model"], None)
     n = found.n if n is None else whole_number("n", n, at_least=1)
-    if given is True and n == found.n:
-        raise InapplicableOption("by-layer", f"each of the {n} stages is a layer of the model anyway; leave it out")
     return stage_layers(found, n) if given is True or given is None else check_layers(given, found, n)
 
 
@@ -227,7 +210,7 @@ def _rule_and_steps(
             given = max(1, (given - 1) // schedule.order.rounds.per_update)
     steps = least_steps(shape.warm_up) if given is None else whole_number("steps", given, at_least=1)
     _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots)
-    refuse_inapplicable(schedule, shape, options)
+    refuse_untaken(schedule, options, shape.parts)
     if not schedule.order.waits:
         return _rule_of_rounds(schedule, shape, steps, options["rule"]), steps
     rule = _find_rule(schedule, options["rule"], options["vertical_sync"])
@@ -244,9 +227,7 @@ def _rule_and_steps(
 def _rule_of_rounds(schedule: Schedule, shape: Shape, steps: int, given: object) -> Rule:
     """Return the rule of a schedule with rounds, which no option changes; refuse a run of nothing but warm-up."""
     if given is not None and find_rule(given) != schedule.rule:
-        brought = "what its communications have brought" if schedule.order.rounds else "each worker's newest parameters"
-        problem = f"{schedule.name} goes on with {brought}"
-        raise InapplicableOption("rule", f"{problem}; leave it out, or take another schedule")
+        raise untaken_refusal(schedule, "rule")
     if schedule.order.rounds and shape.warm_up >= steps:
         problem = f"warm_up={shape.warm_up} leaves none of {steps} updates behind it"
         raise RequestError("warm-up", f"{problem}; give fewer steps of it, or more --steps")
@@ -302,52 +283,6 @@ def memory_engine(engine: str, contention: str) -> str:
     return engine if contention == "none" else "simpy"
 
 
-def refuse_inapplicable(schedule: Schedule, shape: Shape, options: Mapping[str, Any]) -> None:
-    """Refuse an option that the schedule does not accept, unless its value is the schedule's own."""
-    slot_order = options.get("slot_order")
-    if slot_order is not None:
-        choose("slot-order", slot_order, SLOT_ORDERS)
-    splits_parameters = read_ranks(schedule, 1, options)[0] == MOST_SPLIT
-    changed = {
-        "m": shape.m != schedule.micro_batches(shape.parts),
-        "chunks": shape.chunks != schedule.order.chunks,
-        "shard": (options.get("shard") or 1) > 1,
-        "replicas": shape.replicas > (shape.shard if schedule.order.waits else 1),
-        "warm-up": shape.warm_up > 0,
-        "local-steps": shape.local_steps > 0,
-        "outer": options.get("outer") is not None,
-        "stage-replicas": bool(shape.widths),
-        "zero": options.get("zero"),
-        **{name.replace("_", "-"): is_given(options.get(name)) for name in (*SHARING, "by_layer")},
-        "overlap-all-reduce": options.get("overlap_all_reduce"),
-        "vertical-sync": options.get("vertical_sync"),
-        "prefetch": options.get("prefetch") and not splits_parameters,
-        "slot-order": slot_order == BACKWARD_FIRST,
-    }
-    for option, is_changed in changed.items():
-        if option == "prefetch" and is_changed and "reshard" in schedule.options:
-            problem = (
-                f"{schedule.name} does not take this option without --zero 3, which gathers parameters for each use"
-            )
-            raise InapplicableOption(option, f"{problem}; leave it out")
-        if is_changed and option not in schedule.options:
-            if option == "clip" and schedule.order.rounds:
-                raise _unsent_norm(schedule, option, "leave it out")
-            accepted = ", ".join(schedule.options) or "none of its kind"
-            problem = f"{schedule.name} does not take this option (it takes {accepted})"
-            raise InapplicableOption(option, f"{problem}; {_takers(option)}")
-    if set(shape.widths) == {1}:
-        raise InapplicableOption("stage-replicas", "every stage has one device anyway; leave it out")
-
-
-def _takers(option: str) -> str:
-    """Return which schedules take an option that few take, or that divides states; of others the remedy."""
-    if option not in ("stage-replicas", "shard", "zero"):
-        return "leave it out"
-    takers = [name for name, schedule in SCHEDULES.items() if option in schedule.options]
-    return f"{takers[0]} does" if len(takers) == 1 else f"{', '.join(takers)} do"
-
-
 def _refuse_misfits(schedule: Schedule, model: Model, cluster: Cluster) -> None:
     """Refuse a cluster with facts for which the model or the schedule has no use."""
     if model.is_unit and cluster.is_measured:
@@ -361,47 +296,18 @@ def _refuse_misfits(schedule: Schedule, model: Model, cluster: Cluster) -> None:
         raise RequestError("lanes", f"{problem}; leave them out of its file")
 
 
-def _unsent_norm(schedule: Schedule, option: str, remedy: str) -> InapplicableOption:
-    """Return the refusal of an option by which gradients of rounds would be clipped."""
-    problem = "the norm is a sum over all shares, and takes a message before each update"
-    return InapplicableOption(option, f"{problem}, which {schedule.name} does not send; {remedy}")
-
-
 def _refuse_whole_tensors(schedule: Schedule, shape: Shape, options: Mapping[str, Any]) -> None:
     """Refuse an optimizer that needs whole tensors, or their norm, where workers update shares between two messages."""
     if not schedule.order.rounds or shape.replicas == 1:
         return
     training = given_model(options["model"], shape.n).training
     if (options["update_time"] or training.update_time) == "clipped":
-        raise _unsent_norm(schedule, "update-time", "take memory")
+        problem = "the norm is a sum over all shares, and takes a message before each update"
+        raise RequestError("update-time", f"{problem}, which {schedule.name} does not send; take memory")
     optimizer = options["optimizer"] or training.optimizer
     if optimizer and not UPDATE_FACTS[optimizer].is_elementwise:
         problem = f"{optimizer} needs sums over whole tensors, and each worker of {schedule.name} updates a share"
         raise RequestError("optimizer", f"{problem}; take one that goes weight by weight, such as adam")
-
-
-def _refuse_meetings(schedule: Schedule, options: Mapping[str, Any]) -> None:
-    """Refuse messages that wait for their ends in a queue with tasks where tasks do not wait for messages."""
-    if schedule.order.rounds and options["rendezvous"]:
-        problem = f"workers of {schedule.name} go on beside their communication, and never wait for its other end"
-        raise InapplicableOption("rendezvous", f"{problem}; leave it out")
-
-
-def _refuse_ineffective(shape: Shape, model: Model, cluster: Cluster, options: Mapping[str, Any]) -> None:
-    """Refuse options that change nothing with this model and this cluster."""
-    is_free, in_slots = cluster.is_unit, model.is_unit
-    lanes_for_all = cluster.lanes(1)[0] >= shape.side_by_side
-    give_links = "messages take no time; give a --cluster with links"
-    give_lanes = "every micro-batch has a lane of its own; give a --cluster with fewer lanes"
-    for option, is_ineffective, problem in (
-        ("contention", options["contention"] != "none" and is_free, give_links),
-        ("link-jitter", options["link_jitter"] and is_free and not in_slots, give_links),
-        ("collective", options["collective"] == "best" and is_free, "messages take no time, and no way is better"),
-        ("rendezvous", options["rendezvous"] and in_slots, "in slots messages take no time; give a --model"),
-        ("slot-order", options["slot_order"] == BACKWARD_FIRST and lanes_for_all, give_lanes),
-    ):
-        if is_ineffective:
-            raise InapplicableOption(option, f"{problem}, or leave it out")
 
 
 def _counts(schedule: Schedule, given: object, shape: Shape, steps: int) -> CountRows | None:
@@ -410,9 +316,6 @@ def _counts(schedule: Schedule, given: object, shape: Shape, steps: int) -> Coun
         return None
     if schedule.order.rounds:
         return tuple(map(tuple, count_rounds(given, schedule.order.rounds, shape, steps).tolist()))
-    if schedule.order.local:
-        problem = f"each worker of {schedule.name} has m={shape.m} micro-batches in each of its own steps"
-        raise InapplicableOption("counts", f"{problem}; leave them out")
     counts = check_counts(given, shape, steps)
     return None if (counts == shape.m).all() else tuple(map(tuple, counts.tolist()))
 

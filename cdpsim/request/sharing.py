@@ -3,25 +3,20 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from cdpsim.errors import RequestError, choose, in_known_case, short_repr, whole_number
 from cdpsim.files.units import size_bytes
 from cdpsim.model import PRECISIONS, Model
-from cdpsim.request.options import BUCKETS, OPTIONS, RESHARD, Gather, InapplicableOption, Padding, Reduce, UpdateIn
+from cdpsim.request.options import BUCKETS, OPTIONS, RESHARD
+from cdpsim.request.taken import accepts, is_given
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule
 from cdpsim.schedules.buckets import RUNTIMES_WITH_BUCKETS, Buckets
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import REPLICATED, ZERO, Home, State, When
 
-REDUCE, GATHER, PADDING, UPDATE_IN = map(get_args, (Reduce, Gather, Padding, UpdateIn))
 MOST_SPLIT = len(ZERO) - 1  # the stage of ZeRO that splits everything
 SHARING = tuple(name for name, option in OPTIONS.items() if option.in_state)
-
-
-def is_given(value: object) -> bool:
-    """Return whether an option has a value, which may be anything; a switch that is off has none."""
-    return value is not None and value is not False
 
 
 def read_ranks(schedule: Schedule, replicas: int, options: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -40,12 +35,12 @@ def read_ranks(schedule: Schedule, replicas: int, options: Mapping[str, Any]) ->
     if zero and shard is None:
         shard, replicas = replicas, 1
     shard = shard or 1
-    if zero > 1 and not schedule.order.together and "zero" in schedule.options:
-        flushing = [name for name, each in SCHEDULES.items() if "shard" in each.options and each.order.together]
+    if zero > 1 and not schedule.order.together and accepts(schedule, "zero"):
+        flushing = [name for name, each in SCHEDULES.items() if accepts(each, "shard") and each.order.together]
         option = "zero" if options.get("zero") is not None else "shard"
         which = f"zero={zero}" if option == "zero" else f"shard={shard} is --zero {zero}, which"
         problem = f"{which} splits gradients or parameters, and {schedule.name} does not flush"
-        raise InapplicableOption(option, f"{problem}; take --zero 1, or a schedule that does: {', '.join(flushing)}")
+        raise RequestError(option, f"{problem}; take --zero 1, or a schedule that does: {', '.join(flushing)}")
     return zero, replicas * shard, shard if zero else 1
 
 
@@ -64,10 +59,10 @@ def read_sharing(schedule: Schedule, shape: Shape, model: Model | None, options:
         problem = "leaves no parameters on devices between their uses, and only --zero 3 brings them for each"
         raise RequestError("offload", f"{problem}; give --zero 3, or --offload optimizer")
     state = _read_state(schedule, shape, zero, model, options)
-    prefetch = options["prefetch"]
-    if prefetch is None:
-        prefetch = 1 if state.parameters is Home.SPLIT else 0
-    return {"zero": zero, "state": state, "prefetch": prefetch}
+    split = schedule.order.waits and state.parameters is Home.SPLIT
+    usual = 1 if state.parameters is Home.SPLIT else 0
+    asked = options["prefetch"] if split or schedule.fetches else None  # nothing else has parameters on their way
+    return {"zero": zero, "state": state, "prefetch": usual if asked is None else asked}
 
 
 def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None, options: Mapping[str, Any]) -> State:
@@ -79,16 +74,11 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
     in_slots = model is None or model.is_unit
     # Replicas whose steps may differ have no order of messages in common.
     alike = not (in_slots or shape.widths or options["counts"])
-    copied = "buckets" in schedule.options and state == REPLICATED and alike and schedule.has_copies(shape)
-    if not (zero or given or one_place or copied):
+    copied = accepts(schedule, "buckets") and state == REPLICATED and alike and schedule.has_copies(shape)
+    asked = bool(zero or given) and (schedule.flushes or shape.replicas > 1)
+    if not (asked or one_place or copied):
         return replace(state, reduce=When.LAST) if options["overlap_all_reduce"] else state
-    if shape.widths:
-        named = [name for name in ("zero", "shard") if options.get(name)]
-        option = (named or given)[0].replace("_", "-")
-        problem = f"stages of several devices all-reduce their gradients in one piece, and --{option} asks for more"
-        raise InapplicableOption("stage-replicas", f"{problem}; leave either out")
-    if options["overlap_all_reduce"] and options["reduce"] is not None:
-        raise InapplicableOption("overlap-all-reduce", "is another name of --reduce last; leave either out")
+    _refuse_pieces(shape, options, given)
     if in_slots:
         _refuse_in_slots(shape, options)
     on_host = model is not None and any(stage.updated_on_host for stage in model.stages)
@@ -107,8 +97,8 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
         reshard=_read_reshard(zero, shape, one_place, options["reshard"]),
         gather=_read_gather(schedule, zero, options["gather"]),
         padding=_read_padding(shape, model, options["padding"]),
-        clips=_read_clip(schedule, shape, zero, options["clip"]),
-        updates_in_stream=_read_update_in(model, options["update_in"]) == "stream",
+        clips=options["clip"] and not (one_place and (shape.shard == 1 or not zero)),  # where devices have shares
+        updates_in_stream=options["update_in"] == "stream" and model is not None and model.updates_in_lanes,
     )
 
 
@@ -120,11 +110,11 @@ def _state_of_rounds(schedule: Schedule, shape: Shape, model: Model | None) -> S
 
 def _read_reduce(schedule: Schedule, shape: Shape, zero: int, given: object) -> When:
     """Return when gradients are summed."""
-    when = When(choose("reduce", usual_reduce(schedule, zero) if given is None else given, REDUCE))
+    when = When(usual_reduce(schedule, zero) if given is None else given)
     whole = ZERO[zero][1] is Home.COPIED and ZERO[zero][2] is Home.SPLIT
     if when is When.EACH and whole and shape.shard > 1:
         problem = f"each adds up shares, and --zero {zero} has whole gradients on all {shape.shard} ranks"
-        raise InapplicableOption("reduce", f"{problem}; give --zero {zero + 1}, or last or end")
+        raise RequestError("reduce", f"{problem}; give --zero {zero + 1}, or last or end")
     return when
 
 
@@ -135,12 +125,23 @@ def usual_reduce(schedule: Schedule, zero: int) -> str:
     return "last" if ZERO[zero][1] is Home.SPLIT or not schedule.order.together else "end"
 
 
+def _refuse_pieces(shape: Shape, options: Mapping[str, Any], given: Sequence[str]) -> None:
+    """Refuse sums of gradients in two ways."""
+    if shape.widths:
+        named = [name for name in ("zero", "shard") if options.get(name)]
+        option = (named or given)[0].replace("_", "-")
+        problem = f"stages of several devices all-reduce their gradients in one piece, and --{option} asks for more"
+        raise RequestError("stage-replicas", f"{problem}; leave either out")
+    if options["overlap_all_reduce"] and options["reduce"] is not None:
+        raise RequestError("overlap-all-reduce", "is another name of --reduce last; leave either out")
+
+
 def _refuse_in_slots(shape: Shape, options: Mapping[str, Any]) -> None:
     if shape.shard > 1:
         problem = f"a stage's parameters are one piece in slots, and cannot be split among {shape.shard} ranks"
-        raise InapplicableOption("shard", f"{problem}; give a --model (`cdpsim models` lists some)")
-    if options["buckets"] is not None:
-        raise InapplicableOption("buckets", "have sizes in bytes, and slots have none; give a --model")
+        raise RequestError("shard", f"{problem}; give a --model (`cdpsim models` lists some)")
+    if not (options["buckets"] is None or _has_none(options["buckets"])):
+        raise RequestError("buckets", "have sizes in bytes, and slots have none; give a --model")
 
 
 def _read_buckets(
@@ -151,14 +152,11 @@ def _read_buckets(
     if given is None:
         one_bucket_a_unit = zero == MOST_SPLIT or not schedule.order.one_place or model is None or model.is_unit
         given = "none" if one_bucket_a_unit else RUNTIMES_WITH_BUCKETS[0]
-    elif zero == MOST_SPLIT:
-        raise InapplicableOption("buckets", "go with whole parameters, and --zero 3 has units of stages; leave it out")
     if _has_none(given):
-        if options["whole_first_step"]:
-            raise InapplicableOption("whole-first-step", "there are no buckets; leave it out, or give --buckets")
         return None
     assert model is not None
-    return replace(parse_buckets(given, model, shape.replicas), whole_first_step=options["whole_first_step"])
+    buckets = parse_buckets(given, model, shape.replicas)
+    return None if zero == MOST_SPLIT else replace(buckets, whole_first_step=options["whole_first_step"])
 
 
 def _has_none(buckets: object) -> bool:
@@ -195,60 +193,39 @@ def _read_reshard(zero: int, shape: Shape, one_place: bool, given: object) -> st
 
     There, micro-batches on their way use the same parameters. So what stays after a forward stays for the step.
     """
-    if given is None:
-        return "yes" if one_place else "step"
-    if zero != MOST_SPLIT:
-        raise InapplicableOption("reshard", "is about split parameters; leave it out, or give --zero 3")
-    if str(given) == "root" and not one_place:
-        problem = "root keeps parameters for one micro-batch at a time, and a pipeline has several on their way"
-        raise InapplicableOption("reshard", f"{problem}; give yes or step")
-    if str(given) in RESHARD:
-        return "step" if str(given) == "no" and not one_place else str(given)
-    if not str(given).lstrip("-").isdigit():
+    usual = "yes" if one_place else "step"
+    word = usual if given is None else str(given)
+    if word not in RESHARD and not word.lstrip("-").isdigit():
         choose("reshard", given, (*RESHARD, "a number of ranks"))
-    ranks = whole_number("reshard", given, at_least=2)
+    ranks = 0 if word in RESHARD else whole_number("reshard", given, at_least=2)
+    if zero != MOST_SPLIT:
+        return usual
+    if word == "root" and not one_place:
+        problem = "root keeps parameters for one micro-batch at a time, and a pipeline has several on their way"
+        raise RequestError("reshard", f"{problem}; give yes or step")
+    if not ranks:
+        return "step" if word == "no" and not one_place else word
     if shape.shard % ranks or ranks == shape.shard:
         problem = f"to {ranks} ranks, which is no part of the {shape.shard} that share parameters"
         raise RequestError("reshard", f"{problem}; give a smaller divisor of {shape.shard}, or {', '.join(RESHARD)}")
     return ranks
 
 
-def _read_gather(schedule: Schedule, zero: int, given: object) -> str:
+def _read_gather(schedule: Schedule, zero: int, given: str | None) -> str:
     """Return when new parameters are gathered: early where steps have no end at which a device makes all updates."""
-    if given is None:
-        return str(GATHER[0]) if schedule.order.together else "early"
-    if ZERO[zero][2] is not Home.SPLIT or ZERO[zero][0] is Home.SPLIT:
-        problem = "is about parameters gathered after updates, which --zero 1 and 2 have"
-        raise InapplicableOption("gather", f"{problem}; leave it out")
-    return choose("gather", given, GATHER)
+    if given is None or ZERO[zero][2] is not Home.SPLIT or ZERO[zero][0] is Home.SPLIT:
+        return "units" if schedule.order.together else "early"
+    return given
 
 
-def _read_padding(shape: Shape, model: Model | None, given: object) -> str | None:
-    if given is None:
+def _read_padding(shape: Shape, model: Model | None, given: str | None) -> str | None:
+    if given is None or shape.shard == 1 or model is None:
         return None
-    padding = choose("padding", given, PADDING)
-    if shape.shard == 1 or model is None:
-        raise InapplicableOption("padding", "is of shares, and nothing is split; leave it out, or give --shard")
     for j, stage in enumerate(model.stages):
         if stage.parameters and not stage.tensors:
             problem = f"depends on the shapes of parameters, and stage {j} does not have any (`tensors`)"
             raise RequestError("padding", f"{problem}; profile the model, or leave it out")
-    return padding
-
-
-def _read_clip(schedule: Schedule, shape: Shape, zero: int, given: bool) -> bool:
-    if given and schedule.order.one_place and (shape.shard == 1 or not zero):
-        raise InapplicableOption("clip", "sends the norm of gradients, and every device has all; leave it out")
     return given
-
-
-def _read_update_in(model: Model | None, given: object) -> str:
-    if given is None:
-        return str(UPDATE_IN[0])
-    if model is None or not model.updates_in_lanes:
-        problem = "updates take no time of a device; give a --model whose stages have an update time"
-        raise InapplicableOption("update-in", f"{problem}, or leave it out")
-    return choose("update-in", given, UPDATE_IN)
 
 
 def goes_by_layer(zero: int, buckets: object) -> bool:

@@ -7,19 +7,14 @@ from cdpsim.model import Model
 from cdpsim.numeric.kept import Kept
 from cdpsim.program import Program
 from cdpsim.request import Request
-from cdpsim.request.sharing import SHARING
+from cdpsim.request.options import OPTIONS
 from cdpsim.runs.assembling import assemble_one
 from cdpsim.runs.replicas import are_replicas_alike
 
 MOST_KEPT_NODES = 2**20  # of all programs together
 
-_OF_MESSAGES = (
-    "shard",
-    "zero",
-    "collective",
-    "runtime",
-    *SHARING,
-)  # options that are refused where they change nothing
+# Options of which a request has nothing but what was given.
+_AS_GIVEN = tuple(name for name, option in OPTIONS.items() if option.recorded and option.record is None)
 
 
 class KnownPrograms(Kept[Program]):
@@ -76,7 +71,7 @@ def structure_of(request: Request) -> ProgramFacts:
         model.is_unit,
         _weights_of(model),
         tuple((group.count, group.overlap, group.lanes) for group in cluster.devices),
-        tuple(str(request.given[name]) for name in _OF_MESSAGES),
+        tuple(str(request.given[name]) for name in _AS_GIVEN),
     )
 
 

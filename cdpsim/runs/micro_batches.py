@@ -15,6 +15,7 @@ from cdpsim.errors import RequestError
 from cdpsim.numeric.kept import Kept
 from cdpsim.program import Program
 from cdpsim.request import Request
+from cdpsim.request.taken import accepts
 from cdpsim.runs import Run
 from cdpsim.runs.cuts import Cut, Repetition, find_cuts, find_repetition
 from cdpsim.runs.few_steps import FewSteps, steps_at_rest
@@ -61,7 +62,7 @@ def fold_micro_batches(request: Request) -> Folded | None:
     The schedule must take any number of them, and a rule that is given as lags goes with no other number.
     """
     shape, schedule = request.shape, request.schedule
-    if "m" not in schedule.options or schedule.shape is not None or not isinstance(request.rule.record(shape), str):
+    if not accepts(schedule, "m") or schedule.shape is not None or not isinstance(request.rule.record(shape), str):
         return None
     budget: float = _cost(shape.m * shape.n)  # where few show nothing, at most as long again is lost
     for few, unit in _counts_to_try(request) if may_be_separate(request) else ():

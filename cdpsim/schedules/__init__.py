@@ -126,10 +126,6 @@ from cdpsim.schedules.shape import Shape, Widths
 from cdpsim.schedules.state import ALONG, BESIDE, MEAN, OWNER, REPLICATED, TRAVELLING, Home, State
 from cdpsim.schedules.table import KINDS, parse_actions, read_actions
 
-_OF_DATA_AXIS = (
-    *("shard", "zero", "buckets", "whole-first-step", "reduce", "reshard", "gather", "padding", "clip", "update-in"),
-    "by-layer",
-)
 _TRUSTED_ORDERS = f"{__name__}.pipelines."  # whose orders are checked by tests, and not again when they run
 
 
@@ -155,47 +151,7 @@ class Schedule:
         object.__setattr__(self, "name", str(self.name))  # a text of numpy's, too
 
     def __repr__(self) -> str:
-        takes = f"; takes {', '.join(self.option_words)}" if self.options else ""
-        return f"Schedule({short_repr(self.name)}: {one_line(self.about)}{takes})"
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The options that it accepts beyond those that every schedule accepts."""
-        together, replicas = self.order.together, self.placement.replicas
-        owned, rounds, local = self.state.parameters is Home.OWNED, self.order.rounds, self.order.local
-        pipeline = self.order.lists is not None or self.is_line
-        flushed, splits = pipeline and together, pipeline and self.order.waits
-        accepts = {
-            "m": (self.all_reduces or self.order.any_m or self.order.accumulates) and self.m is None,
-            "chunks": self.order.any_chunks,
-            "replicas": pipeline,
-            "warm-up": bool(rounds and rounds.warms_up) or bool(local and local.usual_warm_up),
-            "local-steps": local is not None,
-            "outer": bool(local and local.outer),
-            "stage-replicas": self.order.lists is not None and self.order.lists.replicated is not None,
-            "shard": splits,
-            "zero": splits,
-            "buckets": flushed,
-            "whole-first-step": flushed,
-            "reduce": flushed,
-            "reshard": flushed,
-            "gather": flushed,
-            "padding": splits,
-            "clip": flushed,
-            "update-in": splits,
-            "by-layer": flushed and not self.order.one_place,
-            "overlap-all-reduce": together and not self.placement.lanes and not owned and not self.order.one_place,
-            "vertical-sync": self.vertical_sync is not None,
-            "prefetch": replicas and (owned or not together),
-            "slot-order": self.placement.lanes and not together,
-        }
-        return tuple(name for name, is_accepted in accepts.items() if is_accepted)
-
-    @property
-    def option_words(self) -> tuple[str, ...]:
-        """The options with one word for those of the data axis beside --replicas: all, or those of --zero 1."""
-        word = "data-axis" if "buckets" in self.options else "zero-1"
-        return (*(name for name in self.options if name not in _OF_DATA_AXIS), *[word] * ("zero" in self.options))
+        return f"Schedule({short_repr(self.name)}: {one_line(self.about)})"
 
     @property
     def is_pipeline(self) -> bool:
@@ -253,7 +209,7 @@ class Schedule:
 
         Without a worker of their own, in a pipeline, m may be any number from n on.
         """
-        if not self.order.accumulates or m == self.micro_batches(n) or "m" not in self.options:
+        if not self.order.accumulates or m == self.micro_batches(n) or not self.takes_m:
             return 0
         if self.is_line:
             if m < n:

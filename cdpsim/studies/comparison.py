@@ -19,6 +19,7 @@ from cdpsim.request import Request
 from cdpsim.request.options import DEFAULTS, OPTION_NAMES, OPTIONS
 from cdpsim.request.reading import LEAST_STEPS, least_steps, read_cluster
 from cdpsim.request.sharing import named_zero
+from cdpsim.request.taken import Asked, refuse_taken_by_none, taken_options, untaken_by
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule, find_schedule
 from cdpsim.studies.compare import Measured
@@ -26,7 +27,6 @@ from cdpsim.studies.comparison_columns import Comparison, known_columns
 from cdpsim.studies.equal_shapes import equal_shape
 from cdpsim.studies.evaluate import measure_request
 from cdpsim.studies.montecarlo import sample_runs
-from cdpsim.studies.partial_requests import PartialRequests
 
 Compared = (
     str | Schedule | Request | Run | Mapping[str, Any]
@@ -148,7 +148,8 @@ class _Rows:
     ) -> None:
         self.devices, self.batch, self.runs, self.lists = devices, batch, runs, lists
         self.sizes_matter = sizes_matter
-        self.requests = PartialRequests()
+        self.asked: list[Asked] = []
+        self.ran: list[Asked] = []  # of these
         self.measured: list[Measured] = []
         self.left_out: dict[str, list[str]] = {}
         self.refusal: RequestError | None = None
@@ -166,8 +167,11 @@ class _Rows:
             own = dict(options) | equal_shape(schedule, options, self.devices, self.batch)
             own |= {} if own.keys() & {"steps", "counts"} else {"steps": _default_steps(own, schedule)}
             sizes = ("replicas",) if schedule.m is not None else ("m", "replicas")
-            needed = sizes if self.sizes_matter else ()
-            row, taken = self.requests.serve_part({**own, "schedule": schedule}, _evaluated, needed=needed)
+            own["schedule"] = schedule
+            self.asked.append((schedule, own))
+            taken = taken_options(schedule, own, needed=sizes if self.sizes_matter else ())
+            request = Request.from_builtins(taken)
+            measured = measure_request(request)
         except RequestError as error:
             if isinstance(error, UnknownName):
                 raise
@@ -175,7 +179,7 @@ class _Rows:
             self.left_out.setdefault(error.subject, []).append(schedule.name + f" ({case})" * bool(case))
             self.refusal = self.refusal or error
             return True
-        request, measured = row
+        self.ran.append((schedule, own))
         if one_clock and _of_slots(options) and request.model.name != options.get("model", UNIT_MODELS[0]):
             return False
         if self.runs is not None and request.disorder.is_random:
@@ -193,6 +197,7 @@ class _Rows:
         if self.request is None:
             assert self.refusal is not None
             raise self.refusal
+        refuse_taken_by_none(self.asked)
         if self.runs is not None and not any(row.steps for row in self.measured):
             sample_runs(simulate(self.request), self.runs)  # which refuses a run in which nothing is random
         found = Comparison(
@@ -203,14 +208,9 @@ class _Rows:
             split=split,
             lists=self.lists,
             left_out=self.left_out,
-            untaken=self.requests.untaken(),
+            untaken=untaken_by(self.ran),
         )
         return found if sort == "given" else found.by_throughput() if sort == "throughput" else found.sorted_by(sort)
-
-
-def _evaluated(request: Request) -> tuple[Request, Measured]:
-    """Return a request and its figures."""
-    return request, measure_request(request)
 
 
 def _same_figures(measured: Measured, asked: Mapping[str, str], other: Measured) -> bool:

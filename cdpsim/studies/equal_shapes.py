@@ -11,9 +11,9 @@ from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.presets import find_model
 from cdpsim.request import Request
 from cdpsim.request.reading import read_stage_replicas
+from cdpsim.request.taken import accepts, taken_options
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.shape import Shape
-from cdpsim.studies.partial_requests import PartialRequests
 
 
 def equal_shape(
@@ -29,14 +29,14 @@ def equal_shape(
     """
     if devices is None:
         shape = {}
-    elif "replicas" in schedule.options:
+    elif accepts(schedule, "replicas"):
         shape = _pipelines(schedule, options, devices)
     else:
         shape = _grid(schedule, options, devices)
     if options.get("m") is not None and shape.get("m") not in (None, whole_number("m", options["m"], at_least=1)):
         raise RequestError("m", f"{schedule.name} has m={shape['m']} on {devices} devices; leave it out")
     accumulates = schedule.order.accumulates
-    if batch is not None and "m" in schedule.options and (accumulates or "m" not in shape):
+    if batch is not None and accepts(schedule, "m") and (accumulates or "m" not in shape):
         replicas = whole_number("replicas", shape.get("replicas", options.get("replicas", 1)), at_least=1)
         m = _micro_batches(options, batch, replicas * _shard(schedule, options))
         if not accumulates or _can_share(schedule, shape.get("n", options.get("n")), options, m):
@@ -76,7 +76,7 @@ def _micro_batches(options: Mapping[str, Any], batch: int, replicas: int) -> int
 
 def _shard(schedule: Schedule, options: Mapping[str, Any]) -> int:
     """Return how many data ranks of a schedule share states, beside its replicas."""
-    return whole_number("shard", options.get("shard") or 1, at_least=1) if "shard" in schedule.options else 1
+    return whole_number("shard", options.get("shard") or 1, at_least=1) if accepts(schedule, "shard") else 1
 
 
 def _pipelines(schedule: Schedule, options: Mapping[str, Any], devices: int) -> dict[str, int]:
@@ -93,7 +93,7 @@ def _pipelines(schedule: Schedule, options: Mapping[str, Any], devices: int) -> 
         chunks = whole_number("chunks", options["chunks"], at_least=1)
     if schedule.shape is not None:
         n, places = schedule.shape.n, schedule.actions(schedule.shape).devices
-    elif "stage-replicas" in schedule.options and options.get("stage_replicas") is not None:
+    elif accepts(schedule, "stage_replicas") and options.get("stage_replicas") is not None:
         widths = read_stage_replicas(options["stage_replicas"], options.get("n"))
         n, places = len(widths), sum(widths)
     elif options.get("n") is None:
@@ -137,7 +137,7 @@ def _grid_sizes(
 
     Where any m is taken, n is not more than the model has.
     """
-    any_m = "m" in schedule.options and not schedule.order.accumulates
+    any_m = accepts(schedule, "m") and not schedule.order.accumulates
     model = _model_of(options)
     if options.get("n") is not None:
         n = whole_number("n", options["n"], at_least=1)
@@ -150,13 +150,9 @@ def _devices_of(schedule: Schedule, options: Mapping[str, Any], n: int, m: int) 
     """Return on how many devices a schedule of n stages and m micro-batches runs."""
     shape = Shape(n, m)
     if schedule.placement.exclusive:
-        asked = {name: value for name, value in options.items() if name != "m"}
-        shape = replace(shape, widths=PartialRequests().serve({**asked, "schedule": schedule, "n": n}, _widths))
+        asked = {name: value for name, value in options.items() if name != "m"} | {"schedule": schedule, "n": n}
+        shape = replace(shape, widths=Request.from_builtins(taken_options(schedule, asked)).widths)
     return schedule.placement.devices(shape)
-
-
-def _widths(request: Request) -> tuple[int, ...]:
-    return request.widths
 
 
 def _model_of(options: Mapping[str, Any]) -> Model | None:

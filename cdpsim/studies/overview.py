@@ -4,6 +4,7 @@ import numpy as np
 
 from cdpsim.files.units import Number, counted, short_text
 from cdpsim.program import Category
+from cdpsim.request.taken import accepts
 from cdpsim.runs import Run
 from cdpsim.studies.compare import Measured, measure
 
@@ -14,7 +15,7 @@ def overview(run: Run, runs: int | None = None) -> dict[str, str]:
     layers = f" of {counted(shape.n, 'layer')}" if shape.layers else ""
     stages = counted(shape.parts, "stage") + layers
     what = ", ".join((stages, counted(shape.m, "micro-batch"), counted(measured.devices, "device")))
-    zero = f" --zero {run.request.zero}" if "zero" in run.request.schedule.options and run.request.zero else ""
+    zero = f" --zero {run.request.zero}" if accepts(run.request.schedule, "zero") and run.request.zero else ""
     share, exposed = short_text(measured.bubble, "%"), short_text(measured.exposed, "%")
     steps = "step" if measured.staleness == 1 else "steps"
     age = f"{measured.staleness:.4g} {steps}, the mean age of the versions that forwards read"

@@ -11,6 +11,7 @@ from cdpsim.invariants import violations
 from cdpsim.model import Model, Stage
 from cdpsim.program import Category, Kind, Op
 from cdpsim.program.check import check_program
+from cdpsim.request.taken import accepts
 from cdpsim.schedules import TABLE_1, Schedule
 from cdpsim.schedules.order import CYCLIC
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, matrix_rule
@@ -126,7 +127,7 @@ def test_collectives_are_for_flushes_and_only_for_those(schedule: Schedule) -> N
 
     Replicas of a pipeline need it at once even where the pipeline does not flush.
     """
-    replicas = 2 if "replicas" in schedule.options else 1
+    replicas = 2 if accepts(schedule, "replicas") else 1
     run = simulate(**fitting(schedule.name, 4), replicas=replicas)
     messages = run.program.messages
     model_messages = messages.op[messages.micro_batch < 0]

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate
 from cdpsim.cluster import Devices, Link
+from cdpsim.request.taken import accepts
 from cdpsim.studies.compare import measure
 from tests.selection import Examples
 
 PARTS = 8
-PIPELINES = [name for name, schedule in SCHEDULES.items() if "shard" in schedule.options]
+PIPELINES = [name for name, schedule in SCHEDULES.items() if accepts(schedule, "shard")]
 TIMES = st.floats(0.01, 3.0)
 FLAT = {
     overlap: Cluster(devices=(Devices(speed=1e12, overlap=overlap),), link=Link(latency=0.1, bandwidth=20.0))
@@ -47,7 +48,7 @@ def replicated(draw: st.DrawFn) -> dict[str, Any]:
     asked |= {"replicas": draw(st.integers(1 + (shard == 1), 3)), "shard": shard if zero else None}
     asked |= {"steps": draw(st.integers(1, 4)), "ignore_memory": True}
     asked |= {"chunks": chunks} if schedule.order.any_chunks else {}
-    asked |= {"m": draw(st.integers(1, 3)) * n // chunks} if "m" in schedule.options else {}
+    asked |= {"m": draw(st.integers(1, 3)) * n // chunks} if accepts(schedule, "m") else {}
     asked |= {"reduce": draw(st.sampled_from([None, "end", "last", *["each"] * (zero != 1)]))} if flushes else {}
     if zero == 3:
         asked |= {"reshard": draw(st.sampled_from([None, "yes", "no", "root", "step"]))}

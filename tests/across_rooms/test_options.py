@@ -1,7 +1,8 @@
-"""Every option of every schedule does something, or is refused."""
+"""Every option does something with some schedule; those that do not take it refuse it, and name those that do."""
 
 import inspect
 import json
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, simulate
 from cdpsim.cluster import Cable, Devices, Link, Topology
 from cdpsim.request.options import CollectiveName
-from cdpsim.schedules.rule import RULES
-from cdpsim.schedules.shape import Shape
+from cdpsim.request.taken import accepts, is_untaken
+from cdpsim.runs import Run
 from cdpsim.trace import TABLES
 from tests.helpers.strategies import fitting
 from tests.selection import chance, long_run
@@ -99,10 +100,8 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "recompute": [({}, "full"), ({}, "sqrt")],
     "offload": [({}, "activations"), ({"optimizer": "adam"}, "all")],
 }
-# Options that are refused by another word, too: their new name, a rule for what it does to a timing, and what slots
-# have no bytes for.
+# Values that are refused by another word, too: what they do to a timing, and what slots have no bytes for.
 OTHER = {
-    "defer_receives": ["rendezvous"],
     "counts": ["state"],
     **{name: ["shard", "stage-replicas"] for name in ("zero", "buckets", "reduce", "reshard", "padding")},
     "optimizer": ["training"],
@@ -112,28 +111,12 @@ OTHER = {
     "recompute": ["training"],
     "offload": ["training"],
 }
-
-
-def has_a_stage_on_each_device(name: str) -> bool:
-    """Tell whether no device of a pipeline has more stages than one."""
-    size, schedule = fitting(name, 4), SCHEDULES[name]
-    actions = schedule.actions(Shape(size["n"], size["m"], size.get("chunks", schedule.order.chunks)))
-    return len({*zip(actions.device.tolist(), actions.stage.tolist(), strict=True)}) == actions.devices
-
-
-# An option for something that a schedule does anyway is accepted. The devices of multi-dp are alike here, so they come
-# to their all-reduces together, whether they wait for each other or not.
-ALREADY = {("rule", rule): {name for name in SCHEDULES if SCHEDULES[name].rule.name == rule} for rule in RULES}
-ALREADY |= {("rendezvous", how): {"multi-dp"} for how in ("megatron", "torch")}
-ALREADY |= {("defer_receives", "True"): {"multi-dp"}}
-# Pipelines sum at the end of a step and keep what they have gathered for one; where devices have one stage, one gather
-# is all. Data parallelism sums in its last pass, in one bucket here, drops what it has gathered, and is best in a ring.
-PIPELINES = {name for name in SCHEDULES if "by-layer" in SCHEDULES[name].options}
-ALREADY |= {("reduce", "end"): {*PIPELINES, "dp"}, ("reshard", "no"): PIPELINES, ("reshard", "step"): PIPELINES}
-ONE_GATHER = {"dp", *(name for name in PIPELINES if has_a_stage_on_each_device(name))}
-ALREADY |= {("gather", when): ONE_GATHER for when in ("step", "early")}
-ALREADY |= {each: {"dp"} for each in (("reduce", "last"), ("reshard", "yes"))}
-ALREADY |= {("collective", "ring"): {"dp", *(name for name, each in SCHEDULES.items() if not each.order.waits)}}
+# Of a schedule's value alone nothing tells in whose run it does something: these change nothing in many.
+IDLE = {
+    *("defer_receives", "rendezvous", "collective", "runtime", "seed", "run", "prefetch", "rule", "by_layer"),
+    *("reduce", "reshard", "gather", "update_in", "padding", "clip", "whole_first_step", "overlap_all_reduce"),
+    *("expand_collectives", "contention", "link_jitter", "buckets", "zero", "replicas", "slot_order"),
+}
 
 
 @cache
@@ -168,7 +151,7 @@ def differ(one: Trace, other: Trace) -> bool:
 
 
 @cache
-def plain(name: str, kind: str, needs: str) -> Trace | None:
+def plain(name: str, kind: str, needs: str) -> Run | None:
     """Return a run with what an option needs; None where that is refused."""
     try:
         return simulate(**base(name, kind) | json.loads(needs))
@@ -181,33 +164,42 @@ def test_all_options_are_walked() -> None:
 
 
 def is_served(name: str, option: str) -> bool:
-    """Tell whether a schedule takes an option, which then does something: in slots; and with real costs.
+    """Tell whether a schedule that takes an option does another thing with some value of it.
 
-    There it does it with late messages or with early ones.
+    It is asked in slots, and with real costs: with late messages and with early ones. One that does not take it refuses
+    each value, and names those that do.
     """
-    is_taken = False
+    schedule, changes = SCHEDULES[name], set[bool]()
     for needs, value in VALUES[option]:
-        changes: dict[bool, list[bool]] = {True: [], False: []}
         for kind in ("slots", *CARDS):
             before = plain(name, kind, json.dumps(needs))
             if before is None:
                 continue
-            try:
-                after = simulate(**base(name, kind) | needs | {option: value})
-            except RequestError as error:
-                own = {option.replace("_", "-"), *OTHER.get(option, ())}
-                assert error.subject in own, str(error)
-            else:
-                is_taken = True
-                changes[kind == "slots"].append(differ(after, before))
-        if name not in ALREADY.get((option, str(value)), ()):
-            assert all(any(some) for some in changes.values() if some), (needs, value, changes)
-    return is_taken
+            asked = base(name, kind) | needs | {option: value}
+            if not is_untaken(schedule, option, value, before.request.shape.parts):
+                with suppress(RequestError):
+                    changes.add(differ(run_unless_impossible(option, asked), before))
+                continue
+            with pytest.raises(RequestError, match=f"^{option.replace('_', '-')}: {name} does not take this option"):
+                simulate(**asked)
+            assert any(accepts(other, option) for other in SCHEDULES.values())
+    if option not in IDLE:
+        assert True in changes or not changes
+    return True in changes
+
+
+def run_unless_impossible(option: str, asked: dict[str, Any]) -> Trace:
+    """Return a run; a refusal has the option's own word, or one that is known to stand for it."""
+    try:
+        return simulate(**asked)
+    except RequestError as error:
+        assert error.subject in {option.replace("_", "-"), *OTHER.get(option, ())}, str(error)
+        raise
 
 
 @pytest.mark.parametrize("option", VALUES)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_an_option_does_something_or_is_refused(name: str, option: str) -> None:
+def test_an_option_that_a_schedule_does_not_take_is_refused(name: str, option: str) -> None:
     is_served(name, option)
 
 

@@ -5,6 +5,7 @@ import pytest
 
 import cdpsim
 from cdpsim import Cluster, Model, Request, Stage, Tie, simulate
+from cdpsim.request.taken import accepts
 from tests.helpers.every_row import every_row
 from tests.helpers.hostile_names import HOSTILE_NAME
 
@@ -22,7 +23,13 @@ SHOWN = {
     "steady state": (RUN.steady_state, ["1f1b", "certified", " s,"]),
     "model": (RUN.request.model, ["gpt2", "4 stages"]),
     "cluster": (RUN.request.cluster, ["a100-nodes", "80 GB"]),
-    "schedule": (RUN.request.schedule, ["1f1b", "in turn", "replicas"]),
+    "schedule": (
+        RUN.request.schedule,
+        [
+            "1f1b",
+            "in turn",
+        ],
+    ),
     "rule": (RUN.request.rule, ["dp"]),
     "order": (RUN.request.schedule.order, ["1f1b"]),
     "placement": (RUN.request.schedule.placement, ["as listed"]),
@@ -55,10 +62,10 @@ def test_a_stage_s_line_makes_it_again() -> None:
 @pytest.mark.parametrize("name", cdpsim.schedules())
 def test_a_saved_trace_equals_its_run(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("trace")
-    run = simulate(name, 4, m=8 if "m" in cdpsim.SCHEDULES[name].options else None)
+    run = simulate(name, 4, m=8 if accepts(cdpsim.SCHEDULES[name], "m") else None)
     run.save(folder / "saved")
     assert cdpsim.load(folder / "saved") == run == run.trace
-    assert run != simulate(name, 2, m=4 if "m" in cdpsim.SCHEDULES[name].options else None)
+    assert run != simulate(name, 2, m=4 if accepts(cdpsim.SCHEDULES[name], "m") else None)
 
 
 def test_traces_differ_where_a_summary_or_a_table_does() -> None:

@@ -23,6 +23,7 @@ from cdpsim.cli import console, parser
 from cdpsim.errors import one_line
 from cdpsim.files.progress import progress
 from cdpsim.invariants import INVARIANTS
+from cdpsim.request.taken import accepts, options_beyond_usual
 from cdpsim.schedules import TABLE_1
 from tests.conftest import TOY_CLUSTER, TOY_MODEL, Command, Outcome
 from tests.helpers.command_line import FILES, assert_refused, content, refuse
@@ -157,13 +158,13 @@ def test_a_mistake_that_names_no_argument_is_about_all_of_them() -> None:
 @pytest.mark.parametrize(
     ("options", "schedules"),
     [
-        ("-m 2", [s.name for s in SCHEDULES.values() if "m" not in s.options]),
-        ("--chunks 3", [s.name for s in SCHEDULES.values() if "chunks" not in s.options]),
-        ("--replicas 2", [s.name for s in SCHEDULES.values() if "replicas" not in s.options]),
-        ("--overlap-all-reduce", [s.name for s in SCHEDULES.values() if "overlap-all-reduce" not in s.options]),
-        ("--vertical-sync", [s.name for s in SCHEDULES.values() if "vertical-sync" not in s.options]),
-        ("--prefetch 1", [s.name for s in SCHEDULES.values() if "prefetch" not in s.options]),
-        ("--slot-order backward-first", [s.name for s in SCHEDULES.values() if "slot-order" not in s.options]),
+        ("-m 2", [s.name for s in SCHEDULES.values() if not accepts(s, "m")]),
+        ("--chunks 3", [s.name for s in SCHEDULES.values() if not accepts(s, "chunks")]),
+        ("--replicas 2", [s.name for s in SCHEDULES.values() if not accepts(s, "replicas")]),
+        ("--overlap-all-reduce", [s.name for s in SCHEDULES.values() if not accepts(s, "overlap_all_reduce")]),
+        ("--vertical-sync", [s.name for s in SCHEDULES.values() if not accepts(s, "vertical_sync")]),
+        ("--prefetch 1", [s.name for s in SCHEDULES.values() if not accepts(s, "prefetch")]),
+        ("--slot-order backward-first", [s.name for s in SCHEDULES.values() if not accepts(s, "slot_order")]),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(
@@ -181,7 +182,7 @@ def test_options_at_their_defaults_are_always_fine(name: str, command: Command, 
     asked = fitting(name, 3)
     n, chunks = asked["n"], SCHEDULES[name].order.chunks
     m = asked.get("m", SCHEDULES[name].micro_batches(n))
-    short = f"simulate {name} -n {n} -o a" + (f" -m {m}" if "m" in SCHEDULES[name].options else "")
+    short = f"simulate {name} -n {n} -o a" + (f" -m {m}" if accepts(SCHEDULES[name], "m") else "")
     assert command(*short.split()) == (0, "", "")
     steps = n + 1 if name == "pipedream" else 3  # whose oldest reading is n - 1 steps old
     line = f"simulate {name} -n {n} -m {m} --chunks {chunks} --replicas 1 --prefetch 0 --seed 0 --steps {steps} -o b"
@@ -534,6 +535,7 @@ def test_a_failure_of_the_machine_is_one_line(
 
 INTERRUPTED = """
 import signal, sys
+from cdpsim.request.taken import accepts, options_beyond_usual
 from cdpsim import cli
 
 def simulate(*_, **__):
@@ -837,7 +839,7 @@ def test_schedules_are_listed_in_every_form(command: Command) -> None:
     assert notes.startswith("names of dp with --zero: ddp 0, zero-1 1, zero-2 2, zero-3 and fsdp 3\n")
     listed = json.loads(command("schedules", "--format", "json").out)
     assert [row["schedule"] for row in listed] == list(SCHEDULES)
-    assert listed[0]["options"] == list(SCHEDULES["single-dp"].options) == []
+    assert listed[0]["options"] == list(options_beyond_usual(SCHEDULES["single-dp"])) == []
     rows = list(csv.DictReader(io.StringIO(command("schedules", "--format", "csv").out)))
     assert [row["schedule"] for row in rows] == list(SCHEDULES)
     assert [row["options"].split() for row in rows] == [row["options"] for row in listed]

@@ -41,16 +41,8 @@ FLUSHING = (
         ("dp --replicas 2 --buckets 0B", "buckets: '0B' has a bucket of no bytes; give at least 1 B"),
         ("dp --replicas 2 --buckets 1MiB,0B", "buckets: '1MiB,0B' has a bucket of no bytes; give at least 1 B"),
         ("dp --replicas 2 --buckets few", "'few' is neither one of none, torch, megatron, deepspeed nor sizes such"),
-        ("dp --shard 2 --buckets 1MiB", "go with whole parameters, and --zero 3 has units of stages; leave it out"),
-        ("dp --replicas 2 --buckets none --whole-first-step", "there are no buckets; leave it out, or give --buckets"),
         # when
         ("dp --zero 1 --shard 2 --reduce each", "--zero 1 has whole gradients on all 2 ranks; give --zero 2, or last"),
-        ("dp --zero 1 --shard 2 --reshard no", "is about split parameters; leave it out, or give --zero 3"),
-        ("dp --shard 2 --gather step", "is about parameters gathered after updates, which --zero 1 and 2 have"),
-        ("ddp --reduce each", "reduce: is of what ranks exchange, and there is one; leave it out, or add --replicas"),
-        # layers
-        ("gpipe --by-layer", "by-layer: each of the 3 stages is a layer of the model anyway; leave it out"),
-        ("1f1b -n 3 --by-layer --zero 1 --shard 2", "by-layer: each of the 3 stages is a layer of the model anyway"),
         # devices and memory
         ("1f1b --stage-replicas 2,1,1 --shard 2", "all-reduce their gradients in one piece, and --shard asks for more"),
         ("1f1b --stage-replicas 2,1,1 --zero 0 --buckets none", "in one piece, and --buckets asks for more; leave"),
@@ -64,11 +56,61 @@ def test_what_is_wrong_is_named(line: str, problem: str, command: Command, here:
     refuse(command, here, f"simulate {line} {platform} -o out", problem)
 
 
+@every_row(
+    ("line", "option"),
+    [
+        ("dp --shard 2", "--buckets 1MiB"),
+        ("dp --shard 2", "--whole-first-step"),
+        ("dp --shard 2", "--gather step"),
+        ("dp --replicas 2 --buckets none", "--whole-first-step"),
+        ("dp --zero 1 --shard 2", "--reshard no"),
+        ("dp --zero 1 --shard 2", "--reshard 4"),
+        ("dp --zero 1 --shard 2", "--update-in stream"),
+        ("dp --replicas 2", "--padding megatron"),
+        ("dp --replicas 2", "--clip"),
+        ("ddp", "--reduce each"),
+        ("pp-cdp", "--padding rows"),
+        ("pp-cdp", "--zero 1"),
+        ("gpipe", "--by-layer"),
+        ("gpipe --replicas 2", "--prefetch 2"),
+        ("1f1b -n 3 --zero 1 --shard 2", "--by-layer"),
+        ("1f1b", "--stage-replicas 1,1,1"),
+        ("1f1b", "--reduce last"),
+        ("1f1b", "--seed 3"),
+    ],
+)
+def test_what_changes_nothing_here_is_accepted(line: str, option: str, command: Command, here: Path) -> None:
+    """All tables are those without the option; only the request in the summary may differ."""
+    for folder, more in (("without", ""), ("with", f" {option}")):
+        words = f"simulate {line} {TOY}{more} -o {folder} --force"
+        assert command(*words.split()).code == 0
+    for table in ("tasks.csv", "messages.csv", "memory.csv"):
+        assert (here / "with" / table).read_bytes() == (here / "without" / table).read_bytes(), table
+
+
+@every_row(
+    ("line", "problem"),
+    [
+        ("dp --zero 1 --shard 2 --reshard nothing", "reshard: unknown reshard 'nothing'"),
+        ("dp --shard 2 --buckets few", "'few' is neither one of none, torch, megatron, deepspeed nor sizes such"),
+        ("ddp --gather later", "gather: unknown gather 'later'"),
+        ("1f1b --update-in streams", "update-in: unknown update-in 'streams'; did you mean 'stream'?"),
+    ],
+)
+def test_what_is_unknown_is_refused_where_it_would_change_nothing(
+    line: str, problem: str, command: Command, here: Path
+) -> None:
+    refuse(command, here, f"simulate {line} {TOY} -o out", problem)
+
+
 def test_a_slot_model_has_no_shares(command: Command, here: Path) -> None:
     problem = "a stage's parameters are one piece in slots, and cannot be split among 2 ranks; give a --model"
     refuse(command, here, "simulate dp -n 4 --shard 2", problem)
-    refuse(command, here, "compare single-dp 1f1b -n 4 --shard 2", problem)
-    refuse(command, here, "simulate 1f1b -n 4 --by-layer", "by-layer: makes layers of stages, and in slots these have")
+    done = command("compare", "single-dp", "1f1b", "-n", 4, "--shard", 2)
+    assert done.err.splitlines() == [
+        "cdpsim: --shard: not taken by single-dp",
+        "cdpsim: left out because of shard: 1f1b (by its name each says why)",
+    ]
     refuse(command, here, "simulate dp --zero 5", "zero=5, and ZeRO's stages are 0 to 3; give one of these")
     refuse(command, here, "simulate dp -n 4 --replicas 2 --buckets 1MiB", "have sizes in bytes, and slots have none")
 

@@ -250,7 +250,7 @@ def test_texts_that_are_no_unicode_are_refused_wherever_they_stand(text: str) ->
         assert str(refused.value).isprintable()
 
 
-PREFETCHING = [name for name, schedule in SCHEDULES.items() if "prefetch" in schedule.options]
+PREFETCHING = [name for name, schedule in SCHEDULES.items() if schedule.fetches]
 
 
 @pytest.mark.every_case

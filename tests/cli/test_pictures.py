@@ -130,7 +130,7 @@ def test_an_option_is_for_those_of_several_that_take_it(command: Command, here: 
     """One line names the schedules that do without the option; an option that none takes is refused."""
     done = command("plot", "memory", "multi-dp", "multi-cdp", "-n", 3, "--prefetch", 1, "-o", "a.svg")
     assert done == (0, "", "cdpsim: --prefetch: not taken by multi-dp\n")
-    line = "plot memory multi-dp zb-h1 -n 4 --prefetch 1 -o x.svg"
+    line = "plot memory multi-dp mp-dp -n 4 --prefetch 1 -o x.svg"
     refuse(command, here, line, "prefetch: multi-dp does not take this option")
 
 

@@ -19,7 +19,8 @@ from cdpsim.cluster.devices import OVERLAPS
 from cdpsim.files.units import Work
 from cdpsim.program.assembly import check_causal
 from cdpsim.program.collectives import ALL_REDUCE, COLLECTIVES
-from cdpsim.request.options import RENDEZVOUS, InapplicableOption
+from cdpsim.request.options import RENDEZVOUS
+from cdpsim.request.taken import accepts, taken_options
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import CYCLIC
 from cdpsim.schedules.placement import BY_MICRO_BATCH, SINGLE, pyramid_widths
@@ -73,7 +74,7 @@ def passing(schedule: Schedule, shape: Shape) -> bool:
 
 def prefetching(schedule: Schedule, shape: Shape) -> bool:
     """Need devices that fetch parameters from others."""
-    return "prefetch" in schedule.options and shape.n > 1
+    return schedule.fetches and shape.n > 1
 
 
 def sending(schedule: Schedule, shape: Shape) -> bool:
@@ -86,11 +87,11 @@ def sending(schedule: Schedule, shape: Shape) -> bool:
 @cache
 def shapes(schedule: Schedule, most: int) -> tuple[Shape, ...]:
     """Return all small shapes that a schedule allows, of one replica or two."""
-    takes = schedule.options
-    chunks = range(1, 4) if "chunks" in takes else [schedule.order.chunks]
-    ms = range(1, most + 3) if "m" in takes else [None]
+    chunks = range(1, 4) if accepts(schedule, "chunks") else [schedule.order.chunks]
+    ms = range(1, most + 3) if accepts(schedule, "m") else [None]
     found = []
-    for n, m, chunk, replicas in product(range(1, most + 1), ms, chunks, (1, 2) if "replicas" in takes else (1,)):
+    ranks = (1, 2) if accepts(schedule, "replicas") else (1,)
+    for n, m, chunk, replicas in product(range(1, most + 1), ms, chunks, ranks):
         m = schedule.micro_batches(n) if m is None else m
         with suppress(RequestError):
             shape = Shape(n, m, chunk, replicas, workers=schedule.workers(n, m))
@@ -116,28 +117,6 @@ def in_seconds(n: int) -> Model:
     return Model(stages=Model.unit(n, split=True).stages)
 
 
-IDLE = ("overlap_all_reduce", "collective", "expand_collectives", "contention", "rendezvous")
-CHANCES = ("jitter", "link_jitter", "seed", "run")
-
-
-@cache
-def _untaken(
-    schedule: Schedule, shape: Shape, model: Model | None, steps: int, options: tuple[tuple[str, Any], ...]
-) -> str | None:
-    """Return an option that such a run refuses because it would change nothing; None if there is none."""
-    asked: dict[str, Any] = {"m": shape.m, "chunks": shape.chunks, "replicas": shape.replicas, "steps": steps}
-    if model is not None:
-        asked |= {
-            "model": model,
-            "cluster": Cluster(devices=(Devices(speed=1e12, overlap="none"),), link=Link(latency=1.0)),
-        }
-    try:
-        simulate(schedule, shape.n, **asked, **dict(options))
-    except InapplicableOption as error:
-        return error.subject.replace("-", "_")
-    return None
-
-
 def shape_of(asked: dict[str, Any]) -> Shape:
     """Return the shape of a request."""
     schedule, n = SCHEDULES.get(asked["schedule"], asked["schedule"]), asked["n"]
@@ -146,20 +125,9 @@ def shape_of(asked: dict[str, Any]) -> Shape:
 
 
 def taken(asked: dict[str, Any]) -> dict[str, Any]:
-    """Leave out the options of a request that would change nothing."""
-    asked, cluster = dict(asked), asked.get("cluster", Cluster.unit())
-    schedule, shape = SCHEDULES.get(asked["schedule"], asked["schedule"]), shape_of(asked)
-    if isinstance(cluster, Cluster) and cluster.lanes(1)[0] >= shape.side_by_side:
-        asked.pop("slot_order", None)
-    if cluster.devices[0].overlap != "none" or schedule.order.rounds:
-        asked.pop("rendezvous", None)
-    model = None if "model" not in asked else asked["model"] if schedule.placement.exclusive else in_seconds(shape.n)
-    while True:
-        options = tuple((name, asked[name]) for name in (*IDLE, *CHANCES) if name in asked)
-        untaken = _untaken(schedule, shape, model, asked.get("steps", 3), options)
-        if untaken is None:
-            return asked
-        del asked[untaken]
+    """Leave out the options that the schedule of a request does not take."""
+    schedule = SCHEDULES.get(asked["schedule"], asked["schedule"])
+    return taken_options(schedule, asked, needed=("m", "chunks", "replicas"))
 
 
 def fitting(name: str, n: int) -> dict[str, Any]:
@@ -167,10 +135,10 @@ def fitting(name: str, n: int) -> dict[str, Any]:
     schedule = SCHEDULES[name]
     if not schedule.order.lists:
         return {"schedule": name, "n": n}
-    chunks = 2 if "chunks" in schedule.options else schedule.order.chunks
+    chunks = 2 if accepts(schedule, "chunks") else schedule.order.chunks
     n += n % 2
     more = {"local_steps": 2} if schedule.order.local else {}
-    more |= {"chunks": chunks} if "chunks" in schedule.options else {}
+    more |= {"chunks": chunks} if accepts(schedule, "chunks") else {}
     return {"schedule": name, "n": n, "m": 2 * n} | more
 
 
@@ -282,17 +250,17 @@ def schedules(draw: st.DrawFn, most: int, where: Need = anything) -> dict[str, A
     shape = draw(st.sampled_from(needed[schedule.name]))
     asked: dict[str, Any] = {"schedule": schedule, "n": shape.n, "m": shape.m, "steps": draw(st.integers(1, 4))}
     asked |= {"chunks": shape.chunks, "replicas": shape.replicas}
-    if "stage-replicas" in schedule.options and shape.m > 1 and draw(st.booleans()):
+    if accepts(schedule, "stage_replicas") and shape.m > 1 and draw(st.booleans()):
         widths = draw(st.lists(st.integers(1, min(shape.m, 3)), min_size=shape.n, max_size=shape.n))
         asked |= {"stage_replicas": widths} if set(widths) != {1} else {}
-    if "overlap-all-reduce" in schedule.options:
+    if accepts(schedule, "overlap_all_reduce"):
         all_reduces = shape.m > 1 if schedule.placement.replicas else shape.replicas > 1
         asked["overlap_all_reduce"] = all_reduces and draw(st.booleans())
-    if "vertical-sync" in schedule.options:
+    if accepts(schedule, "vertical_sync"):
         asked["vertical_sync"] = draw(st.booleans())
-    if "prefetch" in schedule.options:
+    if accepts(schedule, "prefetch"):
         asked["prefetch"] = draw(st.integers(0, 3))
-    if "slot-order" in schedule.options:
+    if accepts(schedule, "slot_order"):
         asked["slot_order"] = draw(st.sampled_from(["forward-first", "backward-first"]))
     return asked
 
@@ -347,7 +315,7 @@ def requests(draw: st.DrawFn, most: int = 5, where: Need = anything, timed: bool
     elif draw(st.booleans()):
         request["cluster"] = Cluster(devices=(Devices(lanes=draw(lanes) if several else 1),))
     request = taken(request)
-    if "model" in request and "shard" in request["schedule"].options and "stage_replicas" not in request:
+    if "model" in request and accepts(request["schedule"], "shard") and "stage_replicas" not in request:
         request = draw(sharing(request))
     assume(_is_short(request))
     return request
@@ -400,7 +368,7 @@ def disorders(draw: st.DrawFn, *, slots: bool) -> dict[str, Any]:
 
 
 DIVISIBLE = 720720 * 16  # bytes that every number of parts up to sixteen cuts evenly, and two trees' 2 * 2 to 2 * 16
-REPLICAS = {name: 2 if "replicas" in SCHEDULES[name].options else 1 for name in SCHEDULES}  # which reduce together
+REPLICAS = {name: 2 if accepts(SCHEDULES[name], "replicas") else 1 for name in SCHEDULES}  # which reduce together
 
 
 def evenly(n: int, times: list[float]) -> Model:
@@ -446,6 +414,6 @@ def alike(draw: st.DrawFn, where: Need = anything) -> dict[str, Any]:
         devices=(Devices(lanes=draw(lanes) if SCHEDULES[name].placement.lanes else 1),), link=link
     )
     wanted["collective"] = draw(st.sampled_from(COLLECTIVES))
-    if "prefetch" in SCHEDULES[name].options:
+    if accepts(SCHEDULES[name], "prefetch"):
         wanted["prefetch"] = draw(st.integers(0, 2))
     return taken(wanted)

@@ -19,6 +19,7 @@ from cdpsim.program import Kind, Op, Program
 from cdpsim.program.assembly import derive
 from cdpsim.program.check import check_program
 from cdpsim.program.collectives import DEFAULT
+from cdpsim.request.taken import accepts
 from cdpsim.schedules.shape import Shape
 from cdpsim.studies.compare import measure
 from cdpsim.timing.costs import node_costs
@@ -175,10 +176,10 @@ EACH = ["1f1b", "gpipe", "zb-h1", "mp-cdp", "multi-cdp", "zero-cdp", "pp-cdp", "
 @pytest.mark.parametrize("name", EACH)
 def test_a_request_may_say_how_many_passes_each_replica_has(name: str, tmp_path: Path) -> None:
     """It records them; engines agree, laws hold, and files bring the run back."""
-    replicas = 2 if "replicas" in SCHEDULES[name].options else 1
+    replicas = 2 if accepts(SCHEDULES[name], "replicas") else 1
     counts = [row[:replicas] for row in ([3, 2], [1, 3], [2, 2])]
     words: dict[str, Any] = {"counts": counts} | ({"replicas": 2} if replicas == 2 else {})
-    words |= {"m": 3} if "m" in SCHEDULES[name].options else {}
+    words |= {"m": 3} if accepts(SCHEDULES[name], "m") else {}
     fast, discrete = (simulate(name, 3, engine=engine, **words) for engine in ("fast", "simpy"))
     assert np.array_equal(fast.end, discrete.end)
     assert violations(fast) == {}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, evaluate, evaluate_all, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.numeric import paths
+from cdpsim.request.taken import accepts
 from cdpsim.runs import evaluation, micro_batches
 from cdpsim.runs.known_programs import KNOWN_PROGRAMS, KnownPrograms
 from cdpsim.studies.compare import Measured, measure
@@ -52,7 +53,7 @@ def folds_always(monkeypatch: pytest.MonkeyPatch) -> list[micro_batches.Folded |
     return outcomes
 
 
-TAKE_ANY_M = [name for name, schedule in SCHEDULES.items() if "m" in schedule.options and schedule.order.waits]
+TAKE_ANY_M = [name for name, schedule in SCHEDULES.items() if accepts(schedule, "m") and schedule.order.waits]
 # What is held grows in the first two, whose forwards come before all backwards; after the last forward, a device of
 # gems waits for an update alone.
 NOT_FOLDED = ("gpipe", "looped-bfs", "gems")

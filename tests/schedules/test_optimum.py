@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, RequestError, simulate
+from cdpsim.request.taken import accepts
 from cdpsim.schedules import pipeline
 from cdpsim.schedules.actions import Actions, check_actions
 from cdpsim.schedules.pipelines.zero_bubble import zb_h1, zb_h2
@@ -37,7 +38,7 @@ def actions_of(name: str, sizes: Sizes) -> Actions:
 def simulated(name: str, sizes: Sizes) -> tuple[int, int]:
     """The makespan of a step, and the longest stay of a device."""
     devices, m, chunks = sizes
-    asked = chunks if "chunks" in SCHEDULES[name].options else None
+    asked = chunks if accepts(SCHEDULES[name], "chunks") else None
     trace = simulate(name, devices * chunks, m=m, chunks=asked, steps=1)
     rows = trace.tasks["kind"] != "U"
     device, start, end = (trace.tasks[column][rows] for column in ("device", "start", "end"))

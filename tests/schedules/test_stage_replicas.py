@@ -175,7 +175,6 @@ def test_actions_of_a_shape() -> None:
     ("asked", "problem"),
     [
         ("1f1b -n 4 --stage-replicas 2,1,1", "stage-replicas: has 3 numbers for n=4 stages; give one for each"),
-        ("1f1b -n 2 --stage-replicas 1,1", "stage-replicas: every stage has one device anyway; leave it out"),
         ("1f1b -n 2 --stage-replicas 2,0", "stage-replicas: stage-replicas=0 must be at least 1"),
         ("1f1b -n 2 --stage-replicas 2,x", "stage-replicas: stage-replicas=x must be a whole number of at least 1"),
         ("1f1b -n 2 --stage-replicas 3,1", "m: 1f1b needs a micro-batch for each of the 3 devices of a stage; m=2"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from cdpsim import SCHEDULES, Model, Request, RequestError, Stage, evaluate
-from cdpsim.request.options import InapplicableOption
+from cdpsim.request.taken import accepts
 from cdpsim.studies.plan.bounds import Loads, Sizes, bound_candidates, loads_of
 from tests.helpers.strategies import requests, streamed_requests
 from tests.selection import Examples
@@ -21,12 +21,10 @@ PARTS = 4
 def small(asked: dict[str, Any]) -> Loads | None:
     """Return what a case costs, by a request of the fewest micro-batches, without data ranks; None if it takes none."""
     options = {name: value for name, value in asked.items() if name not in ("replicas", "shard", "zero")}
-    takes_m = "m" in options["schedule"].options
+    takes_m = accepts(options["schedule"], "m")
     for m in range(1, asked["m"] + 1) if takes_m and "m" in asked else [asked.get("m")]:
         try:
             return loads_of(Request(**{**options, "m": m, "ignore_memory": True}))
-        except InapplicableOption:  # of split parameters
-            return None
         except RequestError:
             continue
     return None
@@ -79,7 +77,7 @@ PIPELINES = [name for name, each in SCHEDULES.items() if each.order.lists and ea
 
 def options_of(name: str, devices: int) -> dict[str, Any]:
     """Return the options of a schedule on so many devices."""
-    takes_chunks = "chunks" in SCHEDULES[name].options
+    takes_chunks = accepts(SCHEDULES[name], "chunks")
     chunks = 2 if takes_chunks else SCHEDULES[name].order.chunks
     n = 2 if SCHEDULES[name].order.one_place else devices * chunks
     return {"schedule": name, "n": n} | ({"chunks": chunks} if takes_chunks else {})
@@ -192,7 +190,7 @@ def test_columns_are_bound_as_rows_are() -> None:
 
 
 CYCLIC = {name: each for name, each in SCHEDULES.items() if each.order.accumulates}
-COUNTS = [(name, m) for name, each in CYCLIC.items() for m in (2, 4, 24, 600) if m == 2 or "m" in each.options]
+COUNTS = [(name, m) for name, each in CYCLIC.items() for m in (2, 4, 24, 600) if m == 2 or accepts(each, "m")]
 
 
 @pytest.mark.every_case

@@ -17,6 +17,7 @@ from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, presets, simu
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Topology
 from cdpsim.draw.break_even_curves import break_even_curves
 from cdpsim.draw.canvas import rendered
+from cdpsim.request.taken import accepts
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
 from cdpsim.studies.breakeven import (
@@ -338,7 +339,7 @@ def test_the_table_is_that_of_the_function_in_every_form(command: Command, here:
     assert [one["schedule"] for one in found] == [name for name in TABLE_1 if not name.startswith("single")]
     model, cluster = Model.load("toy.toml"), Cluster.load("box.toml")
     for one in found:
-        early = {"prefetch": 1} if "prefetch" in SCHEDULES[one["schedule"]].options else {}
+        early = {"prefetch": 1} if accepts(SCHEDULES[one["schedule"]], "prefetch") else {}
         assert one == find_break_even(runner(one["schedule"], model, **early), cluster).to_builtins()
     assert found[0]["bandwidth"] == 1e9  # of devices 0 and 1; the others have 3
     rows = list(csv.DictReader(io.StringIO(command(*ASKED, "--format", "csv").out)))
@@ -373,8 +374,8 @@ def test_prefetch_is_for_those_who_take_it(command: Command, here: Path) -> None
         rows = json.loads(command(*ASKED, "multi-dp", "multi-cdp", *asked, "--format", "json").out)
         return lambda name: next(row["break_even"] for row in rows if row["schedule"] == name)
 
-    done = command(*ASKED, "multi-dp", "pp-cdp", "--collective", "ring")
-    assert (done.code, done.err) == (0, "cdpsim: --collective: not taken by pp-cdp\n")
+    done = command(*ASKED, "multi-dp", "pp-cdp", "--replicas", "2")
+    assert (done.code, done.err) == (0, "cdpsim: --replicas: not taken by multi-dp\n")
     plain, late = found(), found("--prefetch", 0)
     assert plain("multi-dp") == late("multi-dp")
     assert plain("multi-cdp") < late("multi-cdp")

@@ -5,7 +5,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
+from cdpsim import Cluster, Model, Stage, Trace, simulate
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.cluster.topology import Cable, Topology
 from cdpsim.files.units import Work
@@ -79,13 +79,11 @@ def test_broadcasts_and_reductions_are_trees() -> None:
     """Among three members they take two rounds each, with every algorithm of all-reduces."""
     model = Model(stages=(Stage(forward=1.0, backward=1.0, parameters=300, gradients=100),) * 3)
     for name in ("ring", "tree", "double-tree", "hierarchical"):
-        with pytest.raises(RequestError, match="collective: zero-dp sums and broadcasts by trees, whatever"):
-            simulate("zero-dp", 3, model=model, cluster=Cluster(link=SLOW), collective=name)
-    trace = simulate("zero-dp", 3, model=model, cluster=Cluster(link=SLOW))
-    for op, size in (("broadcast", 300), ("reduce", 100)):
-        message = rows(trace, "messages", op=op)
-        assert set(message["rounds"].tolist()) == {2}
-        assert np.allclose(message["end"] - message["start"], 2 * (0.5 + size / 100))
+        trace = simulate("zero-dp", 3, model=model, cluster=Cluster(link=SLOW), collective=name)
+        for op, size in (("broadcast", 300), ("reduce", 100)):
+            message = rows(trace, "messages", op=op)
+            assert set(message["rounds"].tolist()) == {2}
+            assert np.allclose(message["end"] - message["start"], 2 * (0.5 + size / 100))
 
 
 def two_nodes_of_four() -> Cluster:

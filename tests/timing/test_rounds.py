@@ -98,10 +98,10 @@ REFUSED = {
     "rounds acco --replicas 2 --model w.toml --cluster box.toml": "rounds: a communication takes as long as",
     "simulate dpu -n 1 --replicas 2 --warm-up 3 --steps 3": "warm-up: warm_up=3 leaves none of 3 updates",
     "simulate acco -n 1 --replicas 2 --warm-up 1": "warm-up: acco does not take",
-    "simulate acco --replicas 2 --model gpt2 --cluster met.toml --rendezvous torch": "rendezvous: workers of acco",
-    "simulate acco -n 1 --replicas 2 --clip": "clip: the norm is a sum over all shares",
+    "simulate acco --replicas 2 --model gpt2 --cluster met.toml --rendezvous torch": "rendezvous: acco does not take",
+    "simulate acco -n 1 --replicas 2 --clip": "clip: acco does not take this option",
     f"{OPTIMIZER} adam --update-time clipped": "update-time: the norm is a sum over all shares",
-    "simulate wp -n 1 --replicas 2 --rule cdp-v1": "rule: wp goes on with what its communications have brought",
+    "simulate wp -n 1 --replicas 2 --rule cdp-v1": "rule: wp does not take this option",
     "simulate pipedream-2bw -n 2 --replicas 2 --rule wp": "rule: 'wp' makes more versions than one a step",
     **{f"{OPTIMIZER} {name}": f"optimizer: {name} needs" for name in ("adafactor", "sm3", "lamb", "lars")},
 }

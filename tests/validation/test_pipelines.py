@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError
+from cdpsim.request.taken import accepts
 from cdpsim.schedules import SCHEDULES, TABLE_1, pipeline
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.rule import NEWEST_EACH
@@ -34,7 +35,7 @@ def cases(schedule: str) -> list[Case]:
     """Of a few shapes those that a schedule takes, each with as many micro-batches as it takes."""
     declared, found = SCHEDULES[schedule], []
     for shape in SHAPES:
-        shape = replace(shape, m=shape.m if "m" in declared.options else declared.micro_batches(shape.n))
+        shape = replace(shape, m=shape.m if accepts(declared, "m") else declared.micro_batches(shape.n))
         try:
             taken = declared.order.chunks == shape.chunks or declared.order.any_chunks
             _ = taken and declared.order.lists is not None and declared.actions(shape)

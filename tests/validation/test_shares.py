@@ -165,8 +165,6 @@ def test_the_command_takes_the_options_of_simulate(tmp_path: Path, capsys: pytes
     [
         (["zero-dp", "--shard", "2"], "shard: zero-dp does not take this option"),
         (["dp", "--zero", "4"], "zero: zero=4, and ZeRO's stages are 0 to 3"),
-        (["dp", "--shard", "2", "--buckets", "torch"], "buckets: go with whole parameters, and --zero 3"),
-        (["dp", "--replicas", "2", "--reshard", "no"], "reshard: is about split parameters"),
         (["dp", "--replicas", "2", "--by-layer"], "by-layer: dp does not take this option"),
         (["ddp", "--zero", "2"], "zero: ddp is dp --zero 0, and --zero asks for 2"),
     ],

@@ -15,6 +15,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from cdpsim import simulate
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
+from cdpsim.request.taken import accepts
 from cdpsim.schedules import SCHEDULES
 from tests.validation.cases import OPTIMIZERS
 from tests.validation.networks import of_layers, vectors
@@ -100,7 +101,7 @@ def eight() -> Model:
 @pytest.mark.parametrize("schedule", MEASURED)
 def test_torchs_own_pipelines_hold_what_is_simulated(schedule: str, eight: Model) -> None:
     """To 32 bytes, which are eight losses; and not if first parts let go of what they alone need."""
-    chunks = {"chunks": 2} if "chunks" in SCHEDULES[schedule].options else {}
+    chunks = {"chunks": 2} if accepts(SCHEDULES[schedule], "chunks") else {}
     asked: dict[str, Any] = {"n": 8, "m": 8, "steps": 2, "model": eight, **chunks}
     torchs, others = (
         simulate(schedule, runtime=runtime, **asked).peaks[:, -1] - 2 * eight.stages[0].parameters
@@ -154,7 +155,7 @@ def test_torchs_own_pipelines_of_perceptrons_do_so_too(schedule: str) -> None:
     """Whose stages keep their outputs for their backwards; to 16 bytes, which are four losses."""
     training = make_training("mlp", 4, batch=16, dtype=torch.float32, width=64)
     model = with_unit_times(profile_stages(training, OPTIMIZERS["sgd"]), split=True)
-    chunks = {"chunks": 2} if "chunks" in SCHEDULES[schedule].options else {}
+    chunks = {"chunks": 2} if accepts(SCHEDULES[schedule], "chunks") else {}
     asked: dict[str, Any] = {"n": 4, "m": 4, "steps": 2, "model": model, **chunks}
     peaks = simulate(schedule, runtime="torch", **asked).peaks[:, -1] - 2 * model.stages[0].parameters
     assert np.abs(peaks - PERCEPTRONS[schedule]).max() <= 16

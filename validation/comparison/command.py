@@ -16,9 +16,10 @@ from cdpsim.files.progress import ticker
 from cdpsim.files.units import seconds
 from cdpsim.model.recomputation import SEGMENTED
 from cdpsim.program.collectives import ALL_REDUCE
-from cdpsim.request.options import DEFAULTS
-from cdpsim.request.reading import refuse_inapplicable, shape_of
-from cdpsim.request.sharing import GATHER, REDUCE, goes_by_layer, named_zero, read_ranks
+from cdpsim.request.options import DEFAULTS, literals_of
+from cdpsim.request.reading import shape_of
+from cdpsim.request.sharing import goes_by_layer, named_zero, read_ranks
+from cdpsim.request.taken import accepts, refuse_untaken
 from cdpsim.schedules import Schedule, find_schedule
 from cdpsim.schedules.rule import RULES, find_rule
 from cdpsim.schedules.shape import Shape
@@ -40,6 +41,7 @@ from .replays import SingleProcess, compare_replay, count_runs
 
 MOST_LINES = 5  # of one kind in a summary; the report has all
 
+_SUMS = ", ".join(literals_of("reduce"))
 _TRAINING = argument_group(
     "what is trained",
     argument("--model", metavar="MODEL", help="as for `profile`: transformer, … (default mlp, or as --stages says)"),
@@ -67,9 +69,13 @@ _DATA_RANKS = argument_group(
     argument("--zero", metavar="Z", help="what they split: 0 nothing, 1 optimizer states, 2 gradients too, 3 all"),
     argument("--buckets", metavar="BUCKETS", help="gradients of how many stages go together: torch, '1 MiB,25 MiB', …"),
     argument("--whole-first-step", action="store_true", help="one bucket has all gradients in the first step"),
-    argument("--reduce", metavar="WHEN", help=f"sum gradients at the {', '.join(REDUCE)}: of a step, or pass by pass"),
+    argument(
+        "--reduce",
+        metavar="WHEN",
+        help=f"sum gradients at the {_SUMS}: of a step, or pass by pass",
+    ),
     argument("--reshard", metavar="HOW", help="drop gathered parameters after each use: yes, no, root, or K ranks"),
-    argument("--gather", metavar="WHEN", help=f"how new parameters are gathered: {', '.join(GATHER)}"),
+    argument("--gather", metavar="WHEN", help=f"how new parameters are gathered: {', '.join(literals_of('gather'))}"),
     argument(
         "--by-layer",
         action=argparse.BooleanOptionalAction,
@@ -192,13 +198,13 @@ def case_of(options: argparse.Namespace) -> Case:
     least = {"prefetch": 0, "zero": 0, "shard": 1}
     given |= {name: whole_number(name, given[name], at_least=k) for name, k in least.items() if given[name] is not None}
     shape = shape_of(schedule, n, given)
-    refuse_inapplicable(schedule, shape, given)
+    refuse_untaken(schedule, given, shape.parts)
     zero, _, _ = read_ranks(schedule, shape.replicas, given)
     if schedule.order.rounds:  # whose replicas share as they always do
         shape, zero = replace(shape, shard=1), 0
     cuts = tuple(find_cuts(layers, n, options.partition, optimizer))
     wanted = options.by_layer if options.by_layer is not None else goes_by_layer(zero, options.buckets)
-    by_layer = wanted and "by-layer" in schedule.options and len(layers.layers) > n
+    by_layer = wanted and accepts(schedule, "by_layer") and len(layers.layers) > n
     case = Case(
         schedule=schedule.name,
         n=n,

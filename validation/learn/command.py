@@ -18,14 +18,14 @@ from cdpsim.files.notes import explain
 from cdpsim.files.progress import ticker
 from cdpsim.files.tables import as_csv, format_table
 from cdpsim.request.options import flag_of
+from cdpsim.request.taken import accepts
 from cdpsim.schedules import SCHEDULES
-from cdpsim.studies.partial_requests import PartialRequests
 
 from ..program import harness_command
 from ..report.environment import environment, source_hash
 from .data import ALL_DATA, Data, load_data
 from .figure import draw_learned
-from .lags import Learner, read_learner
+from .lags import Learner, options_of_learner, read_learner
 from .limits import LIMITS_HEADER, FoundLimits, Limit, find_limits, limit_row
 from .limits_figure import draw_limits
 from .networks import NETWORKS
@@ -182,32 +182,33 @@ def _read_asked(options: argparse.Namespace) -> _Asked:
     settings = settings_of(given, like_paper=options.like_paper)
     data, batch_norm = load_data(settings["data"]), options.batch_norm or options.like_paper
     course = course_of(settings, data, n, batch_norm=batch_norm, one_by_one=options.no_vmap)
-    requests = PartialRequests()
     if data.is_quadratic and not options.limits:
         raise RequestError("data", f"{data.name} has a loss, and no accuracy; give --limits")
-    learners = _read_learners(options, n, requests)
+    learners, asked = _read_learners(options, n)
     micro_batches = check_course(course, learners, data)
-    report_untaken(requests)
+    report_untaken(asked)
     warm_up = {} if options.schedule_warm_up is None else {"warm_up": options.schedule_warm_up}
     more = {"of_schedules": own} if (own := _of_schedules(options) | warm_up) else {}
     request = {"names": options.names, "n": n, **more, **settings, **recorded(course)}
     return _Asked(settings, course, data, learners, micro_batches, request)
 
 
-def _read_learners(options: argparse.Namespace, n: int, requests: PartialRequests) -> list[Learner]:
-    """Return what is learnt with, each with the options that its schedule takes."""
+def _read_learners(options: argparse.Namespace, n: int) -> tuple[list[Learner], list[dict[str, Any]]]:
+    """Return what is learnt with, each with the options that its schedule takes; and all options given for each."""
     if twice := [name for name in options.names if options.names.count(name) > 1]:
         raise RequestError(twice[0], "is named twice; name it once")
     given, warm_up, warmed = _of_schedules(options), options.schedule_warm_up, []
-    learners = []
+    learners, asked = [], []
     for name in options.names:
         declared = SCHEDULES.get(name.partition(":")[0])
-        warms = warm_up is not None and declared is not None and "warm-up" in declared.options
-        learners.append(read_learner(name, n, given | ({"warm_up": warm_up} if warms else {}), requests))
+        warms = warm_up is not None and declared is not None and accepts(declared, "warm_up")
+        own = given | ({"warm_up": warm_up} if warms else {})
+        asked.append(options_of_learner(name, n, own))
+        learners.append(read_learner(name, n, own))
         warmed.append(warms)
     if warm_up is not None and not any(warmed):
         raise RequestError("schedule-warm-up", "none of these schedules takes it; leave it out")
-    return learners
+    return learners, asked
 
 
 def _refuse_with_limits(options: argparse.Namespace, given: Settings) -> None:

@@ -9,9 +9,10 @@ from cdpsim.api import assemble
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints
 from cdpsim.request import Request
+from cdpsim.request.reading import schedule_of
+from cdpsim.request.taken import taken_options
 from cdpsim.schedules.local import Outer
 from cdpsim.schedules.rule import Versions
-from cdpsim.studies.partial_requests import PartialRequests
 from cdpsim.trace.metrics.staleness import Lags, lags_of_step, mean_staleness
 
 MOST_STEPS = 96  # until two steps have the same lags
@@ -45,14 +46,19 @@ class Learner(NamedTuple):
         return int(MOST_STEPS // len(np.unique(made.step[~made.estimate])))
 
 
-def read_learner(name: str, n: int, options: Mapping[str, Any], requests: PartialRequests | None = None) -> Learner:
+def read_learner(name: str, n: int, options: Mapping[str, Any]) -> Learner:
     """Return a schedule by its name and, behind a colon, its rule: `multi-cdp`, `multi-cdp:cdp-v1`, a CSV file.
 
     It has those of the options that it takes.
     """
+    given = options_of_learner(name, n, options)
+    return learner_of(name, Request.from_builtins(taken_options(schedule_of(given), given, needed=("rule",))))
+
+
+def options_of_learner(name: str, n: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the request of a schedule by its name and, behind a colon, its rule."""
     schedule, _, rule = name.partition(":")
-    given = {"schedule": schedule, "n": n, **options, **({"rule": rule} if rule else {})}
-    return (requests or PartialRequests()).serve(given, lambda request: learner_of(name, request), needed=("rule",))
+    return {"schedule": schedule, "n": n, **options, **({"rule": rule} if rule else {})}
 
 
 def learner_of(name: str, request: Request) -> Learner:

@@ -7,6 +7,7 @@ import numpy as np
 
 from cdpsim import Run, simulate
 from cdpsim.program import Category, Content, Kind, Op, Program
+from cdpsim.request.taken import accepts
 from cdpsim.schedules import find_schedule
 from cdpsim.trace.metrics import memory
 
@@ -51,10 +52,10 @@ def predict_seconds(peer: Peer, case: Case, runtime: str, forecast: Forecast) ->
 
 
 def _simulate(peer: Peer, case: Case, runtime: str, **options: Any) -> Run:
-    accepted = find_schedule(case.schedule).options
+    schedule = find_schedule(case.schedule)
     shape = {"m": case.m, "chunks": case.chunks, "replicas": case.replicas}
     options |= peer.options
-    options |= {name: value for name, value in shape.items() if name in accepted}
+    options |= {name: value for name, value in shape.items() if accepts(schedule, name)}
     if peer.recompute is not None:
         options["recompute"] = peer.recompute
     if PAPER not in (runtime, peer.runtime):

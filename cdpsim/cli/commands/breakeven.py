@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from cdpsim.api import simulate
 from cdpsim.cli.commands.options import (
     FORMAT,
     RUN_OPTIONS,
@@ -17,7 +16,7 @@ from cdpsim.cli.commands.options import (
     output_arguments,
     request_arguments,
 )
-from cdpsim.cli.commands.requests import check_output, given_options, in_slots, report_untaken
+from cdpsim.cli.commands.requests import check_output, given_options, in_slots, report_untaken, run_of
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError, choose, in_known_case, whole_number
@@ -25,6 +24,9 @@ from cdpsim.export import pictures
 from cdpsim.files.tables import format_table
 from cdpsim.files.units import short_text
 from cdpsim.presets import find_cluster, find_model
+from cdpsim.request import Request
+from cdpsim.request.reading import schedule_of
+from cdpsim.request.taken import taken_options
 from cdpsim.schedules import NAMES, SCHEDULES, TABLE_1
 from cdpsim.studies.breakeven import (
     MOST_SHARE,
@@ -34,7 +36,6 @@ from cdpsim.studies.breakeven import (
     runner_on_clusters,
     step_times_at,
 )
-from cdpsim.studies.partial_requests import PartialRequests
 
 _OVER = ("n", "bandwidth")
 _PREFETCH = "1"  # a parameter that arrives just in time is never hidden
@@ -78,16 +79,15 @@ def breakeven_command(args: argparse.Namespace) -> int:
         raise RequestError("--cluster", "is missing; its bandwidths are what is varied (`cdpsim clusters` lists some)")
     cluster = find_cluster(options["cluster"])
     share = _read_share(args.share)
-    requests = PartialRequests()
     every = _options_of_requests(args, options)
+    taken = [taken_options(schedule_of(own), own) for own in every]
     look = look_of(args)
     check = partial(pictures.check_picture, args.output, look=look, force=args.force)
-    check_output(args.output, check, [partial(requests.serve, own, simulate) for own in every])
-    silent = () if "prefetch" in options else ("prefetch",)
-    runs = [requests.serve(own, runner_on_clusters, silent=silent) for own in every]
+    check_output(args.output, check, [partial(run_of, own) for own in taken])
+    runs = [runner_on_clusters(Request.from_builtins(own)) for own in taken]
     found = [find_break_even(run, cluster, share) for run in runs]
     results = [replace(result, schedule=own["schedule"]) for result, own in zip(found, every, strict=True)]
-    report_untaken(requests)
+    report_untaken(own if "prefetch" in options else own | {"prefetch": None} for own in every)
     factors, last = bandwidth_factors(results), results[-1].n
     curves: list[StepCurve] = [
         (result, step_times_at(run, cluster, factors))

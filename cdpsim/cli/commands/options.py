@@ -1,15 +1,15 @@
 """Arguments that several commands take; those for the options of a request follow from these options."""
 
 import argparse
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import fields
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from cdpsim.cli.parser import Argument, argument, argument_group
 from cdpsim.draw.look import PLACES, Look
 from cdpsim.errors import RequestError, whole_number
 from cdpsim.files.tables import DATA_FORMATS, FORMATS, check_format
-from cdpsim.request.options import GROUPS, OPTION_TYPES, OPTIONS, SimulationOptions, flag_of
+from cdpsim.request.options import GROUPS, OPTIONS, SimulationOptions, flag_of, literals_of
 
 RUN_OPTIONS = tuple(SimulationOptions.__annotations__)
 
@@ -53,19 +53,12 @@ def add_options(parser: argparse._ActionsContainer, options: Iterable[str], **de
         option = OPTIONS[name]
         settings: dict[str, Any] = {"action": "append" if option.default == () else "store"}
         if option.value:
-            settings |= {"metavar": option.value, "choices": _known_values(name)}
+            settings |= {"metavar": option.value, "choices": literals_of(name) or tuple(option.known())}
         else:
             settings["action"] = "store_true" if option.is_switch else argparse.BooleanOptionalAction
         default = defaults.get(name, option.default_words)
         about = option.help + (f" (default: {default})" if default else "")
         parser.add_argument(flag_of(name), default=None, help=about, **settings)
-
-
-def _known_values(name: str) -> Sequence[str]:
-    """Return the names that a value of an option of a request may have."""
-    parts = (OPTION_TYPES[name], *get_args(OPTION_TYPES[name]))
-    literals = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
-    return literals or tuple(OPTIONS[name].known())
 
 
 def option_arguments(options: Iterable[str], title: str = "how a run is computed", **defaults: str) -> Argument:

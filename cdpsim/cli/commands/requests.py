@@ -17,11 +17,12 @@ from cdpsim.presets import find_model
 from cdpsim.request import Request, experiment
 from cdpsim.request.check_only import CheckEnded, requests_only
 from cdpsim.request.options import OPTION_NAMES, OPTIONS, flag_of
+from cdpsim.request.reading import schedule_of
+from cdpsim.request.taken import refuse_taken_by_none, taken_options, untaken_by
 from cdpsim.runs import Run
 from cdpsim.schedules import NAMES, SCHEDULES, Schedule
 from cdpsim.studies.comparison import listed_values
 from cdpsim.studies.comparison_columns import SPLIT_NOTE
-from cdpsim.studies.partial_requests import PartialRequests
 from cdpsim.trace import Trace
 
 _SELECTIVE, _LEAST_SAVED = "selective", 0.01  # of the activations
@@ -100,21 +101,20 @@ def report_recomputation(requests: Iterable[Mapping[str, Any]]) -> None:
                 say(f"--recompute {_SELECTIVE}: {kept}, so that its time is lost and no memory saved; layer saves more")
 
 
-def report_untaken(requests: PartialRequests, *notes: str) -> None:
+def report_untaken(requests: Iterable[Mapping[str, Any]], *notes: str) -> None:
     """Print notes, and which schedules ran without which option; refuse an option that no schedule takes."""
-    untaken = requests.untaken()
+    asked = [(schedule_of(options), options) for options in requests]
+    refuse_taken_by_none(asked)
     for note in notes:
         say(note)
-    for option, schedules in untaken.items():
+    for option, schedules in untaken_by(asked).items():
         say(f"{flag_of(option)}: not taken by {', '.join(schedules)}")
 
 
-def trace_of(args: argparse.Namespace, name: str, requests: PartialRequests | None = None) -> Trace:
+def trace_of(args: argparse.Namespace, name: str) -> Trace:
     """Return the trace in the folder of that name, or the trace of a run of the request of that name."""
-    is_file = name.endswith(".csv") or experiment.is_experiment(name)
-    if name in NAMES or is_file or not ("/" in name or Path(name).is_dir()):
-        options = options_of(args, name)
-        return run_of(options) if requests is None else requests.serve(options, simulate)
+    if not _is_folder(name):
+        return run_of(options_of(args, name))
     for option in given_options(args):
         raise RequestError(flag_of(option), f"is of a run, but {name!r} is a folder with one; leave it out")
     return reopen(name)
@@ -122,20 +122,29 @@ def trace_of(args: argparse.Namespace, name: str, requests: PartialRequests | No
 
 def traces_of(args: argparse.Namespace, names: Sequence[str]) -> list[Trace]:
     """Return the traces of those names in one unit of time: in slots, all backwards take as long as split ones."""
-    requests = PartialRequests()
-    traces = [trace_of(args, name, requests) for name in names]
+    asked = {name: options_of(args, name) for name in names if not _is_folder(name)}
+    traces = [_partial_run(asked[name]) if name in asked else trace_of(args, name) for name in names]
     models = [trace.request.get("model") for trace in traces]
     if not all(model in models for model in UNIT_MODELS):
-        report_untaken(requests)
+        report_untaken(asked.values())
         return traces
     traces = [
-        requests.serve(options_of(args, name) | {"model": UNIT_MODELS[1]}, simulate)
-        if model == UNIT_MODELS[0] and not Path(name).is_dir()
-        else trace
+        _partial_run(asked[name] | {"model": UNIT_MODELS[1]}) if model == UNIT_MODELS[0] and name in asked else trace
         for name, model, trace in zip(names, models, traces, strict=True)
     ]
-    report_untaken(requests, SPLIT_NOTE)
+    report_untaken(asked.values(), SPLIT_NOTE)
     return traces
+
+
+def _is_folder(name: str) -> bool:
+    """Return whether a name is that of a folder of a run, and not of a request."""
+    is_file = name.endswith(".csv") or experiment.is_experiment(name)
+    return not (name in NAMES or is_file) and ("/" in name or Path(name).is_dir())
+
+
+def _partial_run(options: Mapping[str, Any]) -> Run:
+    """Simulate the request of those options that its schedule takes, and return the run."""
+    return run_of(taken_options(schedule_of(options), options))
 
 
 def check_output(path: str | None, check: Callable[[], object], runs: Iterable[Callable[[], object]]) -> None:

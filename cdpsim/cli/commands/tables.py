@@ -26,7 +26,7 @@ from cdpsim.files.tables import format_table
 from cdpsim.files.units import short_text
 from cdpsim.files.writing import check_writable, write_file
 from cdpsim.request import Request
-from cdpsim.request.options import InapplicableOption
+from cdpsim.request.taken import option_words, options_beyond_usual
 from cdpsim.schedules import NAMES, SCHEDULES
 from cdpsim.studies import table1_forms
 from cdpsim.studies.acco_table import ACCO_PAPER, CDP_PAPER, METHOD_HEADER, TABLED_PAPERS, acco_table1
@@ -48,12 +48,12 @@ def schedules_command(args: argparse.Namespace) -> int:
     form = format_of(args)
     header = ("schedule", "order", "placement", "rule", "state", "options", "about")
     rows = [
-        (s.name, s.order.name, s.placement.name, s.rule.name, s.state.label, s.options, s.about)
+        (s.name, s.order.name, s.placement.name, s.rule.name, s.state.label, options_beyond_usual(s), s.about)
         for s in SCHEDULES.values()
     ]
     records = [dict(zip(header, row, strict=True)) for row in rows]
-    words = [s.option_words if form == "text" else s.options for s in SCHEDULES.values()]
-    cells = [(*row[:5], " ".join(own), row[6]) for row, own in zip(rows, words, strict=True)]
+    words = option_words if form == "text" else options_beyond_usual
+    cells = [(*row[:5], " ".join(words(s)), row[6]) for row, s in zip(rows, SCHEDULES.values(), strict=True)]
     write_stdout(format_table(form, records, header, cells))
     if form == "text":
         write_stdout(f"\n{_NAMES_TEXT}")
@@ -105,7 +105,7 @@ def _print_acco_table(args: argparse.Namespace, form: str, options: Mapping[str,
     given += [name for name in ("shared_parameters", "exact") if getattr(args, name)]
     if given:
         name = given[0].replace("_", "-")
-        raise InapplicableOption(name, "is of the CDP paper's table; leave it out, or --paper acco")
+        raise RequestError(name, "is of the CDP paper's table; leave it out, or --paper acco")
     size = {"workers": args.n, "parameters": args.parameters}
     rows = acco_table1(**{name: value for name, value in size.items() if value is not None})
     records = [dict(zip(METHOD_HEADER, row.data, strict=True)) | {"agree": row.agrees} for row in rows]

@@ -11,15 +11,14 @@ from cdpsim.model.recomputation import BY_LAYER
 from cdpsim.numeric.columns import Flags, Floats, Ints
 from cdpsim.program import Content, Kind, Op, Program, Stream
 from cdpsim.request import Request
-from cdpsim.request.options import InapplicableOption
 from cdpsim.request.reading import given_model, read_recipe
+from cdpsim.request.taken import accepts
 from cdpsim.runs import Run
 from cdpsim.runs.assembling import assemble_one
 from cdpsim.runs.pricing import price_request
 from cdpsim.runs.steady_state import few_steps
 from cdpsim.schedules.order import Listing
 from cdpsim.schedules.shape import Shape
-from cdpsim.studies.partial_requests import PartialRequests
 from cdpsim.studies.plan.base_memory import Held, held_in_tasks
 from cdpsim.studies.plan.base_paths import BasePaths, Paths
 from cdpsim.studies.plan.exchange_times import DeviceSizes, sizes_of_devices
@@ -138,7 +137,7 @@ def base_of(request: Request, *, lists: bool, shape: Shape | None = None) -> Bas
     shape = shape or replace(request.shape, m=_micro_batches_of_base(request))
     listing = listing_of(request.schedule, list_shape(shape))
     base = _priced(request.with_steps(_STEPS_OF_BASE, shape=shape), listing)
-    return replace(base, beside=request.given["update_in"] == "stream")
+    return replace(base, beside=request.state.updates_in_stream)
 
 
 def with_micro_batches(request: Request, m: int) -> Request:
@@ -160,15 +159,6 @@ def takes(request: Request, m: int) -> bool:
 
 
 def _priced(request: Request, listing: Listing | None) -> Base:
-    """Return the base of a request, without those options that change nothing where there are no data ranks."""
-    try:
-        return _base_from(request, listing)
-    except InapplicableOption:
-        options = {**request, "schedule": request.schedule, "ignore_memory": True}
-        return PartialRequests().serve(options, lambda fewer: _base_from(fewer, listing))
-
-
-def _base_from(request: Request, listing: Listing | None) -> Base:
     """Return the base of a request: with its run, or of lists, whose paths are enough, mostly without."""
     if listing is None:
         known = simulate(request.with_steps(few_steps(request), ignore_memory=True))
@@ -185,7 +175,7 @@ def list_shape(shape: Shape) -> Shape:
 def _micro_batches_of_base(request: Request) -> int:
     """Return the least number of micro-batches that is enough for all devices, twice, and that the schedule takes."""
     schedule, shape = request.schedule, request.shape
-    if "m" not in schedule.options:
+    if not accepts(schedule, "m"):
         return shape.m
     enough = max(shape.m, 2 * (shape.n // shape.chunks), _LEAST_OF_BASE)
     return next((m for m in range(enough, 2 * enough + 1) if takes(request, m)), shape.m)

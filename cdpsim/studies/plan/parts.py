@@ -12,20 +12,20 @@ from cdpsim.limits import UNLIMITED
 from cdpsim.program.assembly import check_causal
 from cdpsim.request import Request
 from cdpsim.request.reading import shape_of
+from cdpsim.request.sharing import SHARING
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import Rule, find_rule
 from cdpsim.schedules.shape import Shape
-from cdpsim.studies.partial_requests import PartialRequests
 
 ReadPart = TypeVar("ReadPart")
-_NEEDED = ("n", "m", "chunks", "replicas", "shard", "zero", "rule", "recompute")  # a refusal of these is one
+_IN_STATE = (*SHARING, "overlap_all_reduce", "prefetch")  # all that these do is in the request's state and prefetch
 
 
 class Variant(NamedTuple):
     """A combination of values of all options that are no sizes, and its number."""
 
     options: Mapping[str, Any]
-    key: tuple[tuple[str, int], ...]  # each option with the number of its value
+    key: tuple[tuple[str, object], ...]  # each option with the number of its value
     stages: int  # of the model
     slots_n: int | None  # the stages that all candidates have in the slot model
 
@@ -84,13 +84,15 @@ class CandidateParts:
         return _found(self._cases[key])
 
     def with_data_axis(self, structure: Structure, variant: Variant, given: Mapping[str, int]) -> Variant:
-        """Return a variant without the options that do nothing with a data axis; or refuse it."""
+        """Return a variant known by what its options of the data axis come to; or refuse it."""
         whole = "reshard" in variant.options  # whose values are divisors
         sizes = {name: value if whole or name == "zero" else min(value, 2) for name, value in given.items()}
         key = (structure.schedule.name, structure.rule, tuple(sizes.items()), variant.key)
         if key not in self._data_axes:
             try:
-                self._data_axes[key] = variant.keep(_read_variant(structure, variant, sizes)[1])
+                request = _read_variant(structure, variant, sizes)
+                others = tuple(pair for pair in variant.key if pair[0] not in _IN_STATE)
+                self._data_axes[key] = variant._replace(key=(*others, ("", (request.state, request.prefetch))))
             except RequestError as error:
                 self._data_axes[key] = error
         return _found(self._data_axes[key])
@@ -110,11 +112,11 @@ class CandidateParts:
 
     def _read_case(self, structure: Structure, variant: Variant) -> tuple[int, float]:
         try:
-            request, _ = _read_variant(structure, variant, {})
+            request = _read_variant(structure, variant, {})
         except RequestError as error:
             if error.subject != "offload":
                 raise
-            request, _ = _read_variant(structure, variant, {"zero": 3, "shard": 1})  # of parameters that are all split
+            request = _read_variant(structure, variant, {"zero": 3, "shard": 1})  # of parameters that are all split
         facts = self._facts_of(structure, request)
         self._digests.append((facts.digest, request.schedule.torch_sends if request.runtime.like == "torch" else ""))
         self.cases.append(_with_least_m(structure, variant, request))
@@ -139,11 +141,11 @@ def _found(part: ReadPart | RequestError) -> ReadPart:
     return part
 
 
-def _read_variant(structure: Structure, variant: Variant, data: Mapping[str, int]) -> tuple[Request, dict[str, Any]]:
-    """Return a request, and those of its options that do something."""
+def _read_variant(structure: Structure, variant: Variant, data: Mapping[str, int]) -> Request:
+    """Return a request."""
     options = {**structure.options, **variant.options, **data, "ignore_memory": True, "max_memory": UNLIMITED}
     options["schedule"] = structure.schedule
-    return PartialRequests().serve_part(options, lambda request: request, needed=_NEEDED)
+    return Request.from_builtins(options)
 
 
 def _with_least_m(structure: Structure, variant: Variant, request: Request) -> Request:
@@ -156,7 +158,7 @@ def _with_least_m(structure: Structure, variant: Variant, request: Request) -> R
             break
         with suppress(RequestError):
             data = {"zero": request.zero, "shard": 1} if request.zero else {}
-            least, _ = _read_variant(structure._replace(m=m), variant, data)
+            least = _read_variant(structure._replace(m=m), variant, data)
             check_causal(least.schedule, least.rule, least.shape)
             return least
     return request

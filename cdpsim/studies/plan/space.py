@@ -9,14 +9,12 @@ from cdpsim.files.units import counted
 from cdpsim.model import UNIT_MODELS
 from cdpsim.request import Request
 from cdpsim.request.sharing import MOST_SPLIT
-from cdpsim.schedules import SCHEDULES, Schedule
+from cdpsim.request.taken import accepts
+from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import RULES
 from cdpsim.studies.equal_shapes import equal_shape, samples_of
 from cdpsim.studies.plan.parts import CandidateParts, Structure, Variant
 from cdpsim.studies.plan.wanted import Wanted
-
-# The options that some schedules take, by their names in requests.
-_TAKEN_BY_SOME = {option.replace("-", "_") for schedule in SCHEDULES.values() for option in schedule.options}
 
 
 class Candidate(NamedTuple):
@@ -84,10 +82,9 @@ def _candidates_as_they_are(wanted: Wanted) -> Space:
 
 
 def _variants_taken(wanted: Wanted, schedule: Schedule) -> Iterator[Variant]:
-    """Yield the variants without the options that a schedule does not take, although others do."""
+    """Yield the variants without the options that a schedule does not take."""
     for variant in wanted.variants:
-        taken = {name for name in variant.options if name.replace("_", "-") in schedule.options}
-        yield variant.keep(taken | (variant.options.keys() - _TAKEN_BY_SOME))
+        yield variant.keep([name for name in variant.options if accepts(schedule, name)])
 
 
 def divisors(number: int) -> list[int]:
@@ -112,7 +109,7 @@ def _sized(
     wanted: Wanted, parts: CandidateParts, schedule: Schedule, devices: int, variant: Variant
 ) -> Iterator[_Sized]:
     """Yield all sizes of a schedule on so many devices, each with all rules that it may take."""
-    sizes = _pipelines_of if "replicas" in schedule.options else _grids
+    sizes = _pipelines_of if accepts(schedule, "replicas") else _grids
     for sized in sizes(wanted, schedule, devices, variant):
         m = sized.structure.m
         if m is not None and not wanted.allows("m", m):
@@ -176,7 +173,7 @@ def _grids(wanted: Wanted, schedule: Schedule, devices: int, variant: Variant) -
             yield _Sized(Structure(schedule, n, None, None), devices, 1, error)
             continue
         n, m = shape.get("n", n), shape["m"]
-        structure = Structure(schedule, n, m if "m" in schedule.options else None, None)
+        structure = Structure(schedule, n, m if accepts(schedule, "m") else None, None)
         yield _with_batch(wanted, _Sized(structure, devices, 1), variant, fixed=m)
 
 
@@ -190,7 +187,7 @@ def _with_batch(wanted: Wanted, sized: _Sized, variant: Variant, *, fixed: int |
     if not schedule.order.waits:
         problem = f"{schedule.name} has steps of no given batch, as its workers go on alone; compare it with `compare`"
         return sized._replace(refusal=RequestError("batch", problem))
-    if "m" in schedule.options and (fixed is None or schedule.order.accumulates):
+    if accepts(schedule, "m") and (fixed is None or schedule.order.accumulates):
         m, rest = divmod(wanted.batch, each)
         if m and not rest:
             return sized._replace(structure=sized.structure._replace(m=m))
@@ -243,7 +240,7 @@ def _candidates_of(
 
 def _data_axes(wanted: Wanted, schedule: Schedule, ranks: int, variant: Variant) -> Iterator[tuple[int, int, int]]:
     """Yield replicas, ranks that share states, and the stage of ZeRO, for so many data ranks."""
-    splits = "shard" in schedule.options and (variant.slots_n is None or "shard" in wanted.axes)
+    splits = accepts(schedule, "shard") and (variant.slots_n is None or "shard" in wanted.axes)
     for shard in divisors(ranks) if splits else [1]:
         replicas = ranks // shard
         for zero in range(1, MOST_SPLIT + 1) if shard > 1 else [0]:

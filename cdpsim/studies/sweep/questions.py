@@ -17,13 +17,14 @@ from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files.units import json_number, simplified
 from cdpsim.request import Request
 from cdpsim.request.options import OPTION_NAMES
+from cdpsim.request.reading import schedule_of
 from cdpsim.request.sharing import named_zero
+from cdpsim.request.taken import accepts
 from cdpsim.schedules import find_schedule
 from cdpsim.studies.breakeven import BreakEven, find_break_even, runner_on_clusters
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.equal_shapes import equal_shape
 from cdpsim.studies.evaluate import evaluate
-from cdpsim.studies.partial_requests import PartialRequests
 from cdpsim.studies.plan import plan
 from cdpsim.studies.plan.search import SIMULATED
 from cdpsim.studies.plan.wanted import PLAN_OPTIONS
@@ -73,15 +74,10 @@ def _break_even(options: PointOptions) -> Cells:
     cluster = options.get("cluster")
     if not isinstance(cluster, Cluster):
         raise RequestError("cluster", "is missing; its bandwidths are what is varied")
-    silent = () if "prefetch" in options else ("prefetch",)
-    runner = PartialRequests().serve(
-        {"prefetch": 1, **options}, runner_on_clusters, needed=_needed(options), silent=silent
-    )
+    if accepts(schedule_of(options), "prefetch"):
+        options = {"prefetch": 1, **options}
+    runner = runner_on_clusters(Request.from_builtins(options))
     return list(find_break_even(runner, cluster, share).to_builtins().values())
-
-
-def _needed(options: PointOptions) -> list[str]:
-    return [name.replace("_", "-") for name in options]
 
 
 def _superposition(options: PointOptions) -> Cells:
