@@ -27,7 +27,7 @@ from cdpsim.schedules.shape import Shape
 from ..program import harness_command
 from ..ranks.member import BACKENDS, DEVICES, check_device
 from ..ranks.torchrun import find_ranks
-from ..replay.case import DTYPES, Case, prepare, profiled
+from ..replay.case import AS_ASKED, DTYPES, Case, prepare, profiled
 from ..replay.options import ON_HOSTS, replayable
 from ..report import schema as reportform
 from ..report.command import percent
@@ -205,26 +205,16 @@ def case_of(options: argparse.Namespace) -> Case:
     cuts = tuple(find_cuts(layers, n, options.partition, optimizer))
     wanted = options.by_layer if options.by_layer is not None else goes_by_layer(zero, options.buckets)
     by_layer = wanted and accepts(schedule, "by_layer") and len(layers.layers) > n
+    given |= {"m": shape.m, "chunks": shape.chunks, "replicas": shape.replicas // shape.shard, "zero": zero or None}
+    given |= {"shard": shape.shard if zero else None, "warm_up": shape.warm_up or None}
+    given |= {"local_steps": shape.local_steps or None, "slow": tuple(options.slow)}
+    given["steps"] = whole_number("steps", options.steps, at_least=1)
     case = Case(
-        schedule=schedule.name,
-        n=n,
-        m=shape.m,
-        chunks=shape.chunks,
-        replicas=shape.replicas // shape.shard,
-        shard=shape.shard if zero else None,
-        zero=zero or None,
-        buckets=options.buckets,
-        whole_first_step=options.whole_first_step,
-        reduce=options.reduce,
-        reshard=options.reshard,
-        gather=options.gather,
+        schedule.name,
+        n,
+        **{name: given[name] for name in AS_ASKED},
         layers=(0, *cuts) if by_layer else (),
-        steps=whole_number("steps", options.steps, at_least=1),
         rule=_rule(options.rule, shape),
-        slot_order=options.slot_order,
-        prefetch=given["prefetch"],
-        overlap_all_reduce=options.overlap_all_reduce,
-        vertical_sync=options.vertical_sync,
         model=options.model,
         optimizer=optimizer,
         batch=batch,
@@ -236,10 +226,6 @@ def case_of(options: argparse.Namespace) -> Case:
         recompute=choose("recompute", options.recompute, SEGMENTED),
         offload=choose("offload", options.offload, ON_HOSTS),
         split=_split(options.split, schedule, shape),
-        slow=tuple(options.slow),
-        warm_up=shape.warm_up or None,
-        local_steps=shape.local_steps or None,
-        outer=options.outer,
         device=choose("device", options.device, DEVICES),
         backend=choose("backend", options.backend, BACKENDS),
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +18,7 @@ from cdpsim.errors import choose
 from cdpsim.model import Model, Runtime
 from cdpsim.program import Category
 from cdpsim.request import Request
+from cdpsim.request.options import OPTIONS
 from cdpsim.request.reading import shape_of
 from cdpsim.schedules import SCHEDULES, find_schedule
 from cdpsim.schedules.local import LocalSteps
@@ -137,28 +138,10 @@ class Case:
         return Request(
             self.schedule,
             self.n,
-            m=self.m,
-            chunks=self.chunks,
-            replicas=self.replicas,
-            shard=self.shard,
-            zero=self.zero,
-            buckets=self.buckets,
-            whole_first_step=self.whole_first_step,
-            reduce=self.reduce,  # type: ignore[arg-type]  # it is checked
-            reshard=self.reshard,
-            gather=self.gather,  # type: ignore[arg-type]  # it is checked
+            **{name: getattr(self, name) for name in AS_ASKED},
             by_layer=self.layers or None,
             stage_replicas=self.stage_replicas or None,
-            steps=self.steps,
             rule=rule,
-            slot_order=self.slot_order,  # type: ignore[arg-type]  # it is checked
-            prefetch=self.prefetch,
-            overlap_all_reduce=self.overlap_all_reduce,
-            vertical_sync=self.vertical_sync,
-            slow=self.slow,
-            warm_up=self.warm_up,
-            local_steps=self.local_steps,
-            outer=self.outer,
             model=msgspec.structs.replace(model, runtime=Runtime(gradients="zeroed")),  # vectors to which tasks add
             cluster=Cluster(host=Link()),  # whose devices do one task at a time
         )
@@ -180,6 +163,12 @@ class Case:
             self.offload in ("activations", "all"),
             self.recompute,
         )
+
+
+# The fields of a case that are options of its request, and have their values.
+_OF_TRAINING = ("model", "optimizer", "recompute", "offload", "seed")
+_AS_OTHERS = ("rule", "stage_replicas")
+AS_ASKED = [each.name for each in fields(Case) if each.name in OPTIONS.keys() - {*_OF_TRAINING, *_AS_OTHERS}]
 
 
 @dataclass(frozen=True, eq=False)
