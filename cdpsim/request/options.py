@@ -4,6 +4,7 @@ A row is a field of the group that it belongs to: its name, its type, and what e
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
@@ -624,6 +625,7 @@ SIGNATURE = Signature(
 )
 
 
+@cache
 def literals_of(option: str) -> tuple[str, ...]:
     """Return the words that an option may be, where its type says them."""
     kind = OPTION_TYPES[option]

@@ -52,8 +52,8 @@ def is_untaken(schedule: Schedule, name: str, value: object, n: int | None = Non
 
 def refuse_untaken(schedule: Schedule, options: Mapping[str, Any], n: int | None) -> None:
     """Refuse options that a schedule of n stages does not take, unless each has the schedule's own value."""
-    for name in OPTIONS:
-        if is_untaken(schedule, name, options.get(name), n):
+    for name, value in options.items():
+        if is_given(value) and is_untaken(schedule, name, value, n):
             raise untaken_refusal(schedule, name)
 
 
