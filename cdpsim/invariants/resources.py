@@ -81,14 +81,9 @@ def _deferred_needs(run: Recount) -> Needs:
     return Needs(earlier[before], message[row])
 
 
-def _meeting_asked(run: Recount) -> str | None:
-    """Return how ends of messages meet that are asked to, on devices that do nothing beside them."""
-    return run.request.rendezvous if NONE in run.request.cluster.overlaps(run.program.devices) else None
-
-
 def room_needs(run: Recount) -> Needs:
     """Return the needs of messages for room at their receivers."""
-    deferred = _deferred_needs(run) if _meeting_asked(run) == "megatron" else NO_NEEDS
+    deferred = _deferred_needs(run) if run.request.meeting(run.program.devices) == "megatron" else NO_NEEDS
     if run.travels:
         path = versions.state_path(run)
         rows = np.flatnonzero(path.message >= 0)
@@ -230,7 +225,7 @@ def streams_keep_their_order(run: Recount) -> Iterator[str]:
     overlap = np.array(run.request.cluster.overlaps(run.program.devices))
     if (overlap == FULL).all():
         return
-    if _meeting_asked(run):
+    if run.request.meeting(run.program.devices):
         yield from _break_rendezvous(run, _program_of(run, combine(needs, queue)), overlap)
     else:
         yield from _break_streams(run, _program_of(run, needs), overlap)

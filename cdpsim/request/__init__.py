@@ -196,6 +196,10 @@ class Request(Mapping[str, Any]):
         """Whether collectives run as messages: a collective in one piece is on no link that it could share."""
         return self.expand_collectives or self.contends
 
+    def meeting(self, devices: int) -> str | None:
+        """Return how both ends of a message wait for each other, where any device does nothing beside its messages."""
+        return self.rendezvous if self.rendezvous and NONE in self.cluster.overlaps(devices) else None
+
     @property
     def may_fold(self) -> bool:
         """Whether replicas do the same at the same time, where their devices and links are alike.

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.cluster.devices import NONE
 from cdpsim.errors import RequestError
 from cdpsim.limits import refuse_large_expansion
 from cdpsim.numeric.columns import Ints
@@ -50,7 +49,7 @@ def assemble_replicas(request: Request, *, folded: bool = False) -> Program:
         program = expand(program, costs)
         check_columns(program)
     overlaps = request.cluster.overlaps(program.devices)
-    if _meeting(request, program):
+    if request.meeting(program.devices):
         program = meet_in_turns(program, overlaps, posting_turns(whole)[origin.node])
     else:
         program = occupy_streams(program, overlaps, without_queues, *origin)
@@ -80,16 +79,10 @@ def _assemble_unexpanded(request: Request, *, folded: bool) -> Program:
         counts=_counts_of(request, folded=folded),
         runtime=request.runtime,
     )
-    if _meeting(request, program) == MEGATRON:
+    if request.meeting(program.devices) == MEGATRON:
         program = defer_receives(program)
     check_columns(program)
     return program
-
-
-def _meeting(request: Request, program: Program) -> str | None:
-    """Return how both ends of a message meet, where devices do nothing beside their messages."""
-    how = request.rendezvous
-    return how if how and NONE in request.cluster.overlaps(program.devices) else None
 
 
 def _counts_of(request: Request, *, folded: bool) -> Ints | None:
