@@ -1,5 +1,7 @@
 """DESIGN.md: its worked Program is the one that the package assembles, and it stays short."""
 
+import importlib
+import re
 from pathlib import Path
 
 from cdpsim import Program, Request, assemble
@@ -58,6 +60,17 @@ def test_the_worked_program_is_what_is_assembled() -> None:
     """Every row of the program in DESIGN.md, word by word."""
     shown = "".join(f"    {row}\n" for row in rows(assemble(Request("mp-cdp", n=2, steps=1))))
     assert shown in DESIGN
+
+
+def test_a_request_becomes_a_run_by_functions_that_exist() -> None:
+    """Each name of that page is in one of the modules beside it."""
+    page = DESIGN.split("## How a request becomes a run")[1].split("\n## ")[0]
+    rows = [re.split(r"\s{2,}", line.strip()) for line in page.splitlines() if line.startswith("    ")]
+    assert len(rows) > 10
+    for names, where in rows:
+        modules = [importlib.import_module(f"cdpsim.{module}") for module in where.partition(":")[0].split(", ")]
+        for name in names.split(", "):
+            assert any(hasattr(module, name) for module in modules), name
 
 
 def test_design_is_short() -> None:
