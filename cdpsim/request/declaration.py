@@ -28,6 +28,7 @@ class Option:
     brief: bool = False  # whether short help explains it
     typed: bool = True  # whether a command line can give it
     least: int | None = None  # of a whole number
+    read: Callable[[Any], Any] | None = None  # returns a value as a request has it, or refuses it
     is_list: bool = False  # whether a single value of it is a list
     of_one_run: bool = False  # whether what a plan finds is asked for without it
     in_state: bool = False  # whether all that it does is in the state policy, so that it needs exchanges in streams

@@ -12,14 +12,27 @@ from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get
 from cdpsim import presets
 from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import Slow, Stop
+from cdpsim.errors import choose, in_known_case, true_or_false, whole_number
 from cdpsim.files import config
-from cdpsim.model import UNIT_MODELS, GradientType, Model, Offload, Optimizer, Recomputation, Runtime, UpdateTime
-from cdpsim.model.runtime import RUNTIMES
+from cdpsim.model import (
+    OPTIMIZERS,
+    UNIT_MODELS,
+    GradientType,
+    Model,
+    Offload,
+    Optimizer,
+    Recomputation,
+    Runtime,
+    UpdateTime,
+)
+from cdpsim.model.runtime import RUNTIMES, read_runtime
 from cdpsim.request.declaration import Option, disturbance, named_preset, of_named_model
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.buckets import RUNTIMES_WITH_BUCKETS
+from cdpsim.schedules.local import read_outer
 from cdpsim.schedules.rule import RULES, Rule
 from cdpsim.schedules.state import ZERO
+from cdpsim.trace import load_counts
 
 SlotOrder = Literal["forward-first", "backward-first"]
 EngineName = Literal["auto", "fast", "simpy"]
@@ -58,6 +71,7 @@ class ScheduleOptions(TypedDict, total=False):
             typed=False,
             is_list=True,
             of_one_run=True,
+            read=lambda given: [list(map(str, row)) for row in given],
         ),
     ]
     rule: Annotated[
@@ -99,6 +113,7 @@ class ScheduleOptions(TypedDict, total=False):
             of_one_run=True,
             applies=lambda s: s.order.local is None,
             record=lambda r: r.counts and [list(row) for row in r.counts],
+            read=lambda given: load_counts(given) if isinstance(given, str | Path) else given,
         ),
     ]
     chunks: Annotated[
@@ -191,6 +206,7 @@ class ScheduleOptions(TypedDict, total=False):
             "with slowmo, diloco and co2: the optimizer that takes a mean: sgd:RATE:MOMENTUM or nesterov:RATE:MOMENTUM",
             usual="slowmo and co2 sgd:1:0.5, diloco nesterov:0.7:0.9",
             applies=lambda s: bool(s.order.local and s.order.local.outer),
+            read=lambda given: str(read_outer(given)),
         ),
     ]
 
@@ -333,6 +349,7 @@ class DataOptions(TypedDict, total=False):
             "and with --buckets), or do not",
             applies=lambda s: s.flushes and not s.order.one_place,
             record=lambda r: list(r.shape.layers) or r.given["by_layer"],
+            read=lambda given: given if isinstance(given, Sequence) else true_or_false("by_layer", given),
         ),
     ]
     overlap_all_reduce: Annotated[
@@ -358,6 +375,7 @@ class TrainingOptions(TypedDict, total=False):
             "the optimizer, whose state takes memory: sgd, momentum, adam, adamw, adafactor, lion, sm3, adam-8bit, "
             "lamb or lars",
             record=of_named_model("optimizer"),
+            read=lambda given: in_known_case(given, OPTIMIZERS),
         ),
     ]
     mixed_precision: Annotated[
@@ -463,7 +481,16 @@ class PlatformOptions(TypedDict, total=False):
             record=lambda r: r.rendezvous,
         ),
     ]
-    defer_receives: Annotated[bool, Option("", "the old name of --rendezvous megatron", default=False, recorded=False)]
+    defer_receives: Annotated[
+        bool,
+        Option(
+            "",
+            "the old name of --rendezvous megatron",
+            default=False,
+            applies=lambda s: s.order.rounds is None,
+            recorded=False,
+        ),
+    ]
     runtime: Annotated[
         str | Runtime | Mapping[str, Any] | None,
         Option(
@@ -473,6 +500,7 @@ class PlatformOptions(TypedDict, total=False):
             "torch:sends=until-sent,returned_outputs=no (`cdpsim simulate --help-all` has them all)",
             known=lambda: RUNTIMES,
             record=lambda r: r.given["runtime"] and config.encode(r.given["runtime"]),
+            read=read_runtime,
         ),
     ]
     ignore_memory: Annotated[
@@ -623,6 +651,21 @@ SIGNATURE = Signature(
         ),
     ]
 )
+
+
+def read_value(option: str, given: Any) -> Any:
+    """Return the value of an option as a request has it; refuse one that its row knows to be none."""
+    row, name = OPTIONS[option], option.replace("_", "-")
+    if row.is_switch:
+        return true_or_false(option, given)
+    if given is None:
+        return None
+    if row.read is not None:
+        return row.read(given)
+    if row.least is not None:
+        return whole_number(name, given, at_least=row.least)
+    words = () if option in TRAINING else literals_of(option)  # what a recipe refuses, it refuses as a whole
+    return choose(name, given, words) if words else given
 
 
 @cache

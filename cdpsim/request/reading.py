@@ -14,14 +14,13 @@ from cdpsim.cluster import Cluster
 from cdpsim.cluster.devices import UNLIMITED_LANES
 from cdpsim.cluster.disorder import DISORDER_OPTIONS as DISORDER
 from cdpsim.cluster.disorder import Disorder, disorder_of
-from cdpsim.errors import RequestError, choose, in_known_case, short_repr, true_or_false, whole_number
+from cdpsim.errors import RequestError, in_known_case, short_repr, true_or_false, whole_number
 from cdpsim.limits import refuse_many_slots, refuse_too_large
 from cdpsim.model import OPTIMIZERS, UNIT_MODELS, Model, Recipe
 from cdpsim.model.optimizers import UPDATE_FACTS
 from cdpsim.model.recipe import apply_recipe
-from cdpsim.model.runtime import read_runtime
 from cdpsim.program.assembly import check_counts, count_rounds
-from cdpsim.request.options import FORWARD_FIRST, MEGATRON, OPTIONS, TRAINING, CountRows, literals_of
+from cdpsim.request.options import FORWARD_FIRST, MEGATRON, OPTIONS, TRAINING, CountRows, read_value
 from cdpsim.request.sharing import (
     check_layers,
     goes_by_layer,
@@ -37,7 +36,6 @@ from cdpsim.schedules.local import read_outer
 from cdpsim.schedules.rule import CUSTOM, Rule, find_rule
 from cdpsim.schedules.shape import Shape, Widths
 from cdpsim.timing.engine import find_engine
-from cdpsim.trace import load_counts
 
 LEAST_STEPS = 3  # of a request that gives no number
 LOCAL_STEPS = 8  # of a round, where a request gives no number
@@ -100,29 +98,14 @@ def _check_each(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with each of them checked that needs no other, and the schedule found."""
     # A text of numpy's becomes one of Python's.
     options = {name: str(value) if isinstance(value, str) else value for name, value in given.items()}
-    options |= {name: true_or_false(name, options[name]) for name, option in OPTIONS.items() if option.is_switch}
     schedule = schedule_of(options)
     options |= named_zero(options) | {"schedule": schedule}
-    if options["order"] is not None:
-        options["order"] = [list(map(str, row)) for row in options["order"]]
-    options["optimizer"] = in_known_case(options["optimizer"], OPTIMIZERS)
-    for name, option in OPTIONS.items():
-        if (value := options[name]) is None:
-            continue
-        if option.least is not None:
-            options[name] = whole_number(name.replace("_", "-"), value, at_least=option.least)
-        elif name not in TRAINING and (words := literals_of(name)):
-            choose(name.replace("_", "-"), value, words)
-    find_engine(options["engine"], options["contention"])
+    options |= {name: read_value(name, options[name]) for name in OPTIONS}
     read_zero(options["zero"])
-    if options["by_layer"] is not None and not isinstance(options["by_layer"], Sequence):
-        options["by_layer"] = true_or_false("by_layer", options["by_layer"])
-    if options["runtime"] is not None:
-        options["runtime"] = read_runtime(options["runtime"])
-    if isinstance(options["counts"], str | Path):
-        options["counts"] = load_counts(options["counts"])
-    if options["outer"] is not None:
-        options |= _with_outer(schedule, options["outer"])
+    find_engine(options["engine"], options["contention"])
+    if options["outer"] is not None and schedule.order.local and schedule.order.local.outer:
+        local = replace(schedule.order.local, outer=read_outer(options["outer"]))
+        options["schedule"] = schedule.with_local(local)
     return options | {"rendezvous": _rendezvous(options["rendezvous"], options["defer_receives"])}
 
 
@@ -131,14 +114,6 @@ def schedule_of(options: Mapping[str, Any]) -> Schedule:
     if options.get("order") is not None:
         return find_schedule(schedule_from_lists(options["schedule"], options["order"]))
     return find_schedule({**options, **named_zero(options)}["schedule"])
-
-
-def _with_outer(schedule: Schedule, given: object) -> dict[str, Any]:
-    """Return an outer optimizer as its text, and the schedule with it if that has one."""
-    outer, local = read_outer(given), schedule.order.local
-    if local is None or local.outer is None:
-        return {"outer": str(outer)}
-    return {"outer": str(outer), "schedule": schedule.with_local(replace(local, outer=outer))}
 
 
 def _rendezvous(given: object, defer_receives: object) -> str | None:

@@ -194,7 +194,7 @@ def _read_reshard(zero: int, shape: Shape, one_place: bool, given: object) -> st
     There, micro-batches on their way use the same parameters. So what stays after a forward stays for the step.
     """
     usual = "yes" if one_place else "step"
-    word = usual if given is None else str(given)
+    word = usual if given is None else given if isinstance(given, str) else short_repr(given)
     if word not in RESHARD and not word.lstrip("-").isdigit():
         choose("reshard", given, (*RESHARD, "a number of ranks"))
     ranks = 0 if word in RESHARD else whole_number("reshard", given, at_least=2)

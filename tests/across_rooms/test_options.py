@@ -180,7 +180,8 @@ def is_served(name: str, option: str) -> bool:
                 with suppress(RequestError):
                     changes.add(differ(run_unless_impossible(option, asked), before))
                 continue
-            with pytest.raises(RequestError, match=f"^{option.replace('_', '-')}: {name} does not take this option"):
+            word = "rendezvous" if option == "defer_receives" else option.replace("_", "-")  # its new name
+            with pytest.raises(RequestError, match=f"^{word}: {name} does not take this option"):
                 simulate(**asked)
             assert any(accepts(other, option) for other in SCHEDULES.values())
     if option not in IDLE:
