@@ -57,13 +57,12 @@ _LINKS = np.array([0, 0, 1, 2, 3])  # of each stream
 def _queued(program: Program) -> tuple[Ints, Ints, Ints]:
     """Return the nodes that go in streams, each with each of its devices and its stream there."""
     messages, first = program.messages, len(program.tasks)
-    ends = find_endpoints(program, np.ones(program.devices, dtype=bool))
-    ranks, hosts = (
-        np.flatnonzero(messages.stream[ends.message - first] >= 0),
-        np.flatnonzero(messages.stream >= Stream.HOST),
-    )
-    node = np.append(first + hosts, ends.message[ranks])
-    device, stream = np.append(messages.src[hosts], ends.device[ranks]), messages.stream[node - first]
+    single = np.flatnonzero(messages.stream >= Stream.HOST)
+    together = np.flatnonzero((messages.stream >= 0) & (messages.stream < Stream.HOST))
+    members = [program.groups[group] for group in messages.dst[together].tolist()]
+    row = np.append(single, np.repeat(together, np.array([*map(len, members)], dtype=np.int64)))
+    device = np.concatenate([messages.src[single], *members])
+    node, stream = first + row, messages.stream[row]
     if program.state.updates_in_stream:
         updates = np.arange(program.compute, first)
         node, device = np.append(node, updates), np.append(device, program.tasks.device[updates])
