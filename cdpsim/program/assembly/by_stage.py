@@ -1,5 +1,7 @@
 """Exchanges in one message for each stage: all-reduces; or sums at owners of states, and broadcasts from there."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from cdpsim.numeric.columns import Flags, Ints
@@ -87,7 +89,8 @@ def broadcast_for_uses(axis: DataAxis, prefetch: int) -> Gathered:
     message = build.send(Op.BROADCAST, Content.PARAMETERS, Location(root, stage, step - 1), group, size, versions=1)
     later = step > 0
     build.link(axis.updates.node[of[later] - n], message[later])
-    reader = passes.by_columns(np.arange(passes.tasks, dtype=np.int32).reshape(-1, passes.phases))
+    tasks = np.arange(passes.tasks, dtype=np.int32).reshape(-1, passes.phases)
+    reader = np.concatenate([tasks[low:high].T.ravel() for low, high in pairwise(passes.first.tolist())])
     each = np.repeat(np.arange(len(message)), np.repeat(np.diff(passes.first), passes.phases))
     build.link(message[each], reader)
     pull(lanes, build, message[each], lanes.rank[reader], 1 + prefetch)

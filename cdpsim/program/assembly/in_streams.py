@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, matching_pairs, sort_by
+from cdpsim.numeric.columns import Ints, expand_ranges, group_numbers, group_starts, matching_pairs, sort_by
 from cdpsim.program import Content, EdgeKind, Op, Stream
 from cdpsim.program.assembly.axis import DataAxis, Ends, Sums, readers
 from cdpsim.program.assembly.build import Location, without_root
@@ -176,14 +176,16 @@ def _pace_tasks(axis: DataAxis, device: Ints, given: Ints, inside: Ints, final: 
     After each pass, the next pass waits for its sums. A rank that splits gradients has one buffer for sums: when a
     task has given its gradients, the next one waits for the sums of the tasks before.
     """
-    build, rank = axis.build, axis.tables.lanes.rank
+    build, lanes, rank = axis.build, axis.tables.lanes, axis.tables.lanes.rank
     columns = [np.broadcast_to(column, given.shape).ravel() for column in (device, given, inside, final)]
     order = sort_by(columns[0], columns[2], rank[columns[1]])
     last = np.append(group_starts(columns[0][order], columns[2][order])[1:], len(order)) - 1  # gradient of each sum
     order = order[last]
     order = order[sort_by(columns[0][order], rank[columns[1][order]], columns[2][order])]
     device, given, inside, final = (column[order] for column in columns)
-    after, has_next = _next_in_lane(axis, given)
+    place = np.minimum(rank[given] + 1, len(lanes.tasks) - 1)
+    after = lanes.tasks[place]  # the next task in the lane
+    has_next = (lanes.number[place] == lanes.number[rank[given]]) & (place != rank[given])
     if axis.state.gradients is Home.SPLIT and not axis.waits_for_end:
         first = group_starts(device, given)
         later = np.append(first[1:], 0)[group_numbers(first, len(device))]  # a sum of the task that gives next
@@ -195,13 +197,6 @@ def _pace_tasks(axis: DataAxis, device: Ints, given: Ints, inside: Ints, final: 
         rows = ends[group_numbers(first, len(device))]
         waits = np.flatnonzero(has_next[rows])
         build.link(final[waits], after[rows[waits]], EdgeKind.ROOM)
-
-
-def _next_in_lane(axis: DataAxis, task: Ints) -> tuple[Ints, Flags]:
-    """Return the task behind each one in its lane, and whether there is one."""
-    lanes = axis.tables.lanes
-    place = np.minimum(lanes.rank[task] + 1, len(lanes.tasks) - 1)
-    return lanes.tasks[place], (lanes.number[place] == lanes.number[lanes.rank[task]]) & (place != lanes.rank[task])
 
 
 def _join_updates(axis: DataAxis, plan: UnitPlan, across: UnitPlan, final: Ints, update: Ints) -> None:
@@ -267,12 +262,7 @@ def gather_versions(axis: DataAxis) -> Ints:
         once, t_once, device = np.unique(np.stack([brought, t, where.device]), axis=1)
         made, each = matching_pairs((copies.step, copies.device), (t_once, device))
         build.link(axis.update[made], once[each])
-    if axis.state.gather == "step":
-        _wait_for_all(axis, brought, t, where.device)
+    if axis.state.gather == "step":  # no forward of a device begins before all new parameters are there
+        later = np.flatnonzero(t < steps - 1)
+        build.link(brought[later], axis.tables.lanes.step_begins[t[later] + 1, where.device[later]])
     return producer
-
-
-def _wait_for_all(axis: DataAxis, brought: Ints, t: Ints, device: Ints) -> None:
-    """Let no forward of a device begin before all new parameters are there."""
-    reader = np.append(axis.tables.lanes.step_begins, np.full((1, axis.passes.devices), -1), axis=0)[t + 1, device]
-    axis.build.link(brought[reader >= 0], reader[reader >= 0])

@@ -337,12 +337,17 @@ def hold_returned(keeping: Keeping) -> None:
 
 def hold_always(keeping: Keeping) -> None:
     """Hold static receive buffers, the whole batch, and the last stage's inputs that losses refer to."""
+    passes = keeping.passes
     if keeping.habits.static_receives:
         given = keeping.boundary[:-1]
         _hold_for_all(keeping, _COMMUNICATION, np.append(0, given), -1)
         _hold_for_all(keeping, _COMMUNICATION, np.append(given, 0), 1)
-        _hold_while_made(keeping)
-    elif keeping.habits.kept_losses and keeping.passes.n > 1:
+        # While outputs are made, their stage keeps them, too; their place is then a static buffer of the next stage's.
+        row, stage = np.nonzero(keeping.is_near[:, 1:])
+        forward = passes.forward[row, stage]
+        of = Location(passes.device[row, stage], stage, passes.step[row])
+        keeping.build.hold(_ACTIVATIONS, of, keeping.kept[stage], start(forward), end(forward))
+    elif keeping.habits.kept_losses and passes.n > 1:
         _hold_inputs_of_losses(keeping)
     if keeping.habits.whole_batch:
         _hold_for_all(keeping, _ACTIVATIONS, keeping.model.size("data"), 0)
@@ -365,17 +370,6 @@ def _hold_for_all(keeping: Keeping, category: Category, size: Ints, sender: int)
     where = Location(device, np.clip(stage + sender, 0, passes.n - 1), np.zeros_like(device))
     number = keeping.build.hold(category, where, most * size[stage], -1, keeping.last_update(device))
     keeping.keep_for_good(number, device)
-
-
-def _hold_while_made(keeping: Keeping) -> None:
-    """Hold outputs while they are made whose place is then a static buffer of the next stage's.
-
-    Their stage keeps them, too.
-    """
-    row, stage = np.nonzero(keeping.is_near[:, 1:])
-    forward = keeping.passes.forward[row, stage]
-    of = Location(keeping.passes.device[row, stage], stage, keeping.passes.step[row])
-    keeping.build.hold(_ACTIVATIONS, of, keeping.kept[stage], start(forward), end(forward))
 
 
 def _hold_inputs_of_losses(keeping: Keeping) -> None:

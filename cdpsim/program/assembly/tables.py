@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -210,15 +209,6 @@ class Passes:
     def of_micro_batch(self, table: NDArray[Any]) -> NDArray[Any]:
         """Return, for each pass, the row of its micro-batch in a table of the schedule's."""
         return np.tile(table, (self.counts.size, 1)) if self.even else table[self.local]
-
-    def last_of(self, step: Ints, replica: Ints) -> Ints:
-        """Return the last pass of replicas in steps."""
-        last: Ints = self.first[step] + np.cumsum(self.counts, axis=1)[step, replica] - 1
-        return last
-
-    def by_columns(self, values: Ints) -> Ints:
-        """Return a table with a row for each pass as one row: step after step, in a step column after column."""
-        return np.concatenate([values[low:high].T.ravel() for low, high in pairwise(self.first.tolist())])
 
     @cached_property
     def device(self) -> Ints:

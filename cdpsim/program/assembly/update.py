@@ -91,7 +91,8 @@ def place_updates(tables: Tables, *, in_lanes: bool = False) -> Updates:
         device = passes.task_device[after]
     barrier = None
     if passes.rule.barrier:
-        barrier = passes.last[passes.last_of(step, device // passes.replica_devices), 0]
+        in_replicas = np.cumsum(passes.counts, axis=1)[step, device // passes.replica_devices]
+        barrier = passes.last[passes.first[step] + in_replicas - 1, 0]  # the end of the last pass of the step there
         if state.travels:  # by the time of the barrier the state is with another user, who applies the optimizer
             after = _last_use_until(passes, stage, passes.position[barrier])
             device = passes.task_device[after]

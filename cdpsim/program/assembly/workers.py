@@ -52,7 +52,8 @@ def take_local_steps(axis: DataAxis) -> None:
     _start_from_bases(axis, maker)
     copies, first_size = axis.copies, gradients_at_first(axis.model, axis.habits, passes)[axis.copies.stage]
     hold_gradients(axis.build, copies.where, axis.whole.gradients, first_size, copies.first_task, end(axis.update))
-    _hold_written_over(axis, maker)
+    version, until = np.arange(len(maker) - 1)[:, None], end(maker[1:])  # until the next one is written in its place
+    _hold(axis, Category.PARAMETERS, version, axis.stored.parameters, end(maker[:-1]), until)
     local = passes.schedule.order.local
     assert local is not None
     outer = local.outer_copies * axis.stored.parameters  # for outer updates, such as the last common parameters
@@ -173,12 +174,6 @@ def _hold_read_versions(axis: DataAxis) -> None:
     begin[0] = -1
     until = np.append(begin[1:], _at_the_end(axis)[None], axis=0)
     _hold(axis, Category.PARAMETERS, read[change][:, None], axis.stored.parameters, begin, until)
-
-
-def _hold_written_over(axis: DataAxis, maker: Ints) -> None:
-    """Hold each version until the next one is written in its place."""
-    version = np.arange(len(maker) - 1)[:, None]
-    _hold(axis, Category.PARAMETERS, version, axis.stored.parameters, end(maker[:-1]), end(maker[1:]))
 
 
 def _hold_states(axis: DataAxis, maker: Ints, size: Ints) -> None:
