@@ -103,6 +103,12 @@ class Sums(NamedTuple):
         return consumer
 
 
+class Brought(NamedTuple):
+    """What brought new versions to copies."""
+
+    producer: Ints  # of the next version of each copy: a message, or the update that makes it there
+
+
 def find_axis(updates: Updates, model: Model, habits: Habits, build: Builder) -> DataAxis:
     """Find the copies that exchange something, their bytes, and their groups."""
     tables, passes, copies = updates.tables, updates.tables.passes, updates.tables.copies
@@ -179,7 +185,7 @@ def readers(axis: DataAxis) -> list[tuple[Ints, Ints, Ints]]:
     return [(forward, forward, row), (backward, last, (in_its_step + passes.backward_version * in_step).ravel())]
 
 
-def order_updates(axis: DataAxis, producer: Ints) -> None:
+def order_updates(axis: DataAxis, brought: Brought) -> None:
     """Let updates wait for barriers and for what they replace, and readers for what their device has."""
     updates, build, in_step = axis.updates, axis.build, axis.updates.in_step
     if axis.passes.lagging:  # without lags a version's readers see to it that it is there before the next
@@ -190,7 +196,7 @@ def order_updates(axis: DataAxis, producer: Ints) -> None:
         build.link(updates.barrier, updates.node, EdgeKind.BARRIER)
     for reader, _, row in readers(axis) if axis.stays else ():
         made = row >= axis.copies.in_step
-        build.link(producer[row[made] - axis.copies.in_step], reader[made])
+        build.link(brought.producer[row[made] - axis.copies.in_step], reader[made])
 
 
 def earlier_sums(axis: DataAxis) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from cdpsim.numeric.columns import Flags, Ints
 from cdpsim.program import Content, EdgeKind, Op
-from cdpsim.program.assembly.axis import DataAxis, Sums, earlier_sums, readers
+from cdpsim.program.assembly.axis import Brought, DataAxis, Sums, earlier_sums, readers
 from cdpsim.program.assembly.build import Location, without_root
 from cdpsim.program.assembly.gathered import Gathered, Uses, hold_gathered
 from cdpsim.program.assembly.tied import sum_shared, unshared_gradients
@@ -61,8 +61,8 @@ def _take_earlier(axis: DataAxis, consumer: Ints, given: int, into: int) -> None
     axis.build.link(before, axis.update[into * in_step + np.concatenate([summed, row[alone]])])
 
 
-def broadcast_versions(axis: DataAxis) -> Ints:
-    """Send new versions from owners to all copies, and return what the readers of each copy wait for.
+def broadcast_versions(axis: DataAxis) -> Brought:
+    """Send new versions from owners to all copies.
 
     A version that only its maker reads is not sent. The maker takes part until all have it, too.
     """
@@ -76,7 +76,7 @@ def broadcast_versions(axis: DataAxis) -> Ints:
     rows = rows[~at_owner[rows]]
     where = Location(copies.device[rows], copies.stage[rows], copies.step[rows] + 1)
     axis.build.land(producer[rows], where, size[where.stage])
-    return producer
+    return Brought(producer)
 
 
 def broadcast_for_uses(axis: DataAxis, prefetch: int) -> Gathered:

@@ -17,14 +17,14 @@ In the code, each function takes what those before it return:
     find_axis          DataAxis: copies, their bytes, and the groups in which they exchange something
     gather_for_uses    Gathered: parameters come before each use, and go after it, where no copy stays
     sum_in_streams     Sums: which message takes the gradients of each copy; or sum_by_stage
-    gather_versions    producer: what brings the next version to each copy; or broadcast_versions
+    gather_versions    Brought: what brings the next version to each copy; or broadcast_versions
     hold_...           buffers, from all of these
 """
 
 from cdpsim.model import Model
 from cdpsim.model.runtime import Habits
 from cdpsim.model.stage import Tie
-from cdpsim.program.assembly.axis import find_axis, order_updates
+from cdpsim.program.assembly.axis import Brought, find_axis, order_updates
 from cdpsim.program.assembly.build import Builder
 from cdpsim.program.assembly.by_stage import broadcast_for_uses, broadcast_versions, sum_by_stage
 from cdpsim.program.assembly.data_memory import hold_optimizers, hold_parameters, hold_sums
@@ -50,15 +50,15 @@ def exchange_values(
     if not order.waits:
         (take_local_steps if order.local else overlap_rounds)(axis)
         return
-    streams, gathered, producer = axis.state.streams, None, axis.update
+    streams, gathered, brought = axis.state.streams, None, Brought(axis.update)
     if not axis.stays:
         gathered = gather_for_uses(axis, prefetch, once) if streams else broadcast_for_uses(axis, prefetch)
     sums = sum_in_streams(axis) if streams else sum_by_stage(axis)
     if streams and axis.state.clips:
         sum_norms(axis, sums)
     if axis.state.parameters is Home.COPIED and axis.state.optimizer is not Home.COPIED:
-        producer = gather_versions(axis) if streams else broadcast_versions(axis)
-    order_updates(axis, producer)
-    hold_sums(axis, sums, producer, gathered)
-    hold_parameters(axis, sums, producer)
+        brought = gather_versions(axis) if streams else broadcast_versions(axis)
+    order_updates(axis, brought)
+    hold_sums(axis, sums, brought, gathered)
+    hold_parameters(axis, sums, brought)
     hold_optimizers(axis)

@@ -4,7 +4,7 @@ import numpy as np
 
 from cdpsim.numeric.columns import Flags, Ints
 from cdpsim.program import Category
-from cdpsim.program.assembly.axis import DataAxis, Sums, earlier_sums, readers
+from cdpsim.program.assembly.axis import Brought, DataAxis, Sums, earlier_sums, readers
 from cdpsim.program.assembly.build import Location, end, start
 from cdpsim.program.assembly.gathered import Gathered, hold_given, hold_reduced
 from cdpsim.program.assembly.runtime import gradients_at_first, hold_gradients
@@ -13,12 +13,12 @@ from cdpsim.program.assembly.update import base_is_still_needed
 from cdpsim.schedules.state import Home, When
 
 
-def hold_sums(axis: DataAxis, sums: Sums, producer: Ints, gathered: Gathered | None) -> None:
+def hold_sums(axis: DataAxis, sums: Sums, brought: Brought, gathered: Gathered | None) -> None:
     """Hold the sums of gradients: whole ones, or until they have gone to shares, and these until they are applied."""
     if axis.state.gradients is Home.SPLIT and axis.groups.members.max() > 1:
         _hold_sums_and_shares(axis, sums, gathered)
     else:
-        _hold_whole_sums(axis, sums.consumer, producer)
+        _hold_whole_sums(axis, sums.consumer, brought.producer)
 
 
 def _hold_sums_and_shares(axis: DataAxis, sums: Sums, gathered: Gathered | None) -> None:
@@ -90,12 +90,12 @@ def _hold_buckets(axis: DataAxis) -> None:
     axis.build.hold(category, copies.where.take(rows), axis.stored.gradients[rows], -1, until)
 
 
-def hold_parameters(axis: DataAxis, sums: Sums, producer: Ints) -> None:
+def hold_parameters(axis: DataAxis, sums: Sums, brought: Brought) -> None:
     """Hold versions where they live, from when they are made or have come until the next is, and until they are read.
 
     What is gathered in place is on its way until then.
     """
-    copies, in_step, state = axis.copies, axis.copies.in_step, axis.state
+    copies, in_step, state, producer = axis.copies, axis.copies.in_step, axis.state, brought.producer
     if state.streams and state.optimizer is not Home.COPIED:
         made = np.append(np.full(in_step, -1), end(producer[:-in_step]))
         until = np.where(producer == axis.update, end(axis.update), start(producer))

@@ -15,7 +15,7 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints, expand_ranges, group_numbers, group_starts, matching_pairs, sort_by
 from cdpsim.program import Content, EdgeKind, Op, Stream
-from cdpsim.program.assembly.axis import DataAxis, Ends, Sums, readers
+from cdpsim.program.assembly.axis import Brought, DataAxis, Ends, Sums, readers
 from cdpsim.program.assembly.build import Location, without_root
 from cdpsim.program.assembly.tied import sum_shared, unshared_gradients
 from cdpsim.schedules.buckets import Buckets, Units
@@ -237,8 +237,8 @@ def gather_updated(axis: DataAxis, plan: UnitPlan, t: Ints, number: Ints) -> Int
     return _send_units(axis, Op.ALL_GATHER, Content.PARAMETERS, plan, t, number, size, Stream.GATHER)
 
 
-def gather_versions(axis: DataAxis) -> Ints:
-    """Bring new versions that tasks read from shares to all copies; return what the readers of each wait for."""
+def gather_versions(axis: DataAxis) -> Brought:
+    """Bring new versions that tasks read from shares to all copies."""
     copies, build, in_step, steps = axis.copies, axis.build, axis.copies.in_step, axis.passes.steps
     producer, (plan, size) = axis.update.copy(), plan_parameters(axis)
     read = np.zeros((steps + 1) * in_step, dtype=bool)
@@ -251,7 +251,7 @@ def gather_versions(axis: DataAxis) -> Ints:
     message[t, number] = gather_updated(axis, plan, t, number)
     t, member = np.nonzero(wanted[plan.message].T)
     if not len(t):
-        return producer
+        return Brought(producer)
     brought, row = message[t, plan.message[member]], plan.row[member]
     producer[t * in_step + row] = brought
     where = Location(copies.device[row], copies.stage[row], (t + 1).astype(np.int32))
@@ -265,4 +265,4 @@ def gather_versions(axis: DataAxis) -> Ints:
     if axis.state.gather == "step":  # no forward of a device begins before all new parameters are there
         later = np.flatnonzero(t < steps - 1)
         build.link(brought[later], axis.tables.lanes.step_begins[t[later] + 1, where.device[later]])
-    return producer
+    return Brought(producer)
