@@ -11,13 +11,10 @@ from typing import Any
 import numpy as np
 
 from cdpsim.numeric.calendars import Calendar
-from cdpsim.numeric.columns import Ints, Times, slice_rows, sort_by
+from cdpsim.numeric.columns import Ints, Times, sort_by
 
 FEW_ROWS = 2_000  # of fewer, Python is done before compiled code has begun
-LOAD_NUMBA_FROM_ROWS = 2_400_000  # numpy sweeps so many in the time that it takes to load numba
-FEW_ROWS_OF_FRONTS = 20_000  # of fewer, Python is done before numpy, unless fronts are wide
-NARROW_FRONT = 16  # nodes: of fewer, Python itself is done before numpy has begun
-PATIENCE = 256  # fronts that must be narrow, taken together, before the rest is swept one node at a time
+LOAD_NUMBA_FROM_ROWS = 1_300_000  # Python sweeps so many in the time that it takes to load numba
 
 _swept_rows = 0  # so far, by this process, without numba
 _MANY_RUNS = ContextVar("many runs", default=False)  # whether there will be so many that all of their work is compiled
@@ -32,17 +29,16 @@ def longest_paths(
     starts (perhaps in the array `earliest`, which is overwritten), ends, and how many nodes were reached: fewer than
     all if there is a cycle.
 
-    Compiled code sweeps large graphs if numba is there. Without it, numpy sweeps a whole front of nodes at a time.
-    Python sweeps small graphs, one node after another.
+    Nodes are swept one after another: by compiled code where graphs are large, or else by Python. A calendar is looked
+    up for all nodes of a level together.
     """
     if not len(before) and calendar is None:
         return earliest, earliest + duration, len(duration)
-    rows = len(before) + len(duration)
-    loops = compiled_loops_for(rows) if calendar is None else None
-    if not loops and calendar is None and rows < FEW_ROWS_OF_FRONTS:
-        return longest_paths_by_nodes(before, after, duration, earliest)
+    if calendar is not None:
+        return _paths_by_levels(before, after, duration, earliest, calendar)
+    loops = compiled_loops_for(len(before) + len(duration))
     if not loops:
-        return longest_paths_by_fronts(before, after, duration, earliest, calendar)
+        return longest_paths_by_nodes(before, after, duration, earliest)
     # Always of one type: for each other one, the loop would be compiled again.
     graph = (np.ascontiguousarray(column, np.int32) for column in (before, after))
     nodes = len(duration)
@@ -97,50 +93,13 @@ def lane_edges(lane_tasks: Ints, lane_start: Ints) -> tuple[Ints, Ints]:
     return lane_tasks[at - 1], lane_tasks[at]
 
 
-def longest_paths_by_fronts(
-    before: Ints, after: Ints, duration: Times, earliest: Times, calendar: Calendar | None = None
-) -> tuple[Times, Times, int]:
-    """Do what `longest_paths` does in numpy: every node whose last predecessor has ended belongs to the next front.
-
-    Where so many fronts in a row were narrow, the rest is swept by `_one_by_one`.
-    """
-    graph = waits_for, first, reach = successors(before, after, len(duration))
-    start, end = earliest.copy(), earliest + duration
-    place = np.empty(len(duration), dtype=np.int64)
-    front = np.flatnonzero(waits_for == 0)
-    done = fronts = wide_until = 0
-    while len(front):
-        if fronts == PATIENCE:
-            if done - wide_until < NARROW_FRONT * PATIENCE and calendar is None:
-                return start, end, done + _one_by_one(graph, front, duration, start, end)
-            fronts, wide_until = 0, done
-        fronts += 1
-        done += len(front)
-        if calendar is None:
-            end[front] = start[front] + duration[front]
-        else:
-            start[front], end[front] = calendar.worked(front, start[front], duration[front])
-        count = first[front + 1] - first[front]
-        reached = reach[slice_rows(first[front], count)]
-        np.maximum.at(start, reached, np.repeat(end[front], count))
-        np.subtract.at(waits_for, reached, 1)
-        front = reached[waits_for[reached] == 0]
-        place[front] = np.arange(len(front))
-        front = front[place[front] == np.arange(len(front))]  # each once, which np.unique does in twice the time
-    return start, end, done
-
-
 def longest_paths_by_nodes(before: Ints, after: Ints, duration: Times, earliest: Times) -> tuple[Times, Times, int]:
     """Do what `longest_paths` does in Python, one node after another."""
     graph = successors(before, after, len(duration))
     start, end = earliest.copy(), earliest + duration
-    return start, end, _one_by_one(graph, np.flatnonzero(graph[0] == 0), duration, start, end)
-
-
-def _one_by_one(graph: tuple[Ints, Ints, Ints], front: Ints, duration: Times, start: Times, end: Times) -> int:
-    """Sweep what is left from a front on, in the arrays themselves, and count it."""
+    ready = np.flatnonzero(graph[0] == 0).tolist()
     waits_for, first, reach = (column.tolist() for column in graph)
-    takes, starts, ends, ready = duration.tolist(), start.tolist(), end.tolist(), front.tolist()
+    takes, starts, ends = duration.tolist(), start.tolist(), end.tolist()
     for node in ready:
         ends[node] = ended = starts[node] + takes[node]
         for follower in reach[first[node] : first[node + 1]]:
@@ -150,7 +109,22 @@ def _one_by_one(graph: tuple[Ints, Ints, Ints], front: Ints, duration: Times, st
             if not waits_for[follower]:
                 ready.append(follower)
     start[:], end[:] = starts, ends
-    return len(ready)
+    return start, end, len(ready)
+
+
+def _paths_by_levels(
+    before: Ints, after: Ints, duration: Times, earliest: Times, calendar: Calendar
+) -> tuple[Times, Times, int]:
+    """Do what `longest_paths` does by a calendar."""
+    nodes, ones = len(duration), np.ones(len(duration), dtype=np.int64)
+    reached = longest_paths(before, after, ones, ones - 1)[2]
+    if reached < nodes:
+        return earliest, earliest + duration, reached
+    levels = sort_into_levels(before, after, nodes)
+    end, ready = np.empty_like(duration), earliest.copy()
+    end[levels.order] = levels.sweep(duration[levels.order, None], earliest[levels.order, None], calendar)[:, 0]
+    np.maximum.at(ready, after, end[before])
+    return *calendar.worked(np.arange(nodes), ready, duration), reached
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim import Cluster, simulate
-from cdpsim.cluster import Devices
+from cdpsim import simulate
 from cdpsim.numeric import paths
+from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import dense_ranks, group_numbers, group_starts, sort_and_group, sort_by
 from cdpsim.trace.metrics import memory
 
@@ -41,94 +41,29 @@ def by_hand(before: Any, after: Any, duration: Any, earliest: Any) -> list[Any]:
 
 @given(graphs())
 def test_starts_are_those_of_relaxing_every_edge(graph: tuple[Any, ...]) -> None:
-    """To the last bit, in numpy."""
-    start, end, done = paths.longest_paths_by_fronts(*graph)
+    """To the last bit, in Python."""
+    start, end, done = paths.longest_paths_by_nodes(*graph)
     assert start.tolist() == by_hand(*graph)
+    assert (start.dtype, end.dtype) == (graph[3].dtype, (graph[3] + graph[2]).dtype)
     assert (end == start + graph[2]).all()
     assert done == len(start)
 
 
 @given(graphs())
-def test_one_node_at_a_time_is_the_same(graph: tuple[Any, ...]) -> None:
-    """To the last bit, and of the same types."""
-    fronts, nodes = paths.longest_paths_by_fronts(*graph), paths.longest_paths_by_nodes(*graph)
-    for one, other in zip(fronts[:2], nodes[:2], strict=True):
-        assert one.dtype == other.dtype
-        assert one.tolist() == other.tolist()
-    assert fronts[2] == nodes[2]
-
-
-@given(graphs(), st.integers(1, 3))
-def test_going_over_to_one_node_at_a_time_is_the_same(graph: tuple[Any, ...], patience: int) -> None:
-    """To the last bit, and of the same types, wherever fronts are left: after so many of them."""
+def test_a_calendar_without_stops_changes_nothing(graph: tuple[Any, ...]) -> None:
+    """To the last bit, though levels are swept in numpy."""
+    nodes, never = len(graph[2]), np.full((2, 1), 10**9, dtype=graph[2].dtype)
+    calendar = Calendar(np.zeros(nodes, dtype=np.int64), never, never)
     expected = paths.longest_paths_by_nodes(*graph)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paths, "PATIENCE", patience)
-        patch.setattr(paths, "NARROW_FRONT", len(graph[2]) + 1)
-        start, end, done = paths.longest_paths_by_fronts(*graph)
-    assert (start.dtype, end.dtype) == (expected[0].dtype, expected[1].dtype)
+    before, after, duration, earliest = graph
+    start, end, done = paths.longest_paths(before, after, duration, earliest.copy(), calendar)
     assert (start.tolist(), end.tolist(), done) == (expected[0].tolist(), expected[1].tolist(), expected[2])
 
 
-def test_fronts_that_turn_out_narrow_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GEMS does a micro-batch at a time on eight devices, so no lane is long, but one device works at a time."""
-    left = []
-    one_by_one = paths._one_by_one
-
-    def counted(*rest: Any) -> int:
-        left.append(one_by_one(*rest))
-        return left[-1]
-
-    monkeypatch.setattr(paths, "compiled_loops_for", lambda rows: None)
-    monkeypatch.setattr(paths, "_one_by_one", counted)
-    monkeypatch.setattr(paths, "FEW_ROWS_OF_FRONTS", 0)
-    monkeypatch.setattr(paths, "NARROW_FRONT", 0)
-    by_fronts = simulate("gems", 8, m=64, steps=1)
-    assert not left
-    monkeypatch.setattr(paths, "NARROW_FRONT", 2)
-    trace = simulate("gems", 8, m=64, steps=1)
-    nodes = trace.program.nodes
-    assert len(left) == 1
-    assert nodes - 2 * paths.PATIENCE < left[0] < nodes - paths.PATIENCE  # that many fronts, of one or two nodes
-    assert trace.tasks["start"].tolist() == by_fronts.tasks["start"].tolist()
-
-
-@pytest.mark.parametrize("name", ["single-dp", "pp-cdp", "mp-dp"])
-def test_few_nodes_are_swept_one_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small program is done before numpy has begun; by fronts its times are the same."""
-    asked = []
-    by_nodes = paths.longest_paths_by_nodes
-
-    def counted(*graph: Any) -> Any:
-        asked.append(graph)
-        return by_nodes(*graph)
-
-    monkeypatch.setattr(paths, "compiled_loops_for", lambda rows: None)
-    monkeypatch.setattr(paths, "longest_paths_by_nodes", counted)
-    cluster = Cluster(devices=(Devices(),))  # a lane each
-    trace = simulate(name, 3, cluster=cluster)
-    assert asked
-    asked.clear()
-    monkeypatch.setattr(paths, "FEW_ROWS_OF_FRONTS", 0)
-    monkeypatch.setattr(paths, "NARROW_FRONT", 0)
-    assert simulate(name, 3, cluster=cluster).tasks["start"].tolist() == trace.tasks["start"].tolist()
-    assert not asked
-
-
-def test_thin_graphs_of_some_thousand_rows_are_swept_one_node_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A front of one node costs numpy as much as a hundred nodes cost Python."""
-    monkeypatch.setattr(paths, "compiled_loops_for", lambda rows: None)
-    monkeypatch.setattr(paths, "longest_paths_by_fronts", lambda *_: pytest.fail("swept by fronts"))
-    nodes = 3 * paths.FEW_ROWS
-    chain = np.arange(nodes, dtype=np.int32)
-    start, end, done = paths.longest_paths(chain[:-1], chain[1:], np.ones(nodes), np.zeros(nodes))
-    assert done == nodes and start.tolist() == chain.tolist() and end[-1] == nodes
-
-
 @given(graphs())
-def test_compiled_and_numpy_agree(compiled: Any, graph: tuple[Any, ...]) -> None:
+def test_compiled_code_and_python_agree(compiled: Any, graph: tuple[Any, ...]) -> None:
     """To the last bit; once as compiled code, once as the Python that it is compiled from."""
-    expected = paths.longest_paths_by_fronts(*graph)
+    expected = paths.longest_paths_by_nodes(*graph)
     before, after, duration, earliest = graph
     for sweep in (compiled.sweep_nodes, unwrap(compiled.sweep_nodes)):
         nodes, start = len(duration), earliest.copy()
@@ -142,8 +77,9 @@ def test_compiled_and_numpy_agree(compiled: Any, graph: tuple[Any, ...]) -> None
 def test_a_cycle_is_not_reached() -> None:
     """Nodes 1 and 2 wait for each other, 3 for them; 0 is free."""
     before, after = np.array([1, 2, 2], dtype=np.int32), np.array([2, 1, 3], dtype=np.int32)
-    assert paths.longest_paths_by_fronts(before, after, np.ones(4), np.zeros(4))[2] == 1
     assert paths.longest_paths_by_nodes(before, after, np.ones(4), np.zeros(4))[2] == 1
+    calendar = Calendar(np.zeros(4, dtype=np.int64), np.full((2, 1), 9.0), np.full((2, 1), 9.0))
+    assert paths.longest_paths(before, after, np.ones(4), np.zeros(4), calendar)[2] == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 9), st.integers(0, 99)), max_size=20))
@@ -215,7 +151,7 @@ def test_runs_number_what_heads_begin() -> None:
 
 
 @pytest.mark.parametrize("problem", [ImportError, RuntimeError])
-def test_without_compiled_code_everything_is_swept_in_numpy(
+def test_without_compiled_code_everything_is_swept_in_python(
     problem: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """numba may be missing, or may find no folder to keep its code in."""
@@ -262,7 +198,7 @@ def test_sweeping_runs_at_once_gives_the_ends_of_each(graph: tuple[Any, ...], ru
     laid = paths.sort_into_levels(before, after, len(duration))
     ends = laid.sweep(several[laid.order], starts[laid.order])
     for run in range(runs):
-        _, expected, _ = paths.longest_paths_by_fronts(before, after, several[:, run], starts[:, run])
+        _, expected, _ = paths.longest_paths_by_nodes(before, after, several[:, run], starts[:, run])
         assert ends[np.argsort(laid.order), run].tolist() == expected.tolist()
 
 
