@@ -61,6 +61,7 @@ class Cut(NamedTuple):
     last: Ints  # and of the last one
     fixed: tuple[Ints, Ints]  # nodes before the cut, and behind it, that do not grow in number
     unit: Ints  # its nodes
+    early: UnitPairs  # nodes that wait for others from before the cut before, which are to end sooner than that decides
 
 
 class Repetition(NamedTuple):
@@ -79,6 +80,8 @@ def find_repetition(cut: Cut, start: Times, end: Times) -> Repetition | None:
     it, it does not start before `until`, and the same node of the next unit not before `later` beyond that.
     """
     one, again = cut.ends
+    if (end[cut.early[0]] >= start[cut.early[1]]).any():
+        return None
     growth = end[again] - end[one]
     later = growth[0].item()
     if later <= 0 or (growth != later).any():
@@ -116,7 +119,7 @@ def find_cuts(program: Program, longer: Program) -> list[Cut]:
         return []
     here = _Sides.of(program, nodes.first, count, more, np.zeros_like(more))
     there = _Sides.of(longer, nodes.first, count, more, more)
-    if (early == here.is_tail[:-1]).any() or not here.are_closed(program):
+    if (early == here.is_tail[:-1]).any() or not here.move_alike(program):
         return []
     sides = zip(here.facts(program), there.facts(longer), strict=True)
     if not all(_are_same(one, other) for one, other in sides):
@@ -183,6 +186,7 @@ class _Sides(NamedTuple):
     is_tail: Flags  # from the first cut on
     head: Ints  # places of the head; -1 of others
     tail: Ints  # places of the tail, and of what is before it; -1 of what has no place, and does not move with it
+    front: Ints  # places of the head, and of what does not grow in number
 
     @classmethod
     def of(cls, program: Program, first: Ints, count: Ints, more: Ints, moved: Ints) -> "_Sides":
@@ -195,33 +199,43 @@ class _Sides(NamedTuple):
         is_head, is_tail = index < (count + more)[number], back >= count[number]
         head = np.where(is_head, first[number] + index, -1)
         tail = np.where((back >= 0) & (is_tail | (more[number] > 0)), first[number] + back, -1)
-        columns = (steps_of_nodes(program), is_head, is_tail, head, tail)
-        return cls(*(np.append(*pair) for pair in zip(columns, (0, True, False, first[-1], -1), strict=True)))
+        front = np.where(is_head | (more[number] == 0), first[number] + index, -1)
+        columns = (steps_of_nodes(program), is_head, is_tail, head, tail, front)
+        of_start = (0, True, False, first[-1], -1, first[-1])
+        return cls(*(np.append(*pair) for pair in zip(columns, of_start, strict=True)))
 
     def parts(self) -> Iterator[tuple[Flags, Ints]]:
         """Yield which nodes are between the cuts of a step and those of the next, with both units; and their places."""
         for step in range(int(self.step.max()) + 2):
             there = ((self.step == step) & self.is_head) | ((self.step == step - 1) & self.is_tail)
-            yield there, np.where(self.step >= step, self.head, self.tail)
+            yield there, np.where(self.step >= step, self.head, np.where(self.step == step - 1, self.tail, -1))
 
-    def are_closed(self, program: Program) -> bool:
-        """Return whether what is between cuts waits for what moves with it; and all behind the first for something."""
+    def waits(self, program: Program) -> tuple[Ints, Ints, Flags]:
+        """Return who waits for whom, and whether for a node that does not move with it, as from before other cuts."""
         before, after = _waits(program)
-        alone = np.bincount(after, minlength=program.nodes) == 0
+        is_early = np.zeros(len(before), dtype=np.bool_)
+        for there, place in self.parts():
+            is_early |= there[after] & (place[before] < 0)
+        return before, after, is_early
+
+    def move_alike(self, program: Program) -> bool:
+        """Return whether all behind a cut waits for what moves with it, and else for what stays where it is."""
+        before, after, is_early = self.waits(program)
+        alone = np.bincount(after[~is_early], minlength=program.nodes) == 0
         alone &= (self.is_tail | (self.step > 0))[:-1]
-        closed = all(((place[before] >= 0) | ~there[after]).all() for there, place in self.parts())
-        return closed and not alone.any()
+        return bool((self.front[before[is_early]] >= 0).all()) and not alone.any()
 
     def facts(self, program: Program) -> Iterator[list[Ints]]:
         """Yield the columns of what is to be the same in both programs: who waits for whom, and what is sent and held.
 
         Last of all come the ends of lanes, which are in the last tail.
         """
-        (before, after), buffers, messages = _waits(program), program.buffers, program.message_nodes
+        (before, after, is_early), buffers, messages = self.waits(program), program.buffers, program.message_nodes
         held = buffers.device, buffers.category, buffers.stage, buffers.size
         for there, place in self.parts():
-            rows = np.flatnonzero(there[after])
-            yield [place[before[rows]], place[after[rows]]]
+            for source, kind in ((place, ~is_early), (self.front, is_early)):
+                rows = np.flatnonzero(there[after] & kind)
+                yield [source[before[rows]], place[after[rows]]]
             rows = np.flatnonzero(there[messages])
             yield [place[messages][rows], program.messages.size[rows]]
             for moment in (buffers.begin, buffers.end):
@@ -240,7 +254,9 @@ def _cut_of(program: Program, more: Ints, sides: _Sides, step: int) -> Cut:
     again, first, last = (np.empty(program.nodes, dtype=np.int64) for _ in range(3))
     again[nodes.order] = nodes.order[np.where(left > more[number], place + more[number], place)]
     first[nodes.order], last[nodes.order] = index < more[number], left <= more[number]
-    waited, waiting = _waits(program)
+    waited, waiting, is_early = sides.waits(program)
+    early = waited[is_early], waiting[is_early]
+    waited, waiting = waited[~is_early], waiting[~is_early]
     ends = np.unique(waited[~is_behind[waited] & is_behind[waiting]])
     before, behind = (np.flatnonzero(own & grows & side) for side in (~is_tail, is_tail & (last == 0)))
     fixed = ~(own & grows)
@@ -252,6 +268,7 @@ def _cut_of(program: Program, more: Ints, sides: _Sides, step: int) -> Cut:
         np.flatnonzero(own & (last == 1) & grows),
         (np.flatnonzero(fixed & ~is_behind), np.flatnonzero(fixed & is_behind)),
         np.flatnonzero(own & sides.is_head[:-1] & is_tail),
+        early,
     )
 
 

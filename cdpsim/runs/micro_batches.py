@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from cdpsim.errors import RequestError
+from cdpsim.model.runtime import PAPER
 from cdpsim.numeric.kept import Kept
 from cdpsim.program import Program
 from cdpsim.request import Request
@@ -21,7 +22,7 @@ from cdpsim.runs.cuts import Cut, Repetition, find_cuts, find_repetition
 from cdpsim.runs.few_steps import FewSteps, steps_at_rest
 from cdpsim.runs.figures import Figures, figures_of_steps
 from cdpsim.runs.known_programs import structure_of
-from cdpsim.runs.steady_state import SteadyState, may_be_separate
+from cdpsim.runs.steady_state import SteadyState
 from cdpsim.timing.costs import Costs
 from cdpsim.trace.metrics import communication
 from cdpsim.trace.metrics.waiting import Waits
@@ -65,7 +66,7 @@ def fold_micro_batches(request: Request) -> Folded | None:
     if not accepts(schedule, "m") or schedule.shape is not None or not isinstance(request.rule.record(shape), str):
         return None
     budget: float = _cost(shape.m * shape.n)  # where few show nothing, at most as long again is lost
-    for few, unit in _counts_to_try(request) if may_be_separate(request) else ():
+    for few, unit in _counts_to_try(request) if schedule.order.lists and request.runtime == PAPER else ():
         needed = _LOOKING * _cost(few * shape.n)
         if needed > budget:
             continue

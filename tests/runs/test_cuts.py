@@ -185,6 +185,7 @@ class TestRepetitions:
         np.array([5]),
         (none, none),
         np.array([3]),
+        (none, none),
     )
 
     def found(self, start: Any, cut: Cut = cut) -> Repetition | None:

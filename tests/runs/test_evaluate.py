@@ -163,6 +163,18 @@ def test_memory_that_grows_in_the_middle_of_a_step_is_not_folded(
     assert not any(folds_always)
 
 
+@pytest.mark.parametrize("link", ["free", "slow", "in streams"])
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "dp"])
+def test_ranks_that_share_states_fold_micro_batches(
+    name: str, zero: int, link: str, folds_always: list[micro_batches.Folded | None]
+) -> None:
+    """What comes from the step before, as parameters do, is there before it decides."""
+    options = case(name, "mixed", link, 96) | {"zero": zero, "shard": 2}
+    assert differences(evaluate(**options), whole_run(options)) == []
+    assert all(folds_always) or link != "free" or (name, zero) not in {("1f1b", 1), ("1f1b", 2), ("dp", 1)}
+
+
 @pytest.mark.every_case
 @pytest.mark.parametrize("name", FOLDED)
 def test_schedules_fold_micro_batches(name: str, folds_always: list[micro_batches.Folded | None]) -> None:
