@@ -131,7 +131,7 @@ def sum_units(axis: DataAxis, plan: UnitPlan, t: Ints, given: Ints) -> tuple[Int
     if axis.state.one_step:
         _join_updates(axis, plan, across, final[:, -1], update[:, 0])
     backwards = slice(None, None, -1)  # so that of several units of a stage the lowest, which ends last, stays
-    taken[:, :, row[backwards]] = mine[:, :, backwards]
+    taken[np.arange(len(t))[:, None, None], np.arange(rounds)[:, None], row[backwards]] = mine[:, :, backwards]
     return taken, [Ends(final[:, -1].ravel(), np.repeat(t, len(row)), np.tile(device, len(t)))]
 
 
