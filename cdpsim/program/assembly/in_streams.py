@@ -130,8 +130,8 @@ def sum_units(axis: DataAxis, plan: UnitPlan, t: Ints, given: Ints) -> tuple[Int
     _pace_tasks(axis, device, given, mine, final)
     if axis.state.one_step:
         _join_updates(axis, plan, across, final[:, -1], update[:, 0])
-    backwards = slice(None, None, -1)  # so that of several units of a stage the lowest, which ends last, stays
-    taken[np.arange(len(t))[:, None, None], np.arange(rounds)[:, None], row[backwards]] = mine[:, :, backwards]
+    last = np.append(group_starts(row)[1:], len(row)) - 1  # of several units of a copy, the highest
+    taken[:, :, row[last]] = mine[:, :, last]
     return taken, [Ends(final[:, -1].ravel(), np.repeat(t, len(row)), np.tile(device, len(t)))]
 
 
