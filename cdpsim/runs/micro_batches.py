@@ -92,13 +92,17 @@ def _counts_to_try(request: Request) -> Iterator[tuple[int, int]]:
     """
     m, order = request.shape.m, request.schedule.order
     devices = 1 if order.one_place else request.shape.parts // request.shape.chunks
-    units = [devices] if order.any_chunks else [*dict.fromkeys((2, devices) if devices > 1 else (1,))]
+    unit = devices if order.any_chunks else min(2, devices)
     # Devices are full with as many as they are; most runs have settled half as many later, or three times as many.
-    for least in (devices + max(devices // 2, 4), 4 * devices, 12 * devices):
-        for unit in units:
-            few = least + (m - least) % unit
-            if few + unit < m:
-                yield few, unit
+    for least, units in (
+        (devices + max(devices // 2, 4), [unit]),
+        (4 * devices, [unit, devices]),
+        (12 * devices, [unit]),
+    ):
+        for each in dict.fromkeys(units):
+            few = least + (m - least) % each
+            if few + each < m:
+                yield few, each
 
 
 # Growths that were found last: at the same costs, all numbers of micro-batches so many units away follow from one.
