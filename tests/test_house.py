@@ -46,27 +46,27 @@ ROOMS = [
 ]
 # The lines of Python that a room may have: a commit that needs more changes the number, and its message says why.
 LINES = {
-    "files": 1100,
-    "numeric": 1180,
+    "files": 1050,
+    "numeric": 1145,
     "cluster": 1410,
-    "model": 1965,
+    "model": 1895,
     "presets": 65,
-    "schedules": 2570,
-    "program": 5210,
-    "timing": 2165,
+    "schedules": 2560,
+    "program": 5080,
+    "timing": 2235,
     "trace": 1895,
-    "request": 1435,
-    "invariants": 2280,
-    "runs": 655,
-    "front": 665,
-    "studies": 8465,
-    "draw": 5760,
-    "export": 1120,
-    "cli": 1925,
+    "request": 1955,
+    "invariants": 2255,
+    "runs": 1810,
+    "api": 190,
+    "studies": 7320,
+    "draw": 5755,
+    "export": 1135,
+    "cli": 1890,
 }
-MOST_FILES = 229  # of Python
+MOST_FILES = 234  # of Python
 # How many functions of how many modules the simplest request calls, in Python and through the command line.
-WAY, WAY_OF_A_COMMAND = (475, 49), (620, 68)
+WAY, WAY_OF_A_COMMAND = (480, 59), (630, 81)
 # Packages that take long to import. The modules of late() import them, and are imported late themselves.
 HEAVY = {"torch", "matplotlib", "networkx", "numba", "pandas", "perfetto"}
 # The modules of draw/ that exports, commands and doctests need, which draw nothing themselves.
