@@ -59,7 +59,7 @@ LINES = {
     "invariants": 2255,
     "runs": 1810,
     "api": 190,
-    "studies": 7320,
+    "studies": 7325,
     "draw": 5755,
     "export": 1135,
     "cli": 1890,

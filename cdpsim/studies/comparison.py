@@ -22,6 +22,7 @@ from cdpsim.request.sharing import named_zero
 from cdpsim.request.taken import Asked, refuse_taken_by_none, taken_options, untaken_by
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule, find_schedule
+from cdpsim.schedules.rule import find_rule
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison_columns import Comparison, known_columns
 from cdpsim.studies.equal_shapes import equal_shape
@@ -86,6 +87,9 @@ def _check_shared_options(options: Mapping[str, Any], devices: int | None, batch
         for value in listed_values(option, options.get(option)):
             if value is not None:
                 whole_number(option, value, at_least=least)
+    for rule in listed_values("rule", options.get("rule")):
+        if rule is not None:
+            find_rule(rule)
     for option, of, given in (("replicas", "--devices", devices), ("m", "--batch", batch)):
         if given is not None and options.get(option) is not None:
             raise RequestError(option, f"follows from {of}; leave either out")

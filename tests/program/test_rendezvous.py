@@ -15,7 +15,7 @@ from cdpsim.invariants import violations
 from cdpsim.program import Content, EdgeKind, Kind, Op, Program, rendezvous
 from cdpsim.program.check import check_program
 from cdpsim.request.options import RENDEZVOUS, Rendezvous
-from cdpsim.runs import Run
+from cdpsim.runs import Run, assembling
 from tests.helpers.run_times import makespan, named
 from tests.helpers.strategies import Need, alike, meeting, passing, streamed_requests, taken
 from tests.helpers.stream_queue_player import play
@@ -333,11 +333,7 @@ def test_the_player_notices_each_fault(fault: str, monkeypatch: pytest.MonkeyPat
         overlaps = request["cluster"].overlaps(plain.program.devices)
         if fault != "none":
             _, what, wrong = FAULTS[fault]
-            module = rendezvous if what == "_Batches" else simulate.__globals__
-            if isinstance(module, dict):
-                monkeypatch.setitem(module, what, wrong)
-            else:
-                monkeypatch.setattr(module, what, wrong)
+            monkeypatch.setattr(rendezvous if what == "_Batches" else assembling, what, wrong)
         start, _ = play(plain, overlaps, request.get("rendezvous") == "megatron")
         assert (simulate(**request).start.tolist() == start) == (fault == "none")
 

@@ -91,11 +91,11 @@ def test_slower_never_ends_earlier(drawn: tuple[dict[str, Any], dict[str, Any]],
     Where workers compute until a message is through, some do: 5 s take three blocks of 2 s, or two of 2.5.
     """
     request, disorder = drawn
-    before = simulate(**request, **disorder)
+    before = simulate(**request, **disorder).whole
     unit = "" if "model" not in request else "s"
     more = [*disorder.get("stop", []), f"0:{at}{unit}:7{unit}"]
     own = float(disorder.get("slow", ["0:1"])[0][2:]) * factor
-    after = simulate(**request, **disorder | {"stop": more, "slow": [f"0:{own:g}"]})
+    after = simulate(**request, **disorder | {"stop": more, "slow": [f"0:{own:g}"]}).whole
     assert are_no_later(before.start, after.start)
     assert are_no_later(before.end, after.end)
 
