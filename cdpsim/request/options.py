@@ -28,10 +28,11 @@ from cdpsim.model import (
 from cdpsim.model.runtime import RUNTIMES, read_runtime
 from cdpsim.request.declaration import Option, disturbance, named_preset, of_named_model
 from cdpsim.schedules import Schedule
-from cdpsim.schedules.buckets import RUNTIMES_WITH_BUCKETS
+from cdpsim.schedules.buckets import BUCKETS, read_buckets
 from cdpsim.schedules.local import read_outer
-from cdpsim.schedules.rule import RULES, Rule
-from cdpsim.schedules.state import ZERO
+from cdpsim.schedules.rule import RULES, Rule, find_rule
+from cdpsim.schedules.shape import read_widths
+from cdpsim.schedules.state import ZERO, read_zero
 from cdpsim.trace import load_counts
 
 SlotOrder = Literal["forward-first", "backward-first"]
@@ -56,7 +57,6 @@ CountRows = tuple[tuple[int, ...], ...]  # micro-batches of each step and replic
 FORWARD_FIRST, BACKWARD_FIRST = SLOT_ORDERS = get_args(SlotOrder)
 RENDEZVOUS = get_args(Rendezvous)
 MEGATRON = RENDEZVOUS[0]
-BUCKETS = ("none", *RUNTIMES_WITH_BUCKETS)  # beside sizes
 RESHARD = ("yes", "no", "root", "step")  # beside a number of ranks
 
 
@@ -81,6 +81,7 @@ class ScheduleOptions(TypedDict, total=False):
             "the version of the parameters that tasks read: dp, cdp-v1, cdp-v2, or a CSV file of 0 and 1 where 1 in "
             "row i, column j lets micro-batch i read the newest parameters of stage j",
             usual="the schedule's own",
+            read=find_rule,
             applies=lambda s: s.order.waits,
             own=lambda s, _: s.rule.name,
             known=lambda: RULES,
@@ -135,6 +136,7 @@ class ScheduleOptions(TypedDict, total=False):
             "devices of each stage; micro-batch i of a stage of R devices is on the i mod R-th, and their gradients "
             "are summed at the end of a step",
             usual="1 of each",
+            read=read_widths,
             is_list=True,
             of_one_run=True,
             applies=lambda s: s.order.lists is not None and s.order.lists.replicated is not None,
@@ -245,7 +247,7 @@ class DataOptions(TypedDict, total=False):
             "Z",
             "the states that data ranks split: 0 none, 1 the optimizer's, 2 gradients too, 3 parameters too (FSDP)",
             usual="0, or 3 with --shard",
-            least=0,
+            read=read_zero,
             own=lambda *_: 0,
             known=lambda: tuple(map(str, range(len(ZERO)))),
             applies=lambda s: s.splits_states,
@@ -259,6 +261,7 @@ class DataOptions(TypedDict, total=False):
             "the gradients that go in one message: none (a stage's), torch, megatron, deepspeed, or the least size of "
             "the first bucket and of the next ones, 1MiB,25MiB (in lists of compare 1MiB:25MiB)",
             usual="torch for dp, none for pipelines",
+            read=read_buckets,
             in_state=True,
             known=lambda: BUCKETS,
             applies=lambda s: s.flushes,

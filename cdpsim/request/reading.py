@@ -14,7 +14,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.cluster.devices import UNLIMITED_LANES
 from cdpsim.cluster.disorder import DISORDER_OPTIONS as DISORDER
 from cdpsim.cluster.disorder import Disorder, disorder_of
-from cdpsim.errors import RequestError, in_known_case, short_repr, true_or_false, whole_number
+from cdpsim.errors import RequestError, in_known_case, true_or_false, whole_number
 from cdpsim.limits import refuse_many_slots, refuse_too_large
 from cdpsim.model import OPTIMIZERS, UNIT_MODELS, Model, Recipe
 from cdpsim.model.optimizers import UPDATE_FACTS
@@ -27,14 +27,13 @@ from cdpsim.request.sharing import (
     named_zero,
     read_ranks,
     read_sharing,
-    read_zero,
     stage_layers,
 )
 from cdpsim.request.taken import accepts, refuse_untaken, untaken_refusal
 from cdpsim.schedules import Schedule, find_schedule, schedule_from_lists
 from cdpsim.schedules.local import read_outer
-from cdpsim.schedules.rule import CUSTOM, Rule, find_rule
-from cdpsim.schedules.shape import Shape, Widths
+from cdpsim.schedules.rule import CUSTOM, Rule
+from cdpsim.schedules.shape import Shape, Widths, read_widths
 from cdpsim.timing.engine import find_engine
 
 LEAST_STEPS = 3  # of a request that gives no number
@@ -101,7 +100,6 @@ def _check_each(given: Mapping[str, Any]) -> dict[str, Any]:
     schedule = schedule_of(options)
     options |= named_zero(options) | {"schedule": schedule}
     options |= {name: read_value(name, options[name]) for name in OPTIONS}
-    read_zero(options["zero"])
     find_engine(options["engine"], options["contention"])
     if options["outer"] is not None and schedule.order.local and schedule.order.local.outer:
         local = replace(schedule.order.local, outer=read_outer(options["outer"]))
@@ -154,10 +152,7 @@ def read_stage_replicas(given: object, n: object) -> Widths:
     """Return how many devices each of n stages has, in order; () where each has one because none are given."""
     if given is None:
         return ()
-    numbers = given.split(",") if isinstance(given, str) else given
-    if not isinstance(numbers, Sequence | np.ndarray):
-        raise RequestError("stage-replicas", f"{short_repr(given)} is no list; write a number for each stage: 2,1,1")
-    widths = tuple(whole_number("stage-replicas", number, at_least=1) for number in numbers)
+    widths = read_widths(given)
     if n is not None and len(widths) != whole_number("n", n, at_least=1):
         raise RequestError("stage-replicas", f"has {len(widths)} numbers for n={n} stages; give one for each")
     return () if {*widths} == {1} else widths
@@ -201,7 +196,7 @@ def _rule_and_steps(
 
 def _rule_of_rounds(schedule: Schedule, shape: Shape, steps: int, given: object) -> Rule:
     """Return the rule of a schedule with rounds, which no option changes; refuse a run of nothing but warm-up."""
-    if given is not None and find_rule(given) != schedule.rule:
+    if given is not None and given != schedule.rule:
         raise untaken_refusal(schedule, "rule")
     if schedule.order.rounds and shape.warm_up >= steps:
         problem = f"warm_up={shape.warm_up} leaves none of {steps} updates behind it"
@@ -214,13 +209,13 @@ def least_steps(warm_up: object) -> int:
     return max(LEAST_STEPS, whole_number("warm-up", warm_up or 0, at_least=0) + 2)
 
 
-def _find_rule(schedule: Schedule, rule: object, vertical_sync: bool) -> Rule:
+def _find_rule(schedule: Schedule, rule: Rule | None, vertical_sync: bool) -> Rule:
     if vertical_sync:
         if rule is not None:
             raise RequestError("vertical-sync", "is a rule, and --rule asks for another one; leave either out")
         assert schedule.vertical_sync is not None, "schedules without it are refused before"
         return schedule.vertical_sync
-    return schedule.rule if rule is None else find_rule(rule)
+    return rule or schedule.rule
 
 
 def _refuse_too_large(

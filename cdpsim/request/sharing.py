@@ -1,21 +1,18 @@
 """The options of the data axis: how many ranks share what, and when they exchange it."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cdpsim.errors import RequestError, choose, in_known_case, short_repr, whole_number
-from cdpsim.files.units import size_bytes
 from cdpsim.model import PRECISIONS, Model
-from cdpsim.request.options import BUCKETS, OPTIONS, RESHARD
+from cdpsim.request.options import OPTIONS, RESHARD
 from cdpsim.request.taken import accepts, is_given
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule
-from cdpsim.schedules.buckets import RUNTIMES_WITH_BUCKETS, Buckets
+from cdpsim.schedules.buckets import RUNTIMES_WITH_BUCKETS, Buckets, bucket_sizes
 from cdpsim.schedules.shape import Shape
-from cdpsim.schedules.state import REPLICATED, ZERO, Home, State, When
+from cdpsim.schedules.state import MOST_SPLIT, REPLICATED, ZERO, Home, State, When, read_zero
 
-MOST_SPLIT = len(ZERO) - 1  # the stage of ZeRO that splits everything
 SHARING = tuple(name for name, option in OPTIONS.items() if option.in_state)
 
 
@@ -42,14 +39,6 @@ def read_ranks(schedule: Schedule, replicas: int, options: Mapping[str, Any]) ->
         problem = f"{which} splits gradients or parameters, and {schedule.name} does not flush"
         raise RequestError(option, f"{problem}; take --zero 1, or a schedule that does: {', '.join(flushing)}")
     return zero, replicas * shard, shard if zero else 1
-
-
-def read_zero(given: object) -> int | None:
-    """Return the stage of ZeRO that an option gives, or None."""
-    zero = None if given is None else whole_number("zero", given, at_least=0)
-    if zero is not None and zero > MOST_SPLIT:
-        raise RequestError("zero", f"zero={zero}, and ZeRO's stages are 0 to {MOST_SPLIT}; give one of these")
-    return zero
 
 
 def read_sharing(schedule: Schedule, shape: Shape, model: Model | None, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,30 +144,13 @@ def _read_buckets(
     if _has_none(given):
         return None
     assert model is not None
-    buckets = parse_buckets(given, model, shape.replicas)
+    sizes = bucket_sizes(given)
+    buckets = Buckets(sizes) if sizes else Buckets.of_runtime(given, _element_bytes(model), shape.replicas)
     return None if zero == MOST_SPLIT else replace(buckets, whole_first_step=options["whole_first_step"])
 
 
 def _has_none(buckets: object) -> bool:
     return isinstance(buckets, str) and buckets == "none"
-
-
-def parse_buckets(given: object, model: Model, ranks: int) -> Buckets:
-    """Return the buckets of a text: the name of a runtime, or the sizes of the first bucket and of the others."""
-    if isinstance(given, str) and given in RUNTIMES_WITH_BUCKETS:
-        return Buckets.of_runtime(given, _element_bytes(model), ranks)
-    try:
-        sizes = tuple(
-            size_bytes(size.strip())
-            for size in re.split("[,:]", given if isinstance(given, str) else short_repr(given))
-        )
-    except RequestError as error:
-        known = ", ".join(BUCKETS)
-        problem = f"{short_repr(given)} is neither one of {known} nor sizes such as '1 MiB,25 MiB'"
-        raise RequestError("buckets", f"{problem}: {error.problem}") from None
-    if not all(sizes):
-        raise RequestError("buckets", f"{short_repr(given)} has a bucket of no bytes; give at least 1 B")
-    return Buckets(sizes)
 
 
 def _element_bytes(model: Model) -> int:

@@ -9,12 +9,15 @@ Gradients come in the order in which backwards make them. None is ever split. Pu
     deepspeed  closed before it would have more than 500 million elements (DeepSpeed, `reduce_bucket_size`)
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from cdpsim.errors import RequestError, short_repr
+from cdpsim.files.units import size_bytes
 from cdpsim.numeric.columns import Ints
 
 MIB = 2**20
@@ -67,6 +70,28 @@ class Buckets:
 
 
 RUNTIMES_WITH_BUCKETS = ("torch", "megatron", "deepspeed")
+BUCKETS = ("none", *RUNTIMES_WITH_BUCKETS)  # beside sizes
+
+
+def bucket_sizes(given: object) -> tuple[int, ...]:
+    """Return the sizes of the first bucket and of the others that a text says; none where it is a known name."""
+    if isinstance(given, str) and given in BUCKETS:
+        return ()
+    text = given if isinstance(given, str) else short_repr(given)
+    try:
+        sizes = tuple(size_bytes(size.strip()) for size in re.split("[,:]", text))
+    except RequestError as error:
+        problem = f"{short_repr(given)} is neither one of {', '.join(BUCKETS)} nor sizes such as '1 MiB,25 MiB'"
+        raise RequestError("buckets", f"{problem}: {error.problem}") from None
+    if not all(sizes):
+        raise RequestError("buckets", f"{short_repr(given)} has a bucket of no bytes; give at least 1 B")
+    return sizes
+
+
+def read_buckets(given: Any) -> Any:
+    """Return what names buckets or says their sizes; refuse anything else."""
+    bucket_sizes(given)
+    return given
 
 
 class Units(NamedTuple):

@@ -1,6 +1,11 @@
 """The numbers of stages, micro-batches and devices, of which orders, placements and rules are functions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+from cdpsim.errors import RequestError, short_repr, whole_number
 
 Widths = tuple[int, ...]  # devices per stage
 
@@ -41,3 +46,11 @@ class Shape:
     def micro_batches(self) -> int:
         """The number of micro-batches of all replicas in a training step."""
         return self.m * self.replicas
+
+
+def read_widths(given: object) -> Widths:
+    """Return the devices of each stage that a list says, or a text with commas."""
+    numbers = given.split(",") if isinstance(given, str) else given
+    if not isinstance(numbers, Sequence | np.ndarray):
+        raise RequestError("stage-replicas", f"{short_repr(given)} is no list; write a number for each stage: 2,1,1")
+    return tuple(whole_number("stage-replicas", number, at_least=1) for number in numbers)

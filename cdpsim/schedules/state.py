@@ -20,7 +20,7 @@ What is split is split among the data ranks of a sharding group; sums of shares 
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, whole_number
 from cdpsim.schedules.buckets import Buckets
 
 Refusal = tuple[bool, str, str]  # whether it applies, the problem, the remedy
@@ -230,6 +230,7 @@ _SPLIT_HOMES = (
 )
 # The homes of ZeRO's stages (Rajbhandari et al. 2020), by their numbers: stage 0 splits nothing.
 ZERO = ((Home.COPIED,) * 3, *_SPLIT_HOMES)
+MOST_SPLIT = len(ZERO) - 1  # the stage of ZeRO that splits everything
 REPLICATED = State()
 # All that workers exchange at a time goes in one message, after their last task: of gradients, or of parameters.
 MEAN = State(reduce=When.LAST, streams=True, buckets=Buckets((2**62,)), one_step=True)
@@ -238,3 +239,11 @@ BESIDE = replace(MEAN, optimizer=Home.SPLIT, updates_in_stream=True)
 ALONG = State(Home.COPIED, Home.OWNED, Home.OWNED, owner=Owner.LAST)
 OWNER = State(Home.OWNED, Home.OWNED, Home.OWNED, reduce=When.LAST)
 TRAVELLING = State(Home.OWNED, Home.OWNED, Home.OWNED, owner=Owner.USER)
+
+
+def read_zero(given: object) -> int | None:
+    """Return the stage of ZeRO that an option gives, or None."""
+    zero = None if given is None else whole_number("zero", given, at_least=0)
+    if zero is not None and zero > MOST_SPLIT:
+        raise RequestError("zero", f"zero={zero}, and ZeRO's stages are 0 to {MOST_SPLIT}; give one of these")
+    return zero

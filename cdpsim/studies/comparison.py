@@ -16,13 +16,12 @@ from cdpsim.errors import RequestError, UnknownName, choose, in_known_case, refu
 from cdpsim.model import UNIT_MODELS
 from cdpsim.presets import find_model
 from cdpsim.request import Request
-from cdpsim.request.options import DEFAULTS, OPTION_NAMES, OPTIONS
+from cdpsim.request.options import DEFAULTS, OPTION_NAMES, OPTIONS, read_value
 from cdpsim.request.reading import LEAST_STEPS, least_steps, read_cluster
 from cdpsim.request.sharing import named_zero
 from cdpsim.request.taken import Asked, refuse_taken_by_none, taken_options, untaken_by
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule, find_schedule
-from cdpsim.schedules.rule import find_rule
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison_columns import Comparison, known_columns
 from cdpsim.studies.equal_shapes import equal_shape
@@ -80,16 +79,12 @@ def compare(
 
 def _check_shared_options(options: Mapping[str, Any], devices: int | None, batch: int | None) -> None:
     """Refuse values that no schedule takes, also of options that only some take, and what follows from others."""
-    for option, least in {
-        "n": 1,
-        **{name: row.least for name, row in OPTIONS.items() if row.least is not None},
-    }.items():
-        for value in listed_values(option, options.get(option)):
-            if value is not None:
-                whole_number(option, value, at_least=least)
-    for rule in listed_values("rule", options.get("rule")):
-        if rule is not None:
-            find_rule(rule)
+    for name, given in options.items():
+        for value in listed_values(name, given):
+            if name in OPTIONS:
+                read_value(name, value)
+            elif name == "n" and value is not None:
+                whole_number(name, value, at_least=1)
     for option, of, given in (("replicas", "--devices", devices), ("m", "--batch", batch)):
         if given is not None and options.get(option) is not None:
             raise RequestError(option, f"follows from {of}; leave either out")

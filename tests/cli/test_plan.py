@@ -192,6 +192,9 @@ def test_a_file_that_exists_is_kept(command: Command, here: Path) -> None:
         ("--optimizer", "adamm", "did you mean 'adam"),
         ("--zero", "5", "ZeRO's stages are 0 to 3"),
         ("--rule", "foo", "rule"),
+        ("--buckets", "foo", "'foo' is neither one of none, torch, megatron, deepspeed nor sizes"),
+        ("--outer", "foo", "'foo' is no optimizer"),
+        ("--prefetch", "foo", "prefetch=foo must be a whole number of at least 0"),
     ],
 )
 def test_values_that_nothing_has_are_refused(

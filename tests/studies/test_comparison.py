@@ -320,6 +320,29 @@ def test_what_is_not_equal_is_refused(problem: str) -> None:
         compare(asked.pop("schedules"), **asked)
 
 
+@every_row(
+    ("option", "value", "problem"),
+    [
+        ("rule", "missing.csv", "missing.csv: no such file"),
+        ("counts", "missing.csv", "missing.csv: no such file"),
+        ("buckets", "1 MiB,foo", "buckets: .* is neither one of none, torch, megatron, deepspeed nor sizes"),
+        ("outer", "foo", "outer: 'foo' is no optimizer"),
+        ("stage_replicas", "foo", "stage-replicas: stage-replicas=foo must be a whole number"),
+        ("zero", 9, "zero: zero=9, and ZeRO's stages are 0 to 3"),
+        ("reduce", "never", "reduce: unknown reduce 'never'"),
+        ("warm_up", "foo", "warm-up: warm-up=foo must be a whole number"),
+        ("n", "foo", "n: n=foo must be a whole number"),
+    ],
+)
+def test_a_value_that_no_option_has_is_refused_though_some_schedules_do_not_take_it(
+    option: str, value: object, problem: str
+) -> None:
+    """Those would run without it, and the table would say nothing of what was asked."""
+    asked: dict[str, Any] = {"n": 3, option: value}
+    with pytest.raises(RequestError, match=f"^{problem}"):
+        compare(**asked)
+
+
 COMMAND = "compare --devices 8 --batch 256 --model llama2-7b --cluster a100-nodes"
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from cdpsim.request.sharing import MOST_SPLIT, read_ranks
+from cdpsim.request.sharing import read_ranks
 from cdpsim.schedules import find_schedule
 from cdpsim.schedules.rule import find_rule
-from cdpsim.schedules.state import Owner
+from cdpsim.schedules.state import MOST_SPLIT, Owner
 
 from .case import Case, LeftOut
 

@@ -8,10 +8,10 @@ from cdpsim.errors import RequestError, UnknownName
 from cdpsim.files.units import counted
 from cdpsim.model import UNIT_MODELS
 from cdpsim.request import Request
-from cdpsim.request.sharing import MOST_SPLIT
 from cdpsim.request.taken import accepts
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import RULES
+from cdpsim.schedules.state import MOST_SPLIT
 from cdpsim.studies.equal_shapes import equal_shape, samples_of
 from cdpsim.studies.plan.parts import CandidateParts, Structure, Variant
 from cdpsim.studies.plan.wanted import Wanted

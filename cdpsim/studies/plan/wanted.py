@@ -11,11 +11,9 @@ from cdpsim.errors import RequestError, short_repr, true_or_false, whole_number
 from cdpsim.files.units import size_bytes
 from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.presets import find_model
-from cdpsim.request.options import DEFAULTS, OPTIONS, TRAINING
+from cdpsim.request.options import DEFAULTS, OPTIONS, TRAINING, read_value
 from cdpsim.request.reading import read_cluster, read_model
-from cdpsim.request.sharing import read_zero
 from cdpsim.schedules import SCHEDULES, Schedule, find_schedule
-from cdpsim.schedules.rule import find_rule
 from cdpsim.studies.comparison import listed_values
 from cdpsim.studies.plan.parts import Variant
 
@@ -151,17 +149,15 @@ def _listed_schedules(given: str | Sequence[str | Schedule] | None) -> tuple[Sch
 
 def _size_axes(options: Mapping[str, Any], devices: int, *, slots: bool) -> dict[str, tuple[Any, ...]]:
     """Return the values of the axes of sizes that are restricted; in slots n has one value, by default the devices."""
-    least = {name: option.least or 0 for name, option in OPTIONS.items()}
     given = {name: listed_values(name, options[name]) for name in SIZE_AXES if options.get(name) is not None}
     axes: dict[str, tuple[Any, ...]] = {
-        name: tuple(whole_number(name, value, at_least=least.get(name, 1)) for value in values)
+        name: tuple(
+            read_value(name, value) if name in OPTIONS else whole_number(name, value, at_least=1) for value in values
+        )
         for name, values in given.items()
-        if name != "rule"
     }
-    for zero in axes.get("zero", ()):
-        read_zero(zero)
     if "rule" in given:
-        axes["rule"] = tuple(str(value) for value in given["rule"] if find_rule(value))
+        axes["rule"] = tuple(map(str, given["rule"]))
     if slots and len(axes.setdefault("n", (devices,))) > 1:
         problem = "each of n stages takes a slot, so that another n is another model; give one"
         raise RequestError("n", problem)
@@ -173,6 +169,9 @@ def _variants(
 ) -> Iterator[Variant]:
     """Yield all combinations of models and of the values of options that are no sizes."""
     axes = {name: listed_values(name, options[name]) for name in LISTED_AXES if options.get(name) is not None}
+    for name, listed in axes.items():
+        for each in listed:
+            read_value(name, each)
     if slots_n is None and "recompute" not in axes:
         axes["recompute"] = [how for how in RECOMPUTATIONS if _can_recompute(models, axes, how)]
     stages = {slots_n} if slots_n else {find_model(model).n for model in models if not isinstance(model, Model)}
