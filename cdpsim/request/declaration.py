@@ -1,4 +1,4 @@
-"""What a row says of an option of a request."""
+"""The row of an option: its type, and the functions by which rows record values."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass

@@ -434,7 +434,7 @@ class TrainingOptions(TypedDict, total=False):
 
 
 class PlatformOptions(TypedDict, total=False):
-    """What it runs on."""
+    """The platform: devices, links, runtime."""
 
     model: Annotated[
         str | Path | Model | Mapping[str, Any],
@@ -518,7 +518,7 @@ class PlatformOptions(TypedDict, total=False):
 
 
 class DisorderOptions(TypedDict, total=False):
-    """What disturbs a run (default: as the --cluster file says)."""
+    """Disturbances of a run (default: as the --cluster file says)."""
 
     slow: Annotated[
         Sequence[str | Slow] | Mapping[int, float] | None,

@@ -1,4 +1,4 @@
-"""What `compare` shows of one request, or of many, whatever memory their devices have."""
+"""Rows of `compare` for one request or for many; the memory of devices is ignored."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

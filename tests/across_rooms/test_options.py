@@ -39,7 +39,7 @@ NEVER_REFUSED = {
     "ignore_memory": "devices have room for all that runs here; it only lets more run",
     "max_memory": "it is about this machine, and lets less run",
     "model": "what is trained",
-    "cluster": "what it runs on",
+    "cluster": "the platform: devices, links, runtime",
 }
 ALONE: list[dict[str, Any]] = [
     {"devices": {"overlap": "none"}, "link": {"latency": latency, "bandwidth": 50.0}} for latency in (0.25, 2.0)

@@ -79,7 +79,7 @@ class DataAxis:
 
 
 class Ends(NamedTuple):
-    """The last messages of sums, or what gives gradients that nobody else has, each with its step and a device."""
+    """Nodes after which gradients are summed on a device: the last message, or without one the last backward."""
 
     node: Ints
     step: Ints
@@ -87,7 +87,7 @@ class Ends(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What sums of gradients made: columns with a row for each round and a column for each copy.
+    """Sums of gradients: columns with a row for each round and a column for each copy.
 
     There is a round after each pass, or one in a step.
     """
@@ -98,13 +98,13 @@ class Sums(NamedTuple):
 
     @property
     def consumer(self) -> Ints:
-        """What takes the gradients of each copy at the end."""
+        """The message or update that takes the gradients of each copy after the last round."""
         consumer: Ints = self.taken[-1]
         return consumer
 
 
 class Brought(NamedTuple):
-    """What brought new versions to copies."""
+    """Arrivals of new versions at their copies."""
 
     producer: Ints  # of the next version of each copy: a message, or the update that makes it there
 

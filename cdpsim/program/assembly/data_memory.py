@@ -1,4 +1,4 @@
-"""What devices hold of stages that they come to together: gradients, parameters in their versions, optimizer states."""
+"""Buffers of the data axis: gradients, versions of parameters, optimizer states."""
 
 import numpy as np
 

@@ -178,7 +178,7 @@ def _hold_between(axis: DataAxis, use: _Use, where: Location, size: Ints) -> Non
     axis.build.hold(Category.PARAMETERS, where.take(before), size[before], begin, until)
 
 
-# What a runtime holds beside gathered parameters, and beside gradients on their way to sums
+# Further copies that a runtime holds: of gathered parameters, and of gradients before they are summed
 
 
 def hold_gathered(axis: DataAxis, uses: Uses, *, early: bool) -> Gathered:

@@ -151,7 +151,7 @@ class Keeping:
 
     @cached_property
     def inputs_left(self) -> tuple[Ints, Ints]:
-        """What each first part of a split backward leaves of its input: what it alone keeps, and what is shared.
+        """The bytes of its input that each first part of a split backward leaves: its own, and the shared ones.
 
         The stage before keeps the shared part as well, on the same device.
         """
@@ -222,7 +222,7 @@ def _sent_until_next(passes: Passes, task: Ints) -> Ints:
 
 
 class HabitRow(NamedTuple):
-    """What is held: its bytes, from which moment to which, under which condition; and to which further moments."""
+    """A buffer of a runtime: its bytes, the moments that it begins and ends at, its condition, and later ends."""
 
     category: Category
     size: Ints
