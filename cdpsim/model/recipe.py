@@ -156,17 +156,13 @@ def _moved_bytes(part: Part, recipe: Recipe, model: Model, scale: int, gradients
 
 
 def _gradient_ratio(model: Model, recipe: Recipe) -> Fraction:
-    """Return how many times as large as a parameter a gradient is; refuse a type that changes nothing."""
+    """Return how many times as large as a parameter a gradient is."""
     if recipe.gradients is None:
         return Fraction(1)
     if not model.precision:
         problem = f"{recipe.gradients} asks for another type, and the model does not say what its bytes are in"
         raise RequestError("gradients", f"{problem}; add `precision` to its file, or leave this out")
-    ratio = Fraction(PRECISIONS[recipe.gradients], PRECISIONS[model.precision])
-    if ratio == 1 and not recipe.mixed_precision:
-        problem = f"{recipe.gradients} has as many bytes as the model's own {model.precision}, and changes nothing"
-        raise RequestError("gradients", f"{problem}; leave it out, or add --mixed-precision")
-    return ratio
+    return Fraction(PRECISIONS[recipe.gradients], PRECISIONS[model.precision])
 
 
 def _check_update_time(model: Model, recipe: Recipe) -> None:

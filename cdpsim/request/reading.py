@@ -1,4 +1,4 @@
-"""Read the options of a request into its fields, check them alone and together, and refuse what would do nothing."""
+"""Read the options of a request into its fields, and check them alone and together."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

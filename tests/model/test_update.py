@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from cdpsim import simulate
 from cdpsim.cluster import Cluster, Devices, Link
 from cdpsim.errors import RequestError
-from cdpsim.model import OPTIMIZERS, PRECISIONS, Model, Recipe, Stage, Tie
+from cdpsim.model import OPTIMIZERS, PRECISIONS, GradientType, Model, Recipe, Stage, Tie
 from cdpsim.model.recipe import apply_recipe
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -223,12 +223,16 @@ def refused(model: Model, **recipe: Any) -> str:
     return str(refusal.value)
 
 
-def test_what_changes_nothing_or_is_not_known_is_refused() -> None:
+def test_gradients_in_the_type_of_the_parameters_are_as_large() -> None:
+    types: list[tuple[str, GradientType]] = [("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "fp16")]
+    for precision, gradients in types:
+        plain = apply_recipe(of_matrix(precision), Recipe())
+        named = apply_recipe(of_matrix(precision), Recipe(gradients=gradients))
+        assert named.all_sizes == plain.all_sizes
+
+
+def test_what_is_not_known_is_refused() -> None:
     bare = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=4),))
-    assert refused(of_matrix(), gradients="fp16").startswith(
-        "gradients: fp16 has as many bytes as the model's own bf16"
-    )
-    assert refused(of_matrix("fp32"), gradients="fp32", optimizer="adam").endswith("or add --mixed-precision")
     assert refused(bare, gradients="fp32").startswith("gradients: fp32 asks for another type, and the model does not")
     assert refused(bare, optimizer="adam-8bit").startswith("optimizer: adam-8bit keeps bytes for each number, and the")
     assert refused(bare, optimizer="sm3").startswith("stage 0: does not say what the rows and columns")

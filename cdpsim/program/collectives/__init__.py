@@ -190,11 +190,6 @@ def algorithm(op: Op, name: str) -> Algorithm:
     return beside.get(name, usual)
 
 
-def differs_from_default(op: Op, name: str) -> bool:
-    """Return whether a collective may run by another algorithm under that name than by default."""
-    return op == Op.ALL_REDUCE or name == "best" or algorithm(op, name) != algorithm(op, DEFAULT)
-
-
 def payload_factor(op: Op, k: int) -> int:
     """Return the whole payload over what a member ends with: k after a reduce-scatter, which leaves one of k parts."""
     return k if op == Op.REDUCE_SCATTER else 1
