@@ -82,9 +82,9 @@ def test_messages_are_those_of_the_drawing(homes: str, asked: dict[str, Any]) ->
     before, _, after = line.partition("> U")
     to_update = reached(program, update, back=True)
     if homes.startswith("copied"):
-        assert dict.fromkeys(operations(program, to_update)) == dict.fromkeys(messages(before))
+        assert [*dict.fromkeys(operations(program, to_update))] == [*dict.fromkeys(messages(before))]
         between = reached(program, update, back=False) & reached(program, read, back=True)
-        assert dict.fromkeys(operations(program, between)) == dict.fromkeys(messages(after))
+        assert [*dict.fromkeys(operations(program, between))] == [*dict.fromkeys(messages(after))]
     else:
         to_forward = reached(program, forward, back=True)
         assert {*operations(program, to_forward)} == {*messages(before.partition("> F")[0])}
