@@ -1,28 +1,33 @@
-"""Bounds of candidates in columns, once the cases' loads are there; they fail below 100,000 candidates a second."""
+"""Bounds of candidates, by probes of few ranks and of their own; they fail above 40 ms of processor time a probe."""
 
+from time import process_time
 from typing import Any
-
-import numpy as np
 
 from cdpsim import SCHEDULES, Request
 from cdpsim.request.taken import accepts
-from cdpsim.studies.plan.bounds import Sizes, bound_candidates, loads_of
+from cdpsim.studies.plan.bounds import Bounds
+from cdpsim.studies.plan.space import Candidate
 
-LEAST = 100_000  # candidates a second
+MOST_SECONDS = 0.04  # for a probe and its bounds
 NAMES = ("1f1b", "gpipe", "zb-h1", "zb-h2", "interleaved-1f1b", "chimera")
-MANY = 200_000
 
 
 def test_bounds_of_candidates(benchmark: Any) -> None:
     """Six schedules of llama3-8b on eight devices, on all numbers of data ranks, with and without shares."""
-    loads = []
-    for name in NAMES:
-        chunks = {"chunks": 1} if accepts(SCHEDULES[name], "chunks") else {}
-        request = Request(name, 8, m=8, model="llama3-8b", cluster="a100-nodes", ignore_memory=True, **chunks)
-        loads.append(loads_of(request))
-    ranks = [(r, 1, 0) for r in (1, 2, 4, 8)] + [(1, s, zero) for s in (2, 4, 8) for zero in (1, 2, 3)]
-    rows = [(case, m, *each) for case in range(len(loads)) for m in (16, 32, 64, 128) for each in ranks]
-    sizes = Sizes(*np.tile(np.array(rows).T, MANY // len(rows)))
-    bounds = benchmark.pedantic(bound_candidates, (loads, sizes), rounds=5, warmup_rounds=1)
-    assert (bounds.step > 0).all()
-    assert len(sizes.case) / benchmark.stats.stats.min > LEAST
+    real: dict[str, Any] = {"model": "llama3-8b", "cluster": "a100-nodes"}
+    cases, candidates = [], []
+    for number, name in enumerate(NAMES):
+        own = {"schedule": name, "n": 8} | ({"chunks": 1} if accepts(SCHEDULES[name], "chunks") else {})
+        cases.append(Request(**own, m=8, **real, ignore_memory=True))
+        ranks = [{"replicas": r} for r in (2, 4, 8)]
+        ranks += [{"shard": s, "zero": zero} for s in (2, 4, 8) for zero in (1, 2, 3)]
+        candidates += [Candidate(own | real | each | {"m": m}, 8, number) for m in (16, 32, 64, 128) for each in ranks]
+
+    def bound_all() -> float:
+        begun, bounds = process_time(), Bounds(cases)
+        first = [bounds.of_few_ranks(each) for each in candidates]
+        own = [found for each in candidates[::4] if (found := bounds.of_own_ranks(each))]
+        assert all(each.step > 0 and each.memory > 0 for each in (*first, *own))
+        return (process_time() - begun) / (len(own) + len(cases))
+
+    assert benchmark.pedantic(bound_all, rounds=2) < MOST_SECONDS

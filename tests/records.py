@@ -155,7 +155,7 @@ def figures(text: str) -> Any:
         content = json.loads(text)
     except ValueError:
         return text
-    for name in ("cdpsim", "request", "counts", "status", "version"):
+    for name in ("cdpsim", "request", "counts", "searched", "status", "version"):
         if isinstance(content, dict):
             content.pop(name, None)
     return content

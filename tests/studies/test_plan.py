@@ -22,9 +22,10 @@ from cdpsim import SCHEDULES, Cluster, Measured, Model, Plan, Stage, evaluate, p
 from cdpsim.cluster import Devices, Link
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
-from cdpsim.studies.plan.bounds import bound_candidates
+from cdpsim.studies.plan.bounds import Bound, Bounds
 from cdpsim.studies.plan.plan_table import candidate_cells, plan_table
 from cdpsim.studies.plan.search import FATES, OPEN, REFUSED, SIMULATED, TOO_LARGE, TWIN, WORSE
+from cdpsim.studies.plan.space import Candidate
 from tests.helpers.every_row import every_row
 
 WAITING = [name for name, schedule in SCHEDULES.items() if schedule.order.waits]
@@ -288,7 +289,7 @@ def test_a_search_interrupted_before_it_has_bounds_says_so(monkeypatch: pytest.M
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cdpsim.studies.plan.search.bound_candidates", interrupted)
+    monkeypatch.setattr(Bounds, "of_few_ranks", interrupted)
     found = plan(devices=4, batch=8, schedules=["gpipe", "1f1b"])
     assert found.status == "interrupted: nothing is known of what can exist"
     assert (found.searched[OPEN], found.rows, found.interrupted) == (found.searched["candidates"], [], True)
@@ -540,15 +541,15 @@ def test_an_unknown_option_is_refused() -> None:
 
 def test_bounds_that_are_too_high_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test of all candidates fails where a bound says that the best one cannot be good."""
-    real = bound_candidates
+    real = Bounds.of_few_ranks
 
-    def too_high(*given: Any) -> Any:
-        bounds = real(*given)
-        step, memory = bounds.step.copy(), bounds.memory.copy()
-        step[0] = memory[0] = 10**9
-        return bounds._replace(step=step, memory=memory)
+    def too_high(bounds: Bounds, candidate: Candidate) -> Bound:
+        found = real(bounds, candidate)
+        if candidate.options["schedule"] == "zb-h2":
+            vars(found).update(step=10**9, memory=10**9)
+        return found
 
-    monkeypatch.setattr("cdpsim.studies.plan.search.bound_candidates", too_high)
+    monkeypatch.setattr(Bounds, "of_few_ranks", too_high)
     found = plan(devices=4, batch=8, schedules=["zb-h2", "1f1b", "gpipe"], top=1)
     with pytest.raises(AssertionError):
         check_against_all(found, float("inf"), 1, "samples")

@@ -25,6 +25,11 @@ def dominated_by(point: Floats, figures: Floats) -> Flags:
     return np.asarray((point <= figures).all(axis=1) & (point < figures).any(axis=1), dtype=np.bool_)
 
 
+def is_dominated(point: Floats, figures: Floats) -> bool:
+    """Return whether one of some rows dominates a point."""
+    return bool(((figures <= point).all(axis=1) & (figures < point).any(axis=1)).any())
+
+
 def front_of(figures: Floats) -> Ints:
     """Return the rows that no other row dominates, in their order.
 

@@ -13,17 +13,18 @@ from cdpsim.schedules.shape import Shape
 
 @dataclass(frozen=True, eq=False)
 class ListEnds:
-    """How the lists of a case begin and end as those of its base do, and what devices do between.
+    """How lists begin and end as those of a probe do, and what devices do between.
 
     A micro-batch is numbered among those that begin on one device, from the first of them on or from the last.
     """
 
-    first: Ints  # so many tasks of each device begin its list as they begin the base's
-    last: Ints  # and so many end it; both may have tasks in common
+    first: Ints  # so many tasks of each device begin its list as they begin the probe's
+    last: Ints  # and so many others of the probe's end it; both may have tasks in common
     until: Ints  # the first so many of those that begin, and the last so many of those that end,
     since: Ints  # have none in common
     settled: Ints  # the last so many that come when there are gradients of all stages of the device
     between: Ints  # tasks between those: by device and phase
+    counts: Ints  # all tasks, likewise
     device: Ints  # of each device and phase that it has a row,
     phase: Ints
     most: Ints  # with the stashes, by stage, in the task in which the device holds most
@@ -42,27 +43,39 @@ def listing_of(schedule: Schedule, shape: Shape) -> Listing:
     return Listing.of(schedule.actions(shape), shape)
 
 
+def device_of_tasks(listing: Listing) -> Ints:
+    """Return the device of each task."""
+    return np.repeat(np.arange(listing.devices), listing.counts)
+
+
 @lru_cache(maxsize=2048)
-def list_ends(schedule: Schedule, base: Shape, shape: Shape) -> ListEnds:
-    """Compare the lists of a shape with those of a base, which has other micro-batches."""
-    one, other = listing_of(schedule, base), listing_of(schedule, shape)
+def list_ends(schedule: Schedule, few: Shape, shape: Shape) -> ListEnds:
+    """Compare the lists of a shape with those of one of few micro-batches."""
+    one, other = listing_of(schedule, few), listing_of(schedule, shape)
     front, back = (
         (_numbers_at_device(one), _numbers_at_device(other)),
         (_numbers_at_device(one, back=True), _numbers_at_device(other, back=True)),
     )
     first = _common(one, other, *front)
     last = max((_common(one, other, *numbers, reverse=True) for numbers in (back, front)), key=lambda each: each.sum())
-    half = np.clip(other.counts // 2, other.counts - last, first)
-    apart = first + last <= other.counts
-    until, since = np.where(apart, first, half), np.where(apart, last, other.counts - half)
+    first, last = _without_overlap(first, last, one.counts)
+    until, since = _without_overlap(first, last, other.counts)
     index = np.arange(len(other.phase)) - np.repeat(other.first[:-1], other.counts)
-    device = np.repeat(np.arange(other.devices), other.counts)
+    device = device_of_tasks(other)
     middle = (index >= until[device]) & (index < (other.counts - since)[device])
-    between = np.bincount(device[middle] * other.phases + other.phase[middle], minlength=other.devices * other.phases)
-    shares = between.reshape(other.devices, -1)
-    return ListEnds(
-        first, last, until, since, _settled_tasks(other, device, index), shares, *_most_stashes(other, device)
+    key = device * other.phases + other.phase
+    between, counts = (
+        np.bincount(rows, minlength=other.devices * other.phases).reshape(other.devices, -1)
+        for rows in (key[middle], key)
     )
+    settled = _settled_tasks(other, device, index)
+    return ListEnds(first, last, until, since, settled, between, counts, *_most_stashes(other, device))
+
+
+def _without_overlap(first: Ints, last: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """Return the first and the last tasks of lists, fewer where both would have tasks in common."""
+    half, apart = np.clip(counts // 2, counts - last, first), first + last <= counts
+    return np.where(apart, first, half), np.where(apart, last, counts - half)
 
 
 def _numbers_at_device(listing: Listing, *, back: bool = False) -> Ints:
@@ -108,7 +121,7 @@ def tasks_amid(listing: Listing) -> tuple[Flags, Flags]:
 
     The second flags are of those that also come behind the first backward of each stage.
     """
-    n, device = listing.shape.n, np.repeat(np.arange(listing.devices), listing.counts)
+    n, device = listing.shape.n, device_of_tasks(listing)
     third, place = np.divmod(listing.phase, n)
     key = device * n + np.where(third == 0, place, n - 1 - place)
     row, gives = np.arange(len(key)), np.flatnonzero(listing.phase >= listing.phases - n)

@@ -3,6 +3,7 @@
 from bisect import insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
 from time import monotonic
 from typing import Any
 
@@ -10,11 +11,11 @@ import numpy as np
 
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.files.progress import ticker
-from cdpsim.numeric.columns import Flags, Floats, Ints
+from cdpsim.numeric.columns import Flags, Floats
 from cdpsim.studies.compare import Measured
-from cdpsim.studies.plan.bounds import Sizes, bound_candidates, loads_of
-from cdpsim.studies.plan.front import OBJECTIVES, best_first, dominated_by, sorted_by
-from cdpsim.studies.plan.space import Candidate, Space
+from cdpsim.studies.plan.bounds import Bounds
+from cdpsim.studies.plan.front import OBJECTIVES, best_first, is_dominated, sorted_by
+from cdpsim.studies.plan.space import Space
 
 REFUSED, TWIN, TOO_LARGE, WORSE, SIMULATED, OPEN = FATES = (
     *("cannot be asked", "equal to another", "too large", "cannot be better", "simulated", "open"),
@@ -28,15 +29,18 @@ class Search:
     """The state of a search.
 
     `least` has the least figures of each candidate by its bounds, in the columns of `OBJECTIVES`: infinite for those
-    that are not bound, being refused or equal to others. `fate` says what has become of it. `limit` is the memory that
-    a device may hold; None: as much as it has.
+    that are not bound, being refused or equal to others. They are those of few ranks, or of its own if it is `closer`.
+    `fate` says what has become of it. `limit` is the memory that a device may hold; None: as much as it has.
     """
 
     space: Space
+    bounds: Bounds
     least: Floats
+    closer: Flags
     fate: list[str]
     refusals: dict[int, RequestError]
     limit: float | None
+    most: float  # the limit, or the memory of the largest device
     objective: str
     top: int
     seconds: float | None
@@ -47,15 +51,35 @@ class Search:
 
     def least_memory(self) -> "Search":
         """Return a search of all that can be asked for the one that needs least memory, whatever that is."""
-        fate = [state if state in (REFUSED, TWIN) else OPEN for state in self.fate]
-        return replace(
-            self, fate=fate, limit=np.inf, objective="memory", top=1, measured={}, refusals={**self.refusals}
-        )
+        fate, least = [state if state in (REFUSED, TWIN) else OPEN for state in self.fate], self.least.copy()
+        for number, state in enumerate(fate):
+            if state == OPEN:
+                least[number, 0] = max(least[number, 0], self.bounds.of_few_ranks(self.space.candidates[number]).step)
+        limits: dict[str, Any] = {"limit": np.inf, "most": np.inf, "objective": "memory", "top": 1}
+        return replace(self, fate=fate, least=least, measured={}, refusals={**self.refusals}, **limits)
 
     @property
     def figures(self) -> dict[int, tuple[float, ...]]:
         """The figures of the candidates that have been simulated and fit, in the columns of `OBJECTIVES`."""
         return {number: objectives_of(one) for number, one in self.measured.items() if self.fits(one)}
+
+    def bound_closer(self, number: int, beaten: Callable[[int], bool] | None = None) -> bool:
+        """Return whether the bound of a candidate by its own ranks is new; one that is too large by it is out.
+
+        Where it is `beaten` by its memory, its step is not looked into.
+        """
+        if self.closer[number]:
+            return False
+        self.closer[number] = True
+        found = self.bounds.of_own_ranks(self.space.candidates[number])
+        if found is None:
+            return False
+        self.least[number, 1] = max(self.least[number, 1], found.memory)
+        if self.least[number, 1] > self.most:
+            self.fate[number] = TOO_LARGE
+        elif beaten is None or not beaten(number):
+            self.least[number, 0] = max(self.least[number, 0], found.step)
+        return True
 
     def fits(self, measured: Measured) -> bool:
         """Return whether no device needs more memory than it may hold."""
@@ -81,50 +105,26 @@ def begin_search(
     begun: float,
 ) -> Search:
     """Return a search that has not simulated anything: candidates that are too large by their bounds are out."""
-    candidates = space.candidates
+    candidates, bounds = space.candidates, Bounds(space.cases)
     fate = [REFUSED if one.refusal else OPEN if one.twin is None else TWIN for one in candidates]
     least = np.full((len(candidates), len(OBJECTIVES)), np.inf)
-    rows = np.array([number for number, state in enumerate(fate) if state == OPEN], dtype=np.int64)
-    most, stopped = _most_memory(space) if limit is None else limit, ""
-    if len(rows):
-        try:
-            least[rows, :2] = _bounds_of(space, rows, most)
-        except KeyboardInterrupt:
-            least[rows, :2], stopped = 0, INTERRUPTED
-        least[rows, 2] = [candidates[number].devices for number in rows]
-        least[rows, 3] = [candidates[number].staleness for number in rows]
-    for number in rows[least[rows, 1] > most].tolist():
-        fate[number] = TOO_LARGE
+    most = _most_memory(space) if limit is None else limit
+    rows, stopped = [number for number, state in enumerate(fate) if state == OPEN], ""
+    least[rows] = [(0, 0, candidates[number].devices, candidates[number].staleness) for number in rows]
+    try:
+        for number in rows:
+            found = bounds.of_few_ranks(candidates[number])
+            least[number, :2] = 0 if found.memory > most else found.step, found.memory
+    except KeyboardInterrupt:
+        stopped = INTERRUPTED
     refusals = {number: one.refusal for number, one in enumerate(candidates) if one.refusal}
-    return Search(space, least, fate, refusals, limit, objective, top, seconds, evaluate, begun, stopped=stopped)
-
-
-def _bounds_of(space: Space, rows: Ints, most: float) -> Floats:
-    """Return the least step and memory of candidates; steps of those that fit, or of all where none does."""
-    sizes = _sizes(space, rows)
-    cases, case = np.unique(sizes.case, return_inverse=True)
-    loads, sizes = [loads_of(space.cases[k]) for k in cases.tolist()], sizes._replace(case=case)
-    bounds = bound_candidates(loads, sizes, most)
-    if (bounds.memory > most).all():
-        bounds = bound_candidates(loads, sizes)
-    return np.column_stack(bounds)
-
-
-def _sizes(space: Space, rows: Ints) -> Sizes:
-    """Return the sizes of candidates, in columns."""
-    chosen = [space.candidates[number] for number in rows.tolist()]
-
-    def column(size: Callable[[Candidate], int]) -> Ints:
-        return np.array([size(one) for one in chosen], dtype=np.int64)
-
-    return Sizes(
-        case=column(lambda one: one.case),
-        m=column(lambda one: one.options.get("m") or space.cases[one.case].shape.m),
-        replicas=column(lambda one: one.options.get("replicas", 1)),
-        shard=column(lambda one: one.options.get("shard", 1)),
-        zero=column(lambda one: one.options.get("zero", 0)),
-        resharded=column(lambda one: one.options.get("reshard", "step") != "step") > 0,
-    )
+    closer = np.zeros(len(candidates), dtype=np.bool_)
+    asked = (limit, most, objective, top, seconds, evaluate, begun)
+    search = Search(space, bounds, least, closer, fate, refusals, *asked, stopped=stopped)
+    for number in rows:
+        if least[number, 1] > most:
+            fate[number] = TOO_LARGE
+    return search
 
 
 def _most_memory(space: Space) -> float:
@@ -150,7 +150,8 @@ def run_search(search: Search, *, front: bool = True) -> None:
         tick(0)
     if not search.stopped:
         for number in rest:
-            search.fate[number] = WORSE
+            if search.fate[number] == OPEN:
+                search.fate[number] = WORSE
 
 
 def _out_of_time(search: Search) -> bool:
@@ -172,34 +173,36 @@ def _find_best(
         return (*(figures[column] for column in columns), number)
 
     best = sorted(key(number, figures) for number, figures in search.figures.items() if not (fresh and figures[3]))
-    rest: list[int] = []
-    for place, number in enumerate(order):
-        least = search.least[number].tolist()
-        if fresh and least[3]:
-            rest.append(number)
+    rest = [number for number in order if fresh and search.least[number, 3]]
+    left = [key(number, search.least[number].tolist()) for number in order if not (fresh and search.least[number, 3])]
+    heapify(left)
+    while left and not (len(best) >= top and best[top - 1] <= left[0]) and not _out_of_time(search):
+        number = int(heappop(left)[-1])
+        if search.bound_closer(number):
+            if search.fate[number] == OPEN:
+                heappush(left, key(number, search.least[number].tolist()))
             continue
-        if (len(best) >= top and best[top - 1] <= key(number, least)) or _out_of_time(search):
-            return rest + list(order[place:])
         if (figures := _simulate(search, number)) is not None:
             insort(best, key(number, figures))
         tick(1)
-    return rest
+    return rest + [int(each[-1]) for each in sorted(left)]
 
 
 def _find_front(search: Search, order: Sequence[int], tick: Callable[[int], object]) -> list[int]:
     """Simulate candidates that no other one dominates, whatever their figures are; return the others."""
-    beaten: Flags = np.zeros(len(search.least), dtype=bool)
-    for figures in search.figures.values():
-        beaten |= dominated_by(np.array(figures), search.least)
+    points = [*search.figures.values()]
+
+    def is_beaten(number: int) -> bool:
+        return is_dominated(search.least[number], np.array(points).reshape(-1, len(OBJECTIVES)))
+
     rest: list[int] = []
     for place, number in enumerate(order):
-        if beaten[number]:
-            rest.append(number)
-            continue
         if _out_of_time(search):
             return rest + list(order[place:])
-        if (found := _simulate(search, number)) is not None:
-            beaten |= dominated_by(np.array(found), search.least)
+        if is_beaten(number) or (search.bound_closer(number, is_beaten) and is_beaten(number)):
+            rest.append(number)
+        elif search.fate[number] == OPEN and (found := _simulate(search, number)) is not None:
+            points.append(found)
         tick(1)
     return rest
 

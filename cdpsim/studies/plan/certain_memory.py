@@ -1,58 +1,48 @@
-"""The memory that devices of a base program certainly hold in each of their tasks, whatever times these take."""
+"""The memory that devices of a program certainly hold in each of their tasks, whatever times these take."""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.numeric.columns import Ints
-from cdpsim.program import Category, Content, Kind, Program
+from cdpsim.numeric.columns import Ints, expand_ranges
+from cdpsim.program import Buffers, Category, EdgeKind, Program
 
-HELD_KINDS = (Category.ACTIVATIONS, Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER)  # columns
+_MOST_BETWEEN = 4  # sums in groups and across them, updates, gathers
 
 
 class Held(NamedTuple):
     """The bytes that devices hold in the tasks of their lanes."""
 
     task: Ints
-    held: Ints  # by task and kind
-    stash: Ints  # by task: the part of activations that forwards keep for backwards
-    of_stage: Ints  # the stash of each stage
-    parameters: Ints  # by task: those of its stage alone
-
-    @property
-    def moments(self) -> Ints:
-        """A row for each task: activations, parameters, gradients, optimizer; stashes; own parameters; none yet."""
-        return np.column_stack([self.held, self.stash, self.parameters, np.zeros_like(self.stash)])
+    columns: Ints  # by task: a column for each category, and one for the part of activations that is stashes
+    of_stage: Ints  # the stash of each stage: what a forward keeps for its backward
 
 
-def held_in_tasks(program: Program, parameters: Ints, *, flushes: bool) -> Held:
+def held_in_tasks(program: Program, *, flushes: bool) -> Held:
     """Return what devices hold in all tasks: buffers that begin and end with tasks of one lane, or what these wait for.
 
     Of a device with several lanes, nothing is known. If a schedule `flushes`, updates come behind the last task of
     their device that gives gradients to their stage, and a new version takes the place of the old one.
     """
     buffers, tasks = program.buffers, program.lane_tasks
-    lanes = len(program.lane_start) - 1
+    lanes, stash = len(program.lane_start) - 1, len(Category)  # the last column
     rank = np.full(program.nodes, -1, dtype=np.int64)
     rank[tasks] = np.arange(len(tasks))
     where = _lanes_alone(program)[buffers.device]
     last = program.lane_start[np.maximum(where, 0) + 1] - 1
     begin, until = _spans(program, rank, where, lanes, flushes=flushes)
     known = np.flatnonzero((where >= 0) & (begin >= 0) & (until >= begin) & (begin <= last))
-    column = np.full(len(Category), -1)
-    column[[*HELD_KINDS]] = np.arange(len(HELD_KINDS))
-    stashes, stash = program.stashes, np.zeros(len(buffers), dtype=np.bool_)
-    stash[stashes] = True
-    held = np.zeros((len(tasks) + 1, len(HELD_KINDS) + 1), dtype=np.int64)
-    for rows, kind in ((known, column[buffers.category[known]]), (known[stash[known]], len(HELD_KINDS))):
-        keep = np.broadcast_to(kind, len(rows)) >= 0
-        rows, kind = rows[keep], np.broadcast_to(kind, len(rows))[keep]
-        np.add.at(held, (begin[rows], kind), buffers.size[rows])
-        np.add.at(held, (until[rows] + 1, kind), -buffers.size[rows])
+    stashes = program.stashes
+    both = known[np.isin(known, stashes)]
+    rows = np.concatenate([known, both])
+    column = np.concatenate([buffers.category[known], np.full(len(both), stash)])
+    held = np.zeros((len(tasks) + 1, stash + 1), dtype=np.int64)
+    np.add.at(held, (begin[rows], column), buffers.size[rows])
+    np.add.at(held, (until[rows] + 1, column), -buffers.size[rows])
     held = np.cumsum(held, axis=0)[:-1]
     of_stage = np.zeros(program.n, dtype=np.int64)
     of_stage[buffers.stage[stashes]] = buffers.size[stashes]
-    return Held(tasks, held[:, :-1], held[:, -1], of_stage, parameters[program.tasks.stage[tasks]])
+    return Held(tasks, held, of_stage)
 
 
 def _lanes_alone(program: Program) -> Ints:
@@ -73,11 +63,25 @@ def _spans(program: Program, rank: Ints, where: Ints, lanes: int, *, flushes: bo
     new = new[np.isin(buffers.category[new], (Category.PARAMETERS, Category.OPTIMIZER))]
     rows = every, buffers.kept, new
     moments = np.concatenate([buffers.end, buffers.kept_until, buffers.begin[new]])
-    found = _until(program, rank, where, lanes, moments, np.concatenate(rows), flushes=flushes)
+    most = _MOST_BETWEEN if flushes else 0
+    found = _until(program, rank, where, lanes, moments, np.concatenate(rows), most)
     until, kept, replaced = np.split(found, np.cumsum([len(each) for each in rows[:2]]))
     np.maximum.at(until, buffers.kept, kept)
-    begin[new] = np.where(replaced >= 0, replaced + 1, begin[new])
+    begin[new] = np.where(replaced >= 0, np.maximum(replaced, _until_of_older(buffers, new, until)) + 1, begin[new])
     return begin, until
+
+
+def _until_of_older(buffers: Buffers, new: Ints, until: Ints) -> Ints:
+    """Return up to which ranks the versions are there that new ones take the place of; -1 where there are none."""
+    columns = (buffers.category, buffers.device, buffers.stage, buffers.version)
+    rows = np.stack([*columns]).astype(np.int64)
+    sizes = rows.max(axis=1, initial=0) + 2
+    key = np.ravel_multi_index(tuple(rows + 1), tuple(sizes + 1))
+    order = np.lexsort((-until, key))
+    first = order[np.flatnonzero(np.diff(key[order], prepend=-1))]
+    older = key[new] - 1  # the version is the last of the columns
+    place = np.minimum(np.searchsorted(key[first], older), max(len(first) - 1, 0))
+    return np.where(key[first][place] == older, until[first][place], -1)
 
 
 def _begins(program: Program, rank: Ints, where: Ints, lanes: int, first: Ints) -> Ints:
@@ -91,38 +95,34 @@ def _begins(program: Program, rank: Ints, where: Ints, lanes: int, first: Ints) 
     return np.where(program.buffers.begin < 0, first, found)
 
 
-def _until(program: Program, rank: Ints, where: Ints, lanes: int, moment: Ints, rows: Ints, *, flushes: bool) -> Ints:
+def _until(program: Program, rank: Ints, where: Ints, lanes: int, moment: Ints, rows: Ints, most: int) -> Ints:
     """Return the rank of the last task that certainly ends by the moments up to which buffers are there; else -1."""
     where = where[rows]
-    waits = _extreme(program.edges.after, rank[program.edges.before], program, lanes, least=False)
     node, at_start = moment >> 1, 1 - (moment & 1)
     own = rank[np.maximum(node, 0)]
     mine = (own >= 0) & (_lane_of(program, own) == where) & (moment >= 0)
-    found = _looked_up(waits, node, where, lanes)
-    if flushes:
-        found = np.maximum(found, _last_givers(program, rank, moment, rows))
-    return np.where(mine, own - at_start, found)
+    return np.where(mine, own - at_start, _looked_up(_waited_for(program, rank, lanes, most), node, where, lanes))
 
 
-def _last_givers(program: Program, rank: Ints, moment: Ints, rows: Ints) -> Ints:
-    """Return the rank of the last task that gives its device gradients before updates, or sums of them, at moments.
+def _waited_for(program: Program, rank: Ints, lanes: int, most: int) -> tuple[Ints, Ints]:
+    """Return, of nodes and lanes, the greatest rank of a task there that it waits for, also through `most` others.
 
-    It is -1 for moments of other nodes.
+    These are updates and messages; turns in streams, which other micro-batches may change, do not count.
     """
-    buffers, tasks, messages, count = program.buffers, program.tasks, program.messages, len(program.tasks)
-    compute = slice(program.compute)
-    gives = np.flatnonzero(tasks.kind[compute] >= Kind.B)
-    shape = program.steps, program.n, program.devices
-    last = np.full(shape, -1)
-    np.maximum.at(last, (tasks.step[gives], tasks.stage[gives], tasks.device[gives]), rank[gives])
-    node = moment >> 1
-    sums = np.flatnonzero((messages.content == Content.GRADIENT) & (messages.stage >= 0)) + count
-    follows = np.zeros(program.nodes + 1, dtype=np.bool_)
-    follows[program.compute : count] = True
-    follows[sums] = True
-    step = np.concatenate([tasks.step, messages.step, np.zeros(len(program.parts) + 1, dtype=np.int64)])
-    found: Ints = np.where(follows[node], last[step[node], buffers.stage[rows], buffers.device[rows]], -1)
-    return found
+    lasting = program.edges.kind != EdgeKind.STREAM
+    before, after = program.edges.before[lasting], program.edges.after[lasting]
+    table = _extreme(after, rank[before], program, lanes, least=False)
+    passes_on = (rank[before] < 0) & (rank[after] < 0)
+    before, after = before[passes_on], after[passes_on]
+    for _ in range(most):
+        node = table[0] // lanes
+        row, known = expand_ranges(np.searchsorted(node, before), np.searchsorted(node, before, side="right"))
+        key = after[row].astype(np.int64) * lanes + table[0][known] % lanes
+        longer = _greatest(np.append(table[0], key), np.append(table[1], table[1][known]))
+        if len(longer[0]) == len(table[0]) and (longer[1] == table[1]).all():
+            break
+        table = longer
+    return table
 
 
 def _lane_of(program: Program, rank: Ints) -> Ints:
@@ -137,6 +137,13 @@ def _extreme(node: Ints, rank: Ints, program: Program, lanes: int, *, least: boo
     order = np.lexsort((value if least else -value, key))
     key, value = key[order], value[order]
     heads = np.flatnonzero(np.diff(key, prepend=-1))
+    return key[heads], value[heads]
+
+
+def _greatest(key: Ints, value: Ints) -> tuple[Ints, Ints]:
+    """Return each key once, with its greatest value."""
+    order = np.lexsort((-value, key))
+    heads = order[np.flatnonzero(np.diff(key[order], prepend=-1))]
     return key[heads], value[heads]
 
 
