@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.numeric.columns import Ints, expand_ranges
-from cdpsim.program import Buffers, Category, EdgeKind, Program
+from cdpsim.program import Category, EdgeKind, Program
 
 _MOST_BETWEEN = 4  # sums in groups and across them, updates, gathers
 
@@ -22,7 +22,7 @@ def held_in_tasks(program: Program, *, flushes: bool) -> Held:
     """Return what devices hold in all tasks: buffers that begin and end with tasks of one lane, or what these wait for.
 
     Of a device with several lanes, nothing is known. If a schedule `flushes`, updates come behind the last task of
-    their device that gives gradients to their stage, and a new version takes the place of the old one.
+    their device that gives gradients to their stage, and a new version takes the place of the one that goes with it.
     """
     buffers, tasks = program.buffers, program.lane_tasks
     lanes, stash = len(program.lane_start) - 1, len(Category)  # the last column
@@ -59,29 +59,21 @@ def _spans(program: Program, rank: Ints, where: Ints, lanes: int, *, flushes: bo
     """Return the ranks from which on, and up to which, each buffer is certainly there; -1 where that is not known."""
     buffers, every = program.buffers, np.arange(len(program.buffers))
     begin = _begins(program, rank, where, lanes, program.lane_start[np.maximum(where, 0)])
-    new = np.flatnonzero((buffers.begin & 1 == 1) & (buffers.begin >> 1 >= program.compute) & flushes)
-    new = new[np.isin(buffers.category[new], (Category.PARAMETERS, Category.OPTIMIZER))]
+    lasting = np.isin(buffers.category, (Category.PARAMETERS, Category.OPTIMIZER)) & flushes
+    new = np.flatnonzero(lasting & (buffers.begin & 1 == 1) & (buffers.begin >> 1 >= program.compute))
     rows = every, buffers.kept, new
     moments = np.concatenate([buffers.end, buffers.kept_until, buffers.begin[new]])
     most = _MOST_BETWEEN if flushes else 0
     found = _until(program, rank, where, lanes, moments, np.concatenate(rows), most)
-    until, kept, replaced = np.split(found, np.cumsum([len(each) for each in rows[:2]]))
+    until, kept, made = np.split(found, np.cumsum([len(each) for each in rows[:2]]))
     np.maximum.at(until, buffers.kept, kept)
-    begin[new] = np.where(replaced >= 0, np.maximum(replaced, _until_of_older(buffers, new, until)) + 1, begin[new])
+    left = buffers.end.copy()
+    np.maximum.at(left, buffers.kept, buffers.kept_until)
+    old = np.flatnonzero(lasting & (where >= 0))
+    of_older = _one_of_each((left[old] >> 1).astype(np.int64) * lanes + where[old], until[old] + 1, least=False)
+    older = _looked_up(of_older, buffers.begin[new] >> 1, where[new], lanes) - 1
+    begin[new] = np.where((made >= 0) & (older >= -1), np.maximum(made, older) + 1, begin[new])
     return begin, until
-
-
-def _until_of_older(buffers: Buffers, new: Ints, until: Ints) -> Ints:
-    """Return up to which ranks the versions are there that new ones take the place of; -1 where there are none."""
-    columns = (buffers.category, buffers.device, buffers.stage, buffers.version)
-    rows = np.stack([*columns]).astype(np.int64)
-    sizes = rows.max(axis=1, initial=0) + 2
-    key = np.ravel_multi_index(tuple(rows + 1), tuple(sizes + 1))
-    order = np.lexsort((-until, key))
-    first = order[np.flatnonzero(np.diff(key[order], prepend=-1))]
-    older = key[new] - 1  # the version is the last of the columns
-    place = np.minimum(np.searchsorted(key[first], older), max(len(first) - 1, 0))
-    return np.where(key[first][place] == older, until[first][place], -1)
 
 
 def _begins(program: Program, rank: Ints, where: Ints, lanes: int, first: Ints) -> Ints:
@@ -118,7 +110,7 @@ def _waited_for(program: Program, rank: Ints, lanes: int, most: int) -> tuple[In
         node = table[0] // lanes
         row, known = expand_ranges(np.searchsorted(node, before), np.searchsorted(node, before, side="right"))
         key = after[row].astype(np.int64) * lanes + table[0][known] % lanes
-        longer = _greatest(np.append(table[0], key), np.append(table[1], table[1][known]))
+        longer = _one_of_each(np.append(table[0], key), np.append(table[1], table[1][known]), least=False)
         if len(longer[0]) == len(table[0]) and (longer[1] == table[1]).all():
             break
         table = longer
@@ -132,19 +124,17 @@ def _lane_of(program: Program, rank: Ints) -> Ints:
 def _extreme(node: Ints, rank: Ints, program: Program, lanes: int, *, least: bool) -> tuple[Ints, Ints]:
     """Return, of the nodes and lanes of some edges, the least or the greatest rank of a task there."""
     rows = np.flatnonzero(rank >= 0)
-    key = node[rows].astype(np.int64) * lanes + _lane_of(program, rank[rows])
     value = rank[rows]
-    order = np.lexsort((value if least else -value, key))
-    key, value = key[order], value[order]
-    heads = np.flatnonzero(np.diff(key, prepend=-1))
-    return key[heads], value[heads]
+    return _one_of_each(node[rows].astype(np.int64) * lanes + _lane_of(program, value), value, least=least)
 
 
-def _greatest(key: Ints, value: Ints) -> tuple[Ints, Ints]:
-    """Return each key once, with its greatest value."""
-    order = np.lexsort((-value, key))
-    heads = order[np.flatnonzero(np.diff(key[order], prepend=-1))]
-    return key[heads], value[heads]
+def _one_of_each(key: Ints, value: Ints, *, least: bool) -> tuple[Ints, Ints]:
+    """Return each key once, with the least or the greatest of its values, which are not negative."""
+    span = int(value.max(initial=0)) + 1
+    both = np.sort(key * span + value)
+    key, value = np.divmod(both, span)
+    ends = np.flatnonzero(np.diff(key, prepend=-1) if least else np.diff(key, append=-1))
+    return key[ends], value[ends]
 
 
 def _looked_up(table: tuple[Ints, Ints], node: Ints, where: Ints, lanes: int) -> Ints:

@@ -1,11 +1,9 @@
 """Longest paths through one step of a probe, between tasks that the steps of other micro-batches have, too."""
 
-from functools import lru_cache
-
 import numpy as np
 
 from cdpsim.numeric.columns import Flags, Floats, Ints
-from cdpsim.numeric.paths import Levels, sort_into_levels
+from cdpsim.numeric.paths import longest_paths
 from cdpsim.program import Program
 from cdpsim.studies.plan.list_ends import ListEnds
 from cdpsim.studies.plan.probes import Probe
@@ -28,7 +26,7 @@ def paths_of_ends(probe: Probe, ends: ListEnds, duration: Floats) -> tuple[Ints,
     sources = node[first[device + 1] - ends.since[device]]
     targets = node[first[device] + ends.until[device] - 1] + probe.next
     end = _longest_from(waits, inside, sources, duration)
-    return device, end[targets, np.arange(len(device))]
+    return device, end[np.arange(len(device)), targets]
 
 
 def _nodes_in_common(program: Program, waits: tuple[Ints, Ints], tasks: Ints) -> Flags:
@@ -56,27 +54,10 @@ def _longest_from(waits: tuple[Ints, Ints], inside: Flags, sources: Ints, durati
     nodes = np.flatnonzero(inside)
     number = np.full(len(inside), -1, dtype=np.int32)
     number[nodes] = np.arange(len(nodes))
-    levels = _levels_of(number[before[rows]].tobytes(), number[after[rows]].tobytes(), len(nodes))
-    begins = np.full((len(nodes), len(sources)), -np.inf)
-    begins[number[sources], np.arange(len(sources))] = 0
-    end = np.full((len(inside), len(sources)), -np.inf)
-    end[nodes[levels.order]] = _sweep_from(levels, duration[nodes], begins)
-    return end
-
-
-@lru_cache(maxsize=512)
-def _levels_of(before: bytes, after: bytes, nodes: int) -> Levels:
-    """Lay out a graph, given as the bytes of its edges: probes that differ in training alone have the same."""
-    return sort_into_levels(np.frombuffer(before, np.int32), np.frombuffer(after, np.int32), nodes)
-
-
-def _sweep_from(levels: Levels, duration: Floats, begins: Floats) -> Floats:
-    """Return the ends of nodes by their places and by source; some begin by themselves."""
-    start, duration = begins[levels.order], duration[levels.order, None]
-    end = np.full_like(start, -np.inf)
-    for low, high, waits in zip(levels.first[:-1].tolist(), levels.first[1:].tolist(), levels.waits, strict=True):
-        for earlier in waits:
-            part = start[low : low + len(earlier)]
-            np.maximum(part, end[earlier], out=part)
-        np.add(start[low:high], duration[low:high], out=end[low:high])
+    before, after, times = number[before[rows]], number[after[rows]], duration[nodes]
+    end = np.full((len(sources), len(inside)), -np.inf)
+    for row, source in zip(end, number[sources].tolist(), strict=True):
+        begins = np.full(len(nodes), -np.inf)
+        begins[source] = 0
+        row[nodes] = longest_paths(before, after, times, begins)[1]
     return end

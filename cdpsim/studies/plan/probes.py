@@ -32,8 +32,12 @@ class Probe:
 
     request: Request
     program: Program
-    duration: Floats
     listing: Listing | None  # of what devices do in a step, which ends for all of them; None: steps overlap
+
+    @cached_property
+    def duration(self) -> Floats:
+        """The time of each node."""
+        return price_request(self.program, self.request).duration.astype(np.float64)
 
     @cached_property
     def duration_of_passes(self) -> Floats:
@@ -87,9 +91,9 @@ def probe_of(request: Request, least: int) -> Probe:
     """Return the probe of a request; of some whose steps overlap, it has the `least` micro-batches that are taken."""
     request = request.alone().without_chance()
     if not has_lists(request):
-        return _priced(request.with_micro_batches(_few_in_cycles(request, least)), None)
+        return _assembled(request.with_micro_batches(_few_in_cycles(request, least)), None)
     request = request.with_micro_batches(_few_in_lists(request))
-    return _priced(request, listing_of(request.schedule, list_shape(request.shape)))
+    return _assembled(request, listing_of(request.schedule, list_shape(request.shape)))
 
 
 def has_lists(request: Request) -> bool:
@@ -113,7 +117,8 @@ def _few_in_lists(request: Request) -> int:
     schedule, shape = request.schedule, request.shape
     if not accepts(schedule, "m"):
         return shape.m
-    enough = max(2 * (shape.parts // shape.chunks), _LEAST_MICRO_BATCHES)
+    devices = 1 if schedule.order.one_place else shape.parts // shape.chunks
+    enough = max(2 * devices, _LEAST_MICRO_BATCHES)
     some = range(enough, min(2 * enough + 1, shape.m))
     return next((m for m in some if _takes(request, m)), shape.m)
 
@@ -134,11 +139,10 @@ def _takes(request: Request, m: int) -> bool:
         return False
 
 
-def _priced(request: Request, listing: Listing | None) -> Probe:
+def _assembled(request: Request, listing: Listing | None) -> Probe:
     """Return the probe of a request."""
     request = request.with_steps(_STEPS_OF_PROBE if listing else few_steps(request), ignore_memory=True)
-    program = assemble_one(request)
-    return Probe(request, program, price_request(program, request).duration.astype(np.float64), listing)
+    return Probe(request, assemble_one(request), listing)
 
 
 def places(program: Program) -> Flags:
