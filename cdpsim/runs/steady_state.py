@@ -236,6 +236,16 @@ def _period_of(program: Program, steps: range, took: Number) -> Number:
     return _exact_quotient(took, len(steps) if program.averaged is None else _updates_of(program, steps))
 
 
+def last_steps(run: "Run", last: int) -> range:
+    """Return the last half of a run's steps up to one, without those of a warm-up where there are others."""
+    program, shape, local = run.program, run.request.shape, run.request.schedule.order.local
+    if local and local.late:  # no mean is taken of the last round
+        last = min(last, program.steps - 1 - shape.local_steps)
+    last = max(last, int(np.flatnonzero(program.update_of_step == 0)[-1]))
+    behind = steady.last_half(last - shape.warm_up) if last >= shape.warm_up else range(last + 1 - shape.warm_up)
+    return _whole_updates(program, range(behind.start + shape.warm_up, last + 1))
+
+
 def _mean_steps(run: "Run", *, irregular: bool) -> SteadyState:
     """Return the last half of a run's steps, before devices run dry at its end, with their mean as the period."""
     program, step = run.program, steady.steps_of_nodes(run.program)
@@ -244,14 +254,9 @@ def _mean_steps(run: "Run", *, irregular: bool) -> SteadyState:
     else:
         complete = steady.last_complete_step(program, run.start)
         last = max((program.steps - 1) // 2, min(complete, steady.last_read_step(program)))
-    ends, shape, local = steady.ends_of_steps(program, run.end), run.request.shape, run.request.schedule.order.local
-    if local and local.late:  # no mean is taken of the last round
-        last = min(last, program.steps - 1 - shape.local_steps)
-    last = max(last, int(np.flatnonzero(program.update_of_step == 0)[-1]))
-    behind = steady.last_half(last - shape.warm_up) if last >= shape.warm_up else range(last + 1 - shape.warm_up)
-    steps = _whole_updates(program, range(behind.start + shape.warm_up, last + 1))
+    ends, steps, local = steady.ends_of_steps(program, run.end), last_steps(run, last), run.request.schedule.order.local
     if not ends[steps.stop - 1] > ends[steps.start - 1]:  # as steps that overlap may end at one moment
-        steps = _whole_updates(program, range(last + 1))
+        steps = _whole_updates(program, range(steps.stop))
     low, high = ends[steps.start - 1].item() if steps.start else 0, ends[steps.stop - 1].item()
     period = _period_of(program, steps, high - low)
     if irregular and not (program.together or (local and not local.late)):

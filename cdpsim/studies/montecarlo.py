@@ -16,8 +16,10 @@ from cdpsim.limits import free_bytes
 from cdpsim.numeric.columns import Floats, group_starts
 from cdpsim.program import Program
 from cdpsim.runs import Run
+from cdpsim.runs.steady_state import last_steps
 from cdpsim.timing.disturbed_costs import jittered_durations, steady_costs
 from cdpsim.trace import RUNS_HEADER, Trace
+from cdpsim.trace.metrics.steady import last_followed_step
 
 QUANTILE_SHARES = {"5%": 0.05, "25%": 0.25, "50%": 0.5, "75%": 0.75, "95%": 0.95}
 DURATIONS_AT_ONCE = 2**20  # fewer are swept no faster
@@ -39,9 +41,9 @@ class SampledRuns:
         """The mean time of a step in each run, as a single run that chance disturbs is measured."""
         if self.in_rounds is not None:
             return self.in_rounds
-        low = self.ends[:, self.steps.start - 1] if self.steps.start else 0
-        period: Floats = (self.ends[:, self.steps.stop - 1] - low) / len(self.steps)
-        return period
+        high = self.ends[:, self.steps.stop - 1]
+        low = self.ends[:, self.steps.start - 1] if self.steps.start else np.zeros_like(high)
+        return np.where(high > low, (high - low) / len(self.steps), high / self.steps.stop)  # as `_mean_steps` does
 
     def summary(self) -> dict[str, Any]:
         """Return the number of runs, and the quantiles of their makespans and periods."""
@@ -92,7 +94,9 @@ def sample_runs(trace: Trace, runs: int) -> SampledRuns:
     _refuse_endless(makespan)
     _, steady_ends = sweep(steady.duration[None])
     rested = run_again(program, replace(steady, request=request.without_chance()))
-    ends, steps = _by_update(program, np.append(ends, steady_ends, axis=0), run.steady_state.steps)
+    ends, steps = _by_update(
+        program, np.append(ends, steady_ends, axis=0), last_steps(run, last_followed_step(program))
+    )
     return SampledRuns(makespan, ends[:-1], ends[-1], float(rested.steady_state.period), steps)
 
 

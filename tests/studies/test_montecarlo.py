@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import Cluster, Model, RequestError, Stage, load, simulate
+from cdpsim.cluster import Link
 from cdpsim.errors import Stalled
 from cdpsim.studies import montecarlo
 from cdpsim.studies.montecarlo import quantiles, sample_runs
@@ -52,6 +53,19 @@ def test_each_of_many_runs_is_the_single_run_of_that_number(request: dict[str, A
         assert found.period[run] == alone["period"]
     steady = simulate(**request, **{name: asked[name] for name in ("stop", "slow")}).summary()
     assert found.steady_period == steady["period"]
+
+
+def test_a_run_whose_steps_end_at_one_moment_is_averaged_over_all_of_them() -> None:
+    """Both steps wait for one message of 30 s in one of these runs, and not in the others."""
+    stage = Stage(forward=1.0, backward=2.0, weight_backward=1.0, activation=1, boundary=1, parameters=1)
+    asked: dict[str, Any] = {"m": 4, "steps": 2, "rule": "cdp-v1", "model": Model(stages=(stage, stage)), "seed": 1}
+    asked |= {"jitter": "exponential:1", "link_jitter": "uniform:0.2", "stop": ["0:1s:3s", "0:20s:1s"]}
+    cluster = Cluster(link=Link(latency=30.0))
+    alone = [simulate("multi-cdp", **asked, slow=["0:1.5"], cluster=cluster, run=run) for run in range(3)]
+    joined = [float(one.summary()["period"]) for one in alone]
+    assert joined[1] == alone[1].makespan / 2
+    for one in alone[:2]:  # of which the first is the one that says what is averaged
+        assert sample_runs(one, 3).period.tolist() == joined
 
 
 def test_runs_in_pieces_are_the_same_runs(monkeypatch: pytest.MonkeyPatch) -> None:
