@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from cdpsim import SCHEDULES, Cluster, Measured, Model, Request, RequestError, Stage, evaluate, simulate
 from cdpsim.cluster import Devices, Link
+from cdpsim.errors import Stalled
 from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Content, Op
 from cdpsim.program.assembly.build import Builder, Location
@@ -19,6 +20,7 @@ from cdpsim.studies.compare import measure
 from cdpsim.studies.plan.bounds import Bound, Bounds
 from cdpsim.studies.plan.probes import Probe, probe_of
 from cdpsim.studies.plan.space import Candidate
+from cdpsim.studies.plan.wanted import PLAN_OPTIONS
 from cdpsim.timing import costs
 from tests.helpers.strategies import requests, streamed_requests
 from tests.selection import Examples
@@ -86,6 +88,88 @@ def try_law(
 def test_bounds_are_at_most_what_a_simulation_gives(part: int, examples: Examples) -> None:
     """Any schedule, uneven stages, devices and links, messages beside or between tasks, replicas and shares."""
     try_law(part, examples(500))
+
+
+# Values of all options that a plan takes, but for sizes, which are drawn with the schedule.
+VALUES: dict[str, tuple[Any, ...]] = {
+    "rule": ("cdp-v1", "cdp-v2"),
+    "vertical_sync": (True,),
+    "prefetch": (0, 1, 3),
+    "slot_order": ("backward-first",),
+    "buckets": ("torch", "deepspeed", "20 MB", "none"),
+    "whole_first_step": (True,),
+    "reduce": ("end", "last", "each"),
+    "reshard": ("yes", "no", "step", 2),
+    "gather": ("units", "step", "early"),
+    "padding": ("megatron",),
+    "clip": (True,),
+    "update_in": ("stream",),
+    "by_layer": (True, False),
+    "overlap_all_reduce": (True,),
+    "optimizer": ("sgd", "adafactor"),
+    "mixed_precision": (False,),
+    "gradients": ("fp32", "bf16"),
+    "update_time": ("memory",),
+    "recompute": ("layer", "selective", "sqrt", "full"),
+    "offload": ("optimizer", "activations", "all"),
+    "expand_collectives": (True,),
+    "contention": ("fair", "queue"),
+    "rendezvous": ("torch", "megatron"),
+    "defer_receives": (True,),
+    "runtime": ("held", "torch"),
+    "engine": ("simpy",),
+    "collective": ("tree", "halving-doubling", "hierarchical", "best"),
+}
+SIZES = {"n", "m", "chunks", "replicas", "shard", "zero"}
+OF_NO_CANDIDATE = {"warm_up", "local_steps", "outer"}  # options of schedules that no plan has
+OF_NO_FIGURE = {"ignore_memory"}
+
+
+SLOW = Cluster(
+    devices=(Devices(speed=100e12, memory_bandwidth=1e12),), link=Link(latency=1e-5, bandwidth=1e9), host=Link()
+)
+
+
+@st.composite
+def candidates(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a candidate of a plan of gpt2 on nodes, with some of all further options that its schedule takes."""
+    name = draw(st.sampled_from([name for name, each in SCHEDULES.items() if each.order.waits]))
+    schedule = SCHEDULES[name]
+    asked = options_of(name, draw(st.sampled_from([2, 3, 4]))) | {"m": draw(st.integers(1, 12))}
+    if accepts(schedule, "replicas"):
+        asked |= {"replicas": draw(st.sampled_from([1, 1, 2, 4]))}
+    if accepts(schedule, "shard") and (zero := draw(st.sampled_from([0, 1, 2, 3]))):
+        asked |= {"zero": zero, "shard": draw(st.sampled_from([2, 4]))}
+    if not accepts(schedule, "m"):
+        del asked["m"]
+    taken = [option for option in VALUES if accepts(schedule, option)]
+    given = draw(st.lists(st.sampled_from(taken), max_size=4, unique=True))
+    asked |= {option: draw(st.sampled_from(VALUES[option])) for option in given}
+    return asked | {"model": "gpt2", "cluster": draw(st.sampled_from(["a100-nodes", SLOW]))}
+
+
+def test_values_of_all_options_of_a_plan_are_drawn() -> None:
+    assert VALUES.keys() | SIZES | OF_NO_CANDIDATE | OF_NO_FIGURE == {*PLAN_OPTIONS}
+
+
+@pytest.mark.slow
+def test_bounds_hold_with_all_options_of_a_plan(examples: Examples) -> None:
+    """Candidates that cannot be asked are left aside."""
+
+    @seed(11)
+    @settings(max_examples=examples(120), database=None, suppress_health_check=list(HealthCheck), print_blob=False)
+    @given(candidates())
+    def law(asked: dict[str, Any]) -> None:
+        found = bounds_of(asked)
+        try:
+            measured = evaluate(**asked, ignore_memory=True)
+        except (RequestError, Stalled):
+            reject()
+        for least in found:
+            assert least.step <= float(measured.step) * RATIO, asked
+            assert least.memory <= measured.memory, asked
+
+    law()
 
 
 @pytest.mark.parametrize("kind", ["step", "memory"])
