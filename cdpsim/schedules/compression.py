@@ -2,7 +2,7 @@
 
 bf16, fp16   2 bytes a number (torch's `bf16_compress_hook` and `fp16_compress_hook`)
 int8, int4   1 byte, or half of one, and a scale of 4 bytes for each block: of 512 numbers, or as `int8:128` says
-             (torch's `quantization_perchannel_hook`; ZeRO++, Wang et al. 2023)
+             (ZeRO++, Wang et al. 2023; the blocks are those of torch's `quantization_perchannel_hook`)
 topk:F       the largest F of all numbers (0 < F <= 1), each with an index of 4 bytes; the others stay, and are
              added to the next gradients (Lin et al. 2018)
 """
@@ -69,10 +69,10 @@ def find_compression(given: Any, element: int) -> Compression:
         if colon:
             raise RequestError("compress", f"{short_repr(given)}: {name} has no blocks; give {name} alone")
         return Compression(element, _CAST_BITS[name])
-    if colon and not (number.isdecimal() and int(number[:19]) > 0):
+    if colon and not (number.isdecimal() and int(number[:18]) > 0):
         problem = f"{short_repr(given)} does not say how many numbers have a common scale"
         raise RequestError("compress", f"{problem}; give at least 1, such as {name}:{_NUMBERS_A_SCALE}")
-    return Compression(element, _CAST_BITS[name], int(number[:19] or _NUMBERS_A_SCALE))
+    return Compression(element, _CAST_BITS[name], int(number[:18] or _NUMBERS_A_SCALE))
 
 
 def _share_sent(given: str, number: str) -> Fraction:
