@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from cdpsim.cli.parser import Command, command, help_text, serve_command
+from cdpsim.errors import RequestError
+from cdpsim.request.options import OPTIONS, flag_of
 
 from . import PROGRAM
 
@@ -18,5 +20,14 @@ harness_command = partial(command, texts=harness_text)
 
 
 def serve_harness(commands: Sequence[Command], arguments: Sequence[str]) -> int:
-    """Let the command that arguments name serve them, and return its exit code."""
-    return serve_command(PROGRAM, harness_text, commands, arguments)
+    """Let the command that arguments name serve them, and return its exit code.
+
+    A replay says of options that it does not have, but a simulation, that they are not replayed.
+    """
+    try:
+        return serve_command(PROGRAM, harness_text, commands, arguments)
+    except RequestError as error:
+        is_unknown = error.problem.startswith("unknown option")
+        if is_unknown and arguments[0] == "replay" and error.subject in map(flag_of, OPTIONS):
+            raise RequestError(error.subject, "is not replayed, only simulated; leave it out") from None
+        raise

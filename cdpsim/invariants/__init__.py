@@ -7,7 +7,18 @@ request.
 
 from collections.abc import Callable, Iterator
 
-from cdpsim.invariants import buffers, exchanges, gradients, local, passes, resources, rounds, times, versions
+from cdpsim.invariants import (
+    buffers,
+    compressed_sums,
+    exchanges,
+    gradients,
+    local,
+    passes,
+    resources,
+    rounds,
+    times,
+    versions,
+)
 from cdpsim.invariants.recount import Recount
 from cdpsim.runs import Run
 
@@ -24,7 +35,7 @@ def violations(run: Run) -> dict[str, str]:
 # The laws of each module are its public functions that yield problems.
 INVARIANTS: dict[str, Invariant] = {
     name: law
-    for module in (times, passes, gradients, exchanges, versions, rounds, local, resources, buffers)
+    for module in (times, passes, gradients, exchanges, compressed_sums, versions, rounds, local, resources, buffers)
     for name, law in vars(module).items()
     if not name.startswith("_") and getattr(law, "__annotations__", {}).get("return") == Iterator[str]
 }

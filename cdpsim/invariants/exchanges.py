@@ -302,11 +302,18 @@ def needs_of_new_gathers(run: Recount) -> Needs:
     if run.gathers or not run.request.schedule.order.together or (state.streams and state.gather == "early"):
         return NO_NEEDS
     program, tasks = run.collapsed.program, run.program.tasks
-    row, device = members(program, np.flatnonzero(program.messages.op == Op.ALL_GATHER))
+    row, device = members(program, np.flatnonzero(_gathers(run)))
     made, of = matching_pairs(
         (tasks.step[run.updates], tasks.device[run.updates]), (program.messages.step[row], device)
     )
     return Needs(run.updates[made], len(tasks) + row[of])
+
+
+def _gathers(run: Recount) -> Flags:
+    """Flag messages that gather parameters."""
+    messages = run.collapsed.program.messages
+    gathers: Flags = (messages.op == Op.ALL_GATHER) & (messages.content == Content.PARAMETERS)
+    return gathers
 
 
 def gathered_step_needs(run: Recount) -> Needs:
@@ -371,24 +378,6 @@ def gradients_enter_one_sum(run: Recount) -> Iterator[str]:
         for row in np.flatnonzero(np.where(alone[of], many > 0, (many < 1) | ((many > 1) & (within > 0)))).tolist():
             where = f"(t={wanted[0][row]},j={wanted[1][row]}) of device {wanted[2][row]}"
             yield f"{many[row]} sums take the gradients {where}"
-    yield from _wrong_bytes(run, sums)
-
-
-def _wrong_bytes(run: Recount, sums: StreamedSums) -> Iterator[str]:
-    """Report members whose sums do not carry all gradients of their stages; shares may be padded."""
-    first, messages = len(run.program.tasks), run.collapsed.program.messages
-    own = run.model.size("gradients")
-    for tie in run.shared:
-        own[list(tie.stages)] -= tie.gradient_bytes
-    key = sums.step, sums.device, sums.turn, sums.across
-    order = np.lexsort(key[::-1])
-    for rows in np.split(order, group_starts(*(column[order] for column in key))[1:]) if len(order) else ():
-        node = np.unique(sums.node[rows])
-        sent = int(messages.size[node - first].sum()) * run.shard
-        whole = int(own[np.unique(sums.stage[rows])].sum())
-        if not whole <= sent <= whole + len(node) * (run.shard - 1):
-            name = run.collapsed.program.describe(int(node[0]))
-            yield f"{name}, and those beside it, carry {sent} B of {whole} B of gradients"
 
 
 def parameters_are_gathered_for_uses(run: Recount) -> Iterator[str]:
@@ -400,7 +389,7 @@ def parameters_are_gathered_for_uses(run: Recount) -> Iterator[str]:
         gathers = find_gathers(run)
         spare = gathers.node[gathers.task < 0]
     else:
-        row, device = members(program, np.flatnonzero(messages.op == Op.ALL_GATHER))
+        row, device = members(program, np.flatnonzero(_gathers(run)))
         place, stage = stages_of(messages, row)
         tasks, task = run.program.tasks, np.arange(run.program.compute)
         read = tasks.stage[task], tasks.version[task], tasks.device[task]
@@ -410,7 +399,7 @@ def parameters_are_gathered_for_uses(run: Recount) -> Iterator[str]:
         spare = first + np.setdiff1d(row, np.append(row[place[some]], ends))
     for node in spare.tolist():
         yield f"{program.describe(node)} brings a device what it does not use"
-    for each in np.flatnonzero(messages.op == Op.ALL_GATHER).tolist():
+    for each in np.flatnonzero(_gathers(run)).tolist():
         group, (_, stages) = program.ranks_of(messages.dst[each]), stages_of(messages, np.array([each]))
         label = _labels(run, group, len(group))
         whole = run.model.size("parameters")[stages].sum()

@@ -137,7 +137,8 @@ def _value_needs(run: Recount) -> Needs:
 def last_needs(run: Recount) -> Needs:
     """Return the needs of what a last communication brings after that with which workers would go on, made last."""
     messages, first = run.collapsed.program.messages, len(run.program.tasks)
-    ends = (messages.op == Op.ALL_GATHER) & (messages.step == run.program.updated - 1)
+    ends = (messages.content == Content.PARAMETERS) & (messages.op == Op.ALL_GATHER)
+    ends &= messages.step == run.program.updated - 1
     rows = np.flatnonzero(ends) if run.program.thrown_away else np.empty(0, dtype=np.int64)
     earlier, later = (rows[: len(rows) // 2], rows[len(rows) // 2 :])
     return Needs(first + later, first + earlier) if len(earlier) == len(later) else NO_NEEDS

@@ -29,6 +29,7 @@ from cdpsim.model.runtime import RUNTIMES, read_runtime
 from cdpsim.request.declaration import Option, disturbance, named_preset, of_named_model
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.buckets import BUCKETS, read_buckets
+from cdpsim.schedules.compression import COMPRESSIONS, read_compression
 from cdpsim.schedules.local import read_outer
 from cdpsim.schedules.rule import RULES, Rule, find_rule
 from cdpsim.schedules.shape import read_widths
@@ -322,6 +323,19 @@ class DataOptions(TypedDict, total=False):
             usual="bytes, none more than needed",
             in_state=True,
             applies=lambda s: s.splits_states,
+        ),
+    ]
+    compress: Annotated[
+        str | None,
+        Option(
+            "RATE",
+            "what gradients take on their way between data ranks: bf16 or fp16 (2 bytes a number), int8 or int4 (1 or "
+            "1/2 byte, and 4 bytes for each block of 512 numbers; int8:128 has blocks of 128), topk:F (each rank's "
+            "largest numbers, a share F of all, each with an index of 4 bytes), or none",
+            usual="none",
+            read=read_compression,
+            known=lambda: COMPRESSIONS,
+            applies=lambda s: s.sums_gradients,
         ),
     ]
     clip: Annotated[

@@ -10,6 +10,7 @@ from cdpsim.request.options import OPTIONS, RESHARD
 from cdpsim.request.taken import accepts, is_given
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule
 from cdpsim.schedules.buckets import RUNTIMES_WITH_BUCKETS, Buckets, bucket_sizes
+from cdpsim.schedules.compression import Compression, find_compression
 from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import MOST_SPLIT, REPLICATED, ZERO, Home, State, When, read_zero
 
@@ -48,6 +49,8 @@ def read_sharing(schedule: Schedule, shape: Shape, model: Model | None, options:
         problem = "leaves no parameters on devices between their uses, and only --zero 3 brings them for each"
         raise RequestError("offload", f"{problem}; give --zero 3, or --offload optimizer")
     state = _read_state(schedule, shape, zero, model, options)
+    if options["compress"] is not None:
+        state = replace(state, compress=_read_compression(schedule, shape, state, model, options["compress"]))
     split = schedule.order.waits and state.parameters is Home.SPLIT
     usual = 1 if state.parameters is Home.SPLIT else 0
     asked = options["prefetch"] if split or schedule.fetches else None  # nothing else has parameters on their way
@@ -131,6 +134,25 @@ def _refuse_in_slots(shape: Shape, options: Mapping[str, Any]) -> None:
         raise RequestError("shard", f"{problem}; give a --model (`cdpsim models` lists some)")
     if not (options["buckets"] is None or _has_none(options["buckets"])):
         raise RequestError("buckets", "have sizes in bytes, and slots have none; give a --model")
+
+
+def _read_compression(schedule: Schedule, shape: Shape, state: State, model: Model | None, given: str) -> Compression:
+    """Return how gradients are compressed; refuse numbers of single ranks where no rank needs those of all others."""
+    if model is None or model.is_unit:
+        raise RequestError("compress", "changes bytes, and slots have none; give a --model")
+    compression = find_compression(given, _element_bytes(model))
+    split, rounds = state.optimizer is Home.SPLIT, schedule.order.rounds is not None
+    groups = split and (shape.shard < shape.replicas or schedule.has_copies(replace(shape, replicas=1)))
+    for applies, problem, remedy in (
+        (state.optimizer is Home.OWNED, f"{schedule.name} sums gradients at one device of each stage", ""),
+        (rounds and split, f"each worker of {schedule.name} sums a share of all gradients", ""),
+        (state.gradients is Home.SPLIT, "each rank keeps a share of all gradients", ", or --zero 1"),
+        (groups, "shares are summed across groups", ", or --zero 0"),
+    ):
+        if compression.is_sparse and applies:
+            way = f"{given} gives every rank the largest numbers of all others"
+            raise RequestError("compress", f"{way}, and {problem}; give int8 or int4{remedy}")
+    return compression
 
 
 def _read_buckets(

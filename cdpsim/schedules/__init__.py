@@ -186,6 +186,11 @@ class Schedule:
         return self.order.together and not (self.placement.lanes or owned or self.order.one_place)
 
     @property
+    def sums_gradients(self) -> bool:
+        """Whether messages may sum gradients: of devices that have the same stage, or of replicas."""
+        return (self.is_pipeline or (self.placement.replicas and not self.state.travels)) and not self.order.local
+
+    @property
     def fetches(self) -> bool:
         """Whether devices get parameters from others."""
         return self.placement.replicas and (self.state.parameters is Home.OWNED or not self.order.together)

@@ -22,6 +22,7 @@ from enum import Enum
 
 from cdpsim.errors import RequestError, whole_number
 from cdpsim.schedules.buckets import Buckets
+from cdpsim.schedules.compression import Compression
 
 Refusal = tuple[bool, str, str]  # whether it applies, the problem, the remedy
 
@@ -82,6 +83,7 @@ class State:
     reduce: When = When.END
     streams: bool = False  # what is exchanged goes one after another, in streams beside the tasks
     buckets: Buckets | None = None  # of gradients; None: a message for each stage
+    compress: Compression | None = None  # of gradients that data ranks sum
     one_step: bool = False  # a device makes all its updates when all its exchanges of gradients are done
     # How long gathered parameters stay: for each use (yes), from a forward to its backward (no; root: those of the
     # first and the last stage), for a step, or from a forward to its backward in shares of so many ranks.

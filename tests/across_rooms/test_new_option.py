@@ -91,7 +91,9 @@ print(json.dumps({
         "file": "nine",
         "wrong": "lucky: unknown lucky 'sevn'; did you mean 'seven'?",
     }
-    assert untaken.startswith("lucky: multi-cdp does not take this option (it takes m, prefetch); dp, gpipe, 1f1b,")
+    assert untaken.startswith(
+        "lucky: multi-cdp does not take this option (it takes m, prefetch, compress); dp, gpipe, 1f1b,"
+    )
     assert misspelt.endswith("did you mean 'lucky'?")
 
 

@@ -35,12 +35,47 @@ FLUSHING = (
             "zero-cdp --shard 2",
             "shard: zero-cdp does not take this option (it takes m, prefetch); pp-cdp, dp, gpipe, 1f1b,",
         ),
-        ("zero-dp --shard 2", "shard: zero-dp does not take this option (it takes prefetch); pp-cdp, dp, gpipe, 1f1b,"),
-        ("multi-dp --zero 1", "zero: multi-dp does not take this option (it takes m, overlap-all-reduce)"),
+        (
+            "zero-dp --shard 2",
+            "shard: zero-dp does not take this option (it takes prefetch, compress); pp-cdp, dp,",
+        ),
+        ("multi-dp --zero 1", "zero: multi-dp does not take this option (it takes m, compress, overlap-all-reduce)"),
         # buckets
         ("dp --replicas 2 --buckets 0B", "buckets: '0B' has a bucket of no bytes; give at least 1 B"),
         ("dp --replicas 2 --buckets 1MiB,0B", "buckets: '1MiB,0B' has a bucket of no bytes; give at least 1 B"),
         ("dp --replicas 2 --buckets few", "'few' is neither one of none, torch, megatron, deepspeed nor sizes such"),
+        # compression
+        (
+            "dp --replicas 2 --compress topk:0",
+            "'topk:0' does not say which share of all numbers is sent; give more",
+        ),
+        ("dp --replicas 2 --compress topk:2", "give more than 0 and at most 1, such as topk:0.01"),
+        ("dp --replicas 2 --compress topk:1e-99", "'topk:1e-99' does not say which share"),
+        ("dp --replicas 2 --compress topk", "'topk' does not say which share of all numbers is sent"),
+        ("dp --replicas 2 --compress int3", "compress: unknown compress 'int3'; did you mean 'int8'?"),
+        (
+            "dp --replicas 2 --compress powersgd:4",
+            "none, bf16, fp16, int8, int4, int8:BLOCK, int4:BLOCK, topk:F",
+        ),
+        ("dp --replicas 2 --compress int8:0", "'int8:0' does not say how many numbers have a common scale; give at"),
+        ("dp --replicas 2 --compress int4:", "give at least 1, such as int4:512"),
+        ("dp --replicas 2 --compress bf16:8", "'bf16:8': bf16 has no blocks; give bf16 alone"),
+        (
+            "dp --shard 2 --compress topk:0.1",
+            "each rank keeps a share of all gradients; give int8 or int4, or --zero 1",
+        ),
+        (
+            "dp --shard 2 --replicas 2 --zero 1 --compress topk:0.1",
+            "shares are summed across groups; give int8 or int4, or --zero 0",
+        ),
+        (
+            "multi-cdp --compress topk:0.1",
+            "of all others, and multi-cdp sums gradients at one device of each stage;",
+        ),
+        ("zero-dp --compress topk:0.1", "and zero-dp sums gradients at one device of each stage; give int8 or int4"),
+        ("acco --replicas 2 --compress topk:0.1", "and each worker of acco sums a share of all gradients; give int8"),
+        ("local-sgd --replicas 2 --compress int8", "compress: local-sgd does not take this option"),
+        ("zero-cdp --compress int8", "compress: zero-cdp does not take this option (it takes m, prefetch); multi-dp,"),
         # when
         ("dp --zero 1 --shard 2 --reduce each", "--zero 1 has whole gradients on all 2 ranks; give --zero 2, or last"),
         # devices and memory

@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Tie, rounds, simulate
+from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, Tie, rounds, simulate
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.cluster.devices import OVERLAPS
 from cdpsim.files.units import Work
@@ -41,6 +41,7 @@ updates = {True: st.none() | works, False: st.none() | seconds}
 
 
 shares = st.sampled_from([0.25, 0.5, 0.7])
+rates = st.sampled_from([None, None, "bf16", "int8", "int8:3", "int4:64", "topk:0.01", "topk:0.3"])
 
 
 Need = Callable[[Schedule, Shape], bool]
@@ -294,6 +295,17 @@ def sharing(draw: st.DrawFn, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 @st.composite
+def compressing(draw: st.DrawFn, asked: dict[str, Any]) -> dict[str, Any]:
+    """Draw what gradients are compressed to, if anything; return the same request where that is impossible."""
+    options = asked | {"compress": draw(rates)}
+    try:
+        Request(**options)
+    except RequestError:
+        return asked
+    return options
+
+
+@st.composite
 def requests(draw: st.DrawFn, most: int = 5, where: Need = anything, timed: bool = False) -> dict[str, Any]:
     """Draw keywords for `simulate`: any schedule, rule and option on the slot model or on uneven costs.
 
@@ -317,6 +329,8 @@ def requests(draw: st.DrawFn, most: int = 5, where: Need = anything, timed: bool
     request = taken(request)
     if "model" in request and accepts(request["schedule"], "shard") and "stage_replicas" not in request:
         request = draw(sharing(request))
+    if "model" in request and accepts(request["schedule"], "compress"):
+        request = draw(compressing(request))
     assume(_is_short(request))
     return request
 

@@ -13,7 +13,7 @@ from cdpsim import Cluster, Model, Stage, Tie, price, simulate
 from cdpsim import run as run_program
 from cdpsim.cluster import Cable, Devices, Link, PairLink, Topology
 from cdpsim.invariants import INVARIANTS, violations
-from cdpsim.program import NO_PARTS, Category, Content, EdgeKind, Edges, Kind, Program
+from cdpsim.program import NO_PARTS, Category, Content, EdgeKind, Edges, Kind, Op, Program
 from cdpsim.program.assembly import derive
 from cdpsim.runs import Run
 from cdpsim.schedules.rule import find_rule
@@ -22,6 +22,7 @@ from tests.helpers.every_row import every_row
 from tests.helpers.strategies import requests
 
 Fault = Callable[[], Run]
+LARGE = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=4000, optimizer=7),) * 3)
 WEIGHTLESS = Model(stages=(Stage(forward=1.0, backward=1.0, activation=1),) * 3)
 OLD = [[1, 1, 0], [1, 0, 0], [0, 0, 0]]  # what CDP-v2 reads
 
@@ -371,9 +372,52 @@ def sharing(**options: Any) -> Run:
 
 
 def summed_twice() -> Run:
-    """A stage's gradients enter the sum of the stage before, too, and theirs none."""
-    run = sharing(zero=1, buckets="1 B", model=Model(stages=(Stage(forward=1.0, backward=2.0, parameters=10),) * 3))
-    return column(run, "messages", "size", message(run, "reduce_scatter gradient(t=1,j=1)"), 4)
+    """The gradients of a stage between two others enter the sum of both of these, too."""
+    run = sharing(zero=1, buckets="1 B")
+    return column(run, "messages", "stages", message(run, "reduce_scatter gradient(t=1,j=0)"), 3)
+
+
+def summed_in_part(less: int = 1, **options: Any) -> Run:
+    """A sum of gradients has some bytes less."""
+    run = sharing(zero=1, buckets="1 B", **options)
+    row = message(run, "reduce_scatter gradient(t=1,j=1)")
+    return column(run, "messages", "size", row, run.program.messages.size[row] - less)
+
+
+def gathered_largest() -> Run:
+    """A rank gathers the largest numbers of both, and one of these has left a number out."""
+    run = sharing(zero=1, buckets="1 B", model=LARGE, compress="topk:0.1")
+    row = message(run, "all_gather gradient(t=1,j=1)")
+    return column(run, "messages", "size", row, run.program.messages.size[row] - 8 * len(LARGE.stages))
+
+
+def summed_by_another_operation() -> Run:
+    """The largest numbers of ranks go by an all-reduce."""
+    run = sharing(zero=0, shard=None, replicas=2, buckets="1 B", model=LARGE, compress="topk:0.1")
+    return column(run, "messages", "op", message(run, "all_gather gradient(t=1,j=1)"), Op.ALL_REDUCE)
+
+
+def summed_by_others_too() -> Run:
+    """Devices that do not have a shared tensor take part in its sum."""
+    stages, ties = (Stage(forward=1.0, backward=1.0, parameters=5),) * 4, ((0, 1), (0, 1, 2, 3))
+    model = Model(stages=stages, tied=tuple(Tie(stages=each, parameters=2) for each in ties))
+    run = sound("gpipe", 4, replicas=2, model=model)
+    rows = [message(run, "all_reduce gradient(t=1)") + 3 * k for k in range(2)]
+    return column(run, "messages", "dst", rows[0], run.program.messages.dst[rows[1]])
+
+
+def encoded_nowhere() -> Run:
+    """A rank has no room for the numbers of one byte that it makes of its gradients."""
+    run = sound("dp", 3, replicas=2, model=LARGE, cluster=SLOW_LINKS, compress="int8")
+    rows = np.flatnonzero(run.program.buffers.category == Category.COMMUNICATION)
+    return column(run, "buffers", "size", rows[:1], 0)
+
+
+def without_residuals() -> Run:
+    """A rank does not keep what the largest numbers leave of its gradients."""
+    run = sound("dp", 3, replicas=2, model=LARGE, compress="topk:0.1")
+    rows = np.flatnonzero((run.program.buffers.category == Category.COMMUNICATION) & (run.program.buffers.begin < 0))
+    return column(run, "buffers", "size", rows[:1], 0)
 
 
 def gathered_in_part() -> Run:
@@ -494,9 +538,9 @@ FAULTS: dict[str, Fault] = {
         unhurried("multi-cdp"), "B(t=2,i=0,j=0)", "p2p gradient(t=2,j=0) 0->1"
     ),
     "gradients_are_summed_once": given_twice,
-    "tied_gradients_are_summed_once": lambda: column(
-        run := tying(), "messages", "size", message(run, "all_reduce gradient(t=1)"), 3
-    ),
+    "tied_gradients_are_summed_once": summed_by_others_too,
+    "gradients_take_their_bytes_along": summed_in_part,
+    "ranks_have_room_for_what_they_encode": encoded_nowhere,
     "means_come_between_local_steps_and_outer_updates": mean_of_an_older_version,
     "means_are_over_all_workers": mean_of_a_part,
     "gradients_enter_one_sum": summed_twice,
@@ -662,6 +706,24 @@ def another_algorithm() -> Run:
         (channels_one_after_another, "streams_keep_their_order", "takes longer than its message"),
         (without_parts, "streams_keep_their_order", "messages do not take the lanes and streams of their devices"),
         (summed_elsewhere, "tied_gradients_are_summed_once", r"all_reduce gradient\(t=1\) leaves out a device"),
+        (
+            lambda: column(run := tying(), "messages", "size", message(run, "all_reduce gradient(t=1)"), 3),
+            "gradients_take_their_bytes_along",
+            r"all_reduce gradient\(t=1\) carries 3 B of gradients, not 4 B",
+        ),
+        (
+            lambda: column(run := sound(), "messages", "size", message(run, "p2p gradient(t=0,j=0) 0->1"), 2),
+            "gradients_take_their_bytes_along",
+            r"p2p gradient\(t=0,j=0\) 0->1 carries 2 B of gradients, not 1 B",
+        ),
+        (
+            lambda: summed_in_part(99, model=LARGE, compress="int4:8"),
+            "gradients_take_their_bytes_along",
+            "reduce_scatter .*, and those beside it, carry 2814 B for 12000 B of gradients",
+        ),
+        (gathered_largest, "gradients_take_their_bytes_along", "all_gather .* carry 2388 B for 12000 B of gradients"),
+        (summed_by_another_operation, "gradients_take_their_bytes_along", "another operation than its numbers are"),
+        (without_residuals, "ranks_have_room_for_what_they_encode", "device 0 has no room for what it has encoded"),
         (
             one_sum_less,
             "tied_gradients_are_summed_once",

@@ -250,6 +250,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "more than can be counted": (["--size", "width=100000000000"], "overflowed"),
     "heads that do not fit": (["--model", "transformer", "--size", "width=15"], "must divide the width"),
     "option": (["--ste", "3"], "did you mean '--steps'"),
+    "option of simulations alone": (["--compress", "int8"], "--compress: is not replayed, only simulated; leave"),
     "argument": (["mp-cdp"], "one argument too many"),
 }
 

@@ -44,7 +44,7 @@ from cdpsim.trace import FILES, RUNS, summary_text
         help="a schedule (`cdpsim schedules` lists them), or an experiment file, .toml or .json",
     ),
     STAGES,
-    *output_arguments("the folder to write the traces into (default: print a summary)", "DIR", required=False),
+    *output_arguments("the folder for traces (default: print a summary)", "DIR", required=False),
     option_arguments(RUN_OPTIONS),
     runs_argument("add quantiles to the summary; with -o write runs.csv, too"),
     argument(

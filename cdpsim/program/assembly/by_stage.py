@@ -9,6 +9,7 @@ from cdpsim.program import Content, EdgeKind, Op
 from cdpsim.program.assembly.axis import Brought, DataAxis, Sums, earlier_sums, readers
 from cdpsim.program.assembly.build import Location, without_root
 from cdpsim.program.assembly.gathered import Gathered, Uses, hold_gathered
+from cdpsim.program.assembly.gradient_sums import carry, hold_encoded
 from cdpsim.program.assembly.tied import sum_shared, unshared_gradients
 from cdpsim.program.assembly.update import pull
 
@@ -34,8 +35,12 @@ def sum_by_stage(axis: DataAxis) -> Sums:
     """Sum gradients over the copies of each stage."""
     copies, build, update = axis.copies, axis.build, axis.update
     size = axis.model.size("gradients") if axis.owned else unshared_gradients(axis.tables, axis.model)
-    op = Op.REDUCE if axis.owned else Op.ALL_REDUCE
+    op, held = Op.REDUCE if axis.owned else Op.ALL_REDUCE, None
+    if axis.state.compress is not None:
+        op, size, held = carry(axis.state.compress, op, size, axis.groups.members[axis.groups.first])
     at, rows, consumer = _exchange(axis, op, Content.GRADIENT, axis.several, size)
+    if held is not None:
+        hold_encoded(axis.tables, build, rows, copies.last_task[rows], consumer[rows], held[copies.stage[rows]])
     if axis.waits_for_end:
         ends = axis.tables.lanes.step_ends[copies.step[rows], copies.device[rows]]
         build.link(ends, consumer[rows], EdgeKind.BARRIER)

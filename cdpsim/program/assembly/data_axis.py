@@ -27,7 +27,7 @@ from cdpsim.model.stage import Tie
 from cdpsim.program.assembly.axis import Brought, find_axis, order_updates
 from cdpsim.program.assembly.build import Builder
 from cdpsim.program.assembly.by_stage import broadcast_for_uses, broadcast_versions, sum_by_stage
-from cdpsim.program.assembly.data_memory import hold_optimizers, hold_parameters, hold_sums
+from cdpsim.program.assembly.data_memory import hold_optimizers, hold_parameters, hold_residuals, hold_sums
 from cdpsim.program.assembly.gathered import gather_for_uses
 from cdpsim.program.assembly.in_streams import gather_versions, sum_in_streams, sum_norms
 from cdpsim.program.assembly.in_turn import in_turn
@@ -62,3 +62,5 @@ def exchange_values(
     hold_sums(axis, sums, brought, gathered)
     hold_parameters(axis, sums, brought)
     hold_optimizers(axis)
+    if axis.state.compress is not None and axis.state.compress.is_sparse:
+        hold_residuals(axis)

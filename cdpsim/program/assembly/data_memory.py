@@ -134,3 +134,12 @@ def hold_optimizers(axis: DataAxis) -> None:
     size = axis.model.size("optimizer")[updates.stage] if axis.owned else axis.stored.optimizer
     where = Location(updates.device[last], updates.stage[last], updates.step[last])
     axis.build.hold(Category.OPTIMIZER, where, size[last], -1, end(updates.node[last]))
+
+
+def hold_residuals(axis: DataAxis) -> None:
+    """Hold what the largest numbers leave of gradients always: each rank adds it to its next ones."""
+    rows = np.flatnonzero(axis.several[axis.copies.of[: axis.copies.in_step]])
+    where = axis.copies.where.take(rows)
+    until = end(axis.tables.lanes.step_ends[-1, where.device])
+    held = axis.build.hold(Category.COMMUNICATION, where, axis.whole.gradients[rows], -1, until)
+    axis.keeping.keep_for_good(held, where.device)

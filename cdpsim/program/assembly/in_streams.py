@@ -17,6 +17,7 @@ from cdpsim.numeric.columns import Ints, expand_ranges, group_numbers, group_sta
 from cdpsim.program import Content, EdgeKind, Op, Stream
 from cdpsim.program.assembly.axis import Brought, DataAxis, Ends, Sums, readers
 from cdpsim.program.assembly.build import Location, without_root
+from cdpsim.program.assembly.gradient_sums import Carried, carry, hold_encoded
 from cdpsim.program.assembly.tied import sum_shared, unshared_gradients
 from cdpsim.schedules.buckets import Buckets, Units
 from cdpsim.schedules.state import Home, When
@@ -128,6 +129,7 @@ def sum_units(axis: DataAxis, plan: UnitPlan, t: Ints, given: Ints) -> tuple[Int
         build.link(axis.tables.lanes.step_ends[t][:, None, device], mine, EdgeKind.BARRIER)
     build.link(final, update[:, :, row])
     _pace_tasks(axis, device, given, mine, final)
+    _hold_encoded(axis, plan, across, t, (given, mine, final))
     if axis.state.one_step:
         _join_updates(axis, plan, across, final[:, -1], update[:, 0])
     last = np.append(group_starts(row)[1:], len(row)) - 1  # of several units of a copy, the highest
@@ -154,10 +156,16 @@ def send_sums(
     """Send sums in each group, or of shares across groups; return the messages: by step, by round, by number."""
     shape = len(t), rounds, len(plan.unit)
     step, _, number = (index.ravel() for index in np.indices(shape, dtype=np.int32))
-    size = axis.share(plan.units.size) if axis.state.splits else plan.units.size
-    op = Op.REDUCE_SCATTER if axis.state.splits and not across else Op.ALL_REDUCE
+    op, size, _ = _carry_units(axis, plan.units, across=across)
     stream = Stream.ACROSS if across else Stream.REDUCE
     return _send_units(axis, op, content, plan, t[step], number, size, stream).reshape(shape)
+
+
+def _carry_units(axis: DataAxis, units: Units, *, across: bool) -> Carried:
+    """Return how each unit is summed in a group, or its shares across groups."""
+    op = Op.REDUCE_SCATTER if axis.state.splits and not across else Op.ALL_REDUCE
+    size, members = axis.share(units.size) if across else units.size, axis.groups.members[axis.groups.first]
+    return carry(axis.state.compress, op, size, members[units.first])
 
 
 def _send_units(
@@ -166,8 +174,20 @@ def _send_units(
     """Send the messages of these numbers in steps t; `size` is that of each unit."""
     units, unit = plan.units, plan.unit[number]
     of, stages, group = without_root(units.first[unit], t), units.last - units.first + 1, plan.group[number]
-    versions = int(op == Op.ALL_GATHER)
+    versions = int(op == Op.ALL_GATHER and content == Content.PARAMETERS)
     return axis.build.send(op, content, of, group, size[unit], versions=versions, stages=stages[unit], stream=stream)
+
+
+def _hold_encoded(axis: DataAxis, plan: UnitPlan, across: UnitPlan, t: Ints, nodes: tuple[Ints, Ints, Ints]) -> None:
+    """Hold encoded gradients of steps t: of tasks until sums inside groups, and of these until those across."""
+    if axis.state.compress is None:
+        return
+    (given, inside, final), unit = nodes, plan.unit[plan.message]
+    copy, far = t[:, None, None] * axis.copies.in_step + plan.row, across.message >= 0
+    held = _carry_units(axis, plan.units, across=False).held[unit]
+    hold_encoded(axis.tables, axis.build, copy, given, inside, held)
+    held = _carry_units(axis, plan.units, across=True).held[unit]
+    hold_encoded(axis.tables, axis.build, copy[..., far], inside[..., far], final[..., far], held[far])
 
 
 def _pace_tasks(axis: DataAxis, device: Ints, given: Ints, inside: Ints, final: Ints) -> None:

@@ -20,6 +20,7 @@ from cdpsim.model.runtime import Habits
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.build import Builder, Location, end, start
+from cdpsim.program.assembly.gradient_sums import carry
 from cdpsim.program.assembly.runtime import gradients_at_first, hold_gradients
 from cdpsim.program.assembly.tables import Passes
 from cdpsim.program.assembly.update import Updates, base_is_still_needed, pull, uses
@@ -47,7 +48,8 @@ def _sum_gradients(updates: Updates, model: Model, build: Builder, first_sizes: 
     final = np.append(group_starts(step, stage)[1:], len(order)) - 1
     sends = np.delete(np.arange(len(order)), final)
     size = model.size("gradients")[stage]
-    message = build.send(Op.P2P, Content.GRADIENT, where.take(sends), device[sends + 1], size[sends])
+    sent = carry(passes.schedule.state.compress, Op.P2P, size[sends], 1).size
+    message = build.send(Op.P2P, Content.GRADIENT, where.take(sends), device[sends + 1], sent)
     consumer = np.empty(len(order), dtype=np.int32)
     consumer[sends] = message
     consumer[final] = updates.node[step[final] * passes.n + stage[final]]
@@ -57,7 +59,7 @@ def _sum_gradients(updates: Updates, model: Model, build: Builder, first_sizes: 
     build.link(passes.last.ravel(), consumer_of_row[copies.row.ravel()])
     hold_gradients(build, where, size, first_sizes[stage], copies.first_task[order], end(consumer))
     arriving = where.take(sends)._replace(device=device[sends + 1])
-    build.land(message, arriving, size[sends], start(consumer[sends + 1]))
+    build.land(message, arriving, sent, start(consumer[sends + 1]))
 
 
 def _move_optimizer(updates: Updates, model: Model, build: Builder, prefetch: int) -> None:

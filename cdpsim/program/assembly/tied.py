@@ -23,6 +23,7 @@ from cdpsim.model.stage import Tie
 from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.build import Builder, start, without_root
+from cdpsim.program.assembly.gradient_sums import carry, hold_encoded
 from cdpsim.program.assembly.tables import Passes, Tables, check_counts
 from cdpsim.program.assembly.update import Updates
 from cdpsim.schedules import Schedule
@@ -144,7 +145,11 @@ def sum_shared(
         devices = np.unique(copies.device[shared.row])
         group = build.group(devices, tables.passes.alike_ranks(devices))
         of = without_root(np.full(len(steps), -1 - number), steps)
-        message = build.send(Op.ALL_REDUCE, Content.GRADIENT, of, group, tie.gradient_bytes, stream=stream)
+        copied = (copies.count[list(tie.stages)] * tables.passes.fold > 1).any()  # else one data rank sums
+        compress = tables.passes.schedule.state.compress if copied else None
+        op, size, held = carry(compress, Op.ALL_REDUCE, np.array([tie.gradient_bytes]), build.ranks[group].shape[1])
+        message = build.send(op, Content.GRADIENT, of, group, size, stream=stream)
+        hold_encoded(tables, build, shared.row, copies.last_task[shared.row], message[copies.step[shared.row]], held)
         _give_gradients(tables, tie.stages, message[tables.passes.step], build)
         step = copies.step[shared.row]
         if wait:

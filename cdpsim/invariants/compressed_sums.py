@@ -1,0 +1,201 @@
+"""Laws of compressed sums, independent on purpose: which bytes sums of gradients carry, and what ranks have of these.
+
+A rate is read from the request's text here, and its bytes are counted in fractions.
+"""
+
+from collections.abc import Iterator
+from fractions import Fraction
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+
+from cdpsim.invariants import exchanges, gradients
+from cdpsim.invariants.recount import Recount
+from cdpsim.model import PRECISIONS
+from cdpsim.numeric.columns import Ints, Times, group_starts
+from cdpsim.program import Category, Content, Op
+from cdpsim.trace.metrics import memory
+
+_SCALE = _INDEX = 4  # bytes
+_WIDTHS = {"bf16": Fraction(2), "fp16": Fraction(2), "int8": Fraction(1), "int4": Fraction(1, 2)}
+
+
+class _Rate(NamedTuple):
+    """What a request asks for: bytes of a number on its way and in memory, numbers with a scale, the share sent."""
+
+    sent: Fraction
+    own: int
+    block: int | None = None
+    share: Fraction | None = None
+
+    def bytes_of(self, size: int) -> int:
+        """Return the bytes in which gradients of a size are sent."""
+        numbers = -(-size // self.own)
+        if self.share is not None:
+            return ceil(self.share * numbers) * (self.own + _INDEX)
+        scales = ceil(Fraction(numbers, self.block)) if self.block else 0
+        return min(size, ceil(numbers * self.sent) + _SCALE * scales)
+
+    @property
+    def least(self) -> Fraction:
+        """The least bytes a number."""
+        if self.share is not None:
+            return self.share * (self.own + _INDEX)
+        return min(Fraction(self.own), self.sent + (Fraction(_SCALE, self.block) if self.block else 0))
+
+
+def _rate_of(run: Recount) -> _Rate | None:
+    """Return what gradients are compressed to; None where they are not."""
+    given, model = run.request.given["compress"], run.request.model
+    if given is None:
+        return None
+    weights, sums = (int(model.size(kind).sum()) for kind in ("parameters", "gradients"))
+    width = PRECISIONS.get(model.precision, 4)
+    own = max(1, width * sums // weights) if weights else width
+    name, _, number = given.partition(":")
+    if name == "topk":
+        return _Rate(Fraction(0), own, share=Fraction(number))
+    return _Rate(_WIDTHS[name], own, block=int(number or 512) if name in ("int8", "int4") else None)
+
+
+def _own_gradients(run: Recount) -> Ints:
+    """Return the bytes of gradients that each stage has for itself; owners of states have whole ones."""
+    own = run.model.size("gradients")
+    for tie in run.shared:
+        own[list(tie.stages)] -= 0 if run.owned else tie.gradient_bytes
+    return own
+
+
+def gradients_take_their_bytes_along(run: Recount) -> Iterator[str]:
+    """Messages of gradients carry all of their sums, in as many bytes as these are compressed to; shares may be padded.
+
+    Of the largest numbers each member has those of all others in the end: an all-gather brings them.
+    """
+    messages, rate, own = run.collapsed.program.messages, _rate_of(run), _own_gradients(run)
+    sums = np.flatnonzero(messages.content == Content.GRADIENT)
+    sparse = rate is not None and rate.share is not None
+    for row in sums[(messages.op[sums] == Op.ALL_GATHER) != sparse].tolist():
+        if messages.stage[row] >= 0 or _is_of_several_ranks(run, row):
+            yield f"{_name(run, row)} goes by another operation than its numbers are summed"
+    streamed = run.program.state.streams
+    for row in sums[(messages.stage[sums] < 0) | (not streamed)].tolist():
+        stage = int(messages.stage[row])
+        size = run.shared[-1 - stage].gradient_bytes if stage < 0 else int(own[stage])
+        compressed = rate is not None and (stage >= 0 or _is_of_several_ranks(run, row))
+        wanted = size
+        if rate is not None and compressed:
+            wanted = rate.bytes_of(size) * (_members(run, row) if sparse else 1)
+        if messages.size[row] != wanted:
+            yield f"{_name(run, row)} carries {messages.size[row]} B of gradients, not {wanted} B"
+    if streamed:
+        yield from _wrong_bytes_in_streams(run, own, rate)
+
+
+def _name(run: Recount, row: int) -> str:
+    return run.collapsed.program.describe(len(run.program.tasks) + row)
+
+
+def _members(run: Recount, row: int) -> int:
+    program = run.collapsed.program
+    return len(program.ranks_of(program.messages.dst[row]))
+
+
+def _is_of_several_ranks(run: Recount, row: int) -> bool:
+    """Return whether some stage of a shared tensor is on several ranks."""
+    tasks, tie = run.program.tasks, run.shared[-1 - int(run.collapsed.program.messages.stage[row])]
+    holders = [np.unique(tasks.device[run.givers[tasks.stage[run.givers] == stage]]) for stage in tie.stages]
+    return max(map(len, holders)) * run.program.fold > 1
+
+
+def _wrong_bytes_in_streams(run: Recount, own: Ints, rate: _Rate | None) -> Iterator[str]:
+    """Report members whose sums do not carry all gradients of their stages: each message may be rounded up."""
+    first, messages, sums = len(run.program.tasks), run.collapsed.program.messages, exchanges.find_sums(run)
+    key = sums.step, sums.device, sums.turn, sums.across
+    order = np.lexsort(key[::-1])
+    for rows in np.split(order, group_starts(*(column[order] for column in key))[1:]) if len(order) else ():
+        node = np.unique(sums.node[rows])
+        row = node - first
+        gathered = messages.op[row] == Op.ALL_GATHER
+        parts = np.where(gathered, 1 / _members(run, int(row[0])), run.shard)
+        sent = round(float((messages.size[row] * parts).sum()))
+        whole = int(own[np.unique(sums.stage[rows])].sum())
+        least, spare = Fraction(whole), Fraction(run.shard - 1)
+        if rate is not None:
+            least = Fraction(whole, rate.own) * rate.least
+            once = 1 if gathered.all() else run.shard
+            spare = once * (1 + _SCALE + rate.least) + (rate.own + _INDEX if gathered.all() else 0) + run.shard
+        if not least <= sent <= least + len(node) * spare:
+            yield f"{_name(run, int(row[0]))}, and those beside it, carry {sent} B for {whole} B of gradients"
+
+
+def ranks_have_room_for_what_they_encode(run: Recount) -> Iterator[str]:
+    """From the last gradient of a sum until it has ended, its members have what they have encoded; residuals always.
+
+    Messages of few numbers are not compressed. Residuals are as large as the gradients that ranks sum.
+    """
+    rate = _rate_of(run)
+    if rate is None or not run.together:
+        return
+    buffers = run.program.buffers
+    spans = [_find_encoded(run, rate)] + ([_find_residuals(run)] if rate.share is not None else [])
+    there = np.flatnonzero(buffers.category == Category.COMMUNICATION)
+    begins, ends = memory.buffer_spans(buffers, run.start, run.end)
+    held = _Held(buffers.device[there], begins[there], ends[there], -buffers.size[there])
+    device, begin, end, size = (np.concatenate(column) for column in zip(held, *spans, strict=True))
+    key, _, lack = memory.step_function(device, begin, end, size)
+    for short in np.unique(key[lack > 0]).tolist():
+        yield f"device {short} has no room for what it has encoded of its gradients"
+
+
+class _Held(NamedTuple):
+    """What devices hold: a row for each device and span of time."""
+
+    device: Ints
+    begin: Times
+    end: Times
+    size: Ints
+
+
+def _find_residuals(run: Recount) -> _Held:
+    """Return what devices hold, until their last tasks, of the gradients that they sum with others."""
+    tasks, compute = run.program.tasks, run.program.compute
+    until = np.zeros(run.program.devices, dtype=run.end.dtype)
+    np.maximum.at(until, tasks.device[:compute], run.end[:compute])
+    size = np.array([_residual(run, device) for device in range(len(until))])
+    return _Held(np.arange(len(until)), np.full_like(until, run.start.min()), until, size)
+
+
+def _residual(run: Recount, device: int) -> int:
+    """Return the bytes of gradients that a device sums with others."""
+    messages, tasks = run.collapsed.program.messages, run.program.tasks
+    mine = np.unique(tasks.stage[run.givers[tasks.device[run.givers] == device]])
+    sums = np.flatnonzero((messages.content == Content.GRADIENT) & (messages.stage >= 0))
+    low, high = messages.stage[sums], messages.stage[sums] + messages.stages[sums]
+    shared = [stage for stage in mine.tolist() if ((low <= stage) & (stage < high)).any()]
+    return int(run.sizes_on("gradients", np.full(len(shared), device), np.array(shared, dtype=np.int64)).sum())
+
+
+def _find_encoded(run: Recount, rate: _Rate) -> _Held:
+    """Return what members have encoded for each sum."""
+    program, messages, first = run.program, run.collapsed.program.messages, len(run.program.tasks)
+    needs = gradients.sum_needs(run)
+    row = needs.after - first
+    given = (needs.before >= 0) & (needs.before < first) & (messages.op[row] != Op.P2P)
+    whole = [each for each in np.unique(row[messages.stage[row] < 0]) if not _is_of_several_ranks(run, each)]
+    given &= ~np.isin(row, whole)
+    task, row = needs.before[given], row[given]
+    if rate.share is None:  # what is larger than this is really smaller than it was
+        fewest = 5 * rate.own / (rate.own - rate.least) if rate.own > rate.least else np.inf
+        few = messages.size[row] <= float(fewest)
+        task, row = task[~few], row[~few]
+    order = np.lexsort((run.end[task], row, program.tasks.device[task]))
+    task, row = task[order], row[order]
+    head = group_starts(program.tasks.device[task], row)
+    last = np.append(head[1:], len(row))[: len(head)] - 1
+    task, row = task[last], row[last]
+    device, end, number = program.tasks.device[task], run.collapsed.end[first + row], run.collapsed.number[first + row]
+    pieces = number >= 0
+    end[pieces] = run.collapsed.arrived[number[pieces], device[pieces]]
+    many = np.where(messages.op[row] == Op.REDUCE_SCATTER, run.shard, 1)
+    return _Held(device, run.end[task], end, messages.size[row] * many)
