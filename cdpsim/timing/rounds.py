@@ -61,17 +61,8 @@ def pace_of(program: Program, costs: Costs) -> Pace:
     of_first = program.messages.step == 0
     gathers = of_first & (program.messages.op == Op.ALL_GATHER)
     sent = duration[program.message_nodes]
-    return Pace(
-        by_pass[first],
-        _longest(sent[of_first & ~gathers], duration),
-        updates,
-        _longest(sent[gathers], duration),
-    )
-
-
-def _longest(times: Times, like: Times) -> Times:
-    longest: Times = times.max(initial=like.dtype.type(0))
-    return longest
+    reduce, gather = (sent[rows].max(initial=0) for rows in (of_first & ~gathers, gathers))
+    return Pace(by_pass[first], reduce, updates, gather)
 
 
 def play_rounds(pace: Pace, block: int, communications: int, warm_up: int = 0) -> RoundTimes:

@@ -32,7 +32,7 @@ def waits(program: Program, start: Times, end: Times) -> list[Wait]:
     stuck = np.flatnonzero(~ends[before])
     waited = np.full(program.nodes, program.nodes, dtype=np.int64)  # of each node, the first that it waits for in vain
     np.minimum.at(waited, after[stuck], before[stuck])
-    device = program.tasks.device
+    device, lanes = program.tasks.device, len(program.lane_tasks)
     found: dict[int, Wait] = {}
     for task in np.flatnonzero(~ends & (waited == program.nodes)).tolist():  # its device stands still
         number = int(device[task])
@@ -40,7 +40,7 @@ def waits(program: Program, start: Times, end: Times) -> list[Wait]:
     for task in _first_in_lanes(program, ends).tolist():
         number, node = int(device[task]), int(waited[task])
         if number not in found:
-            while _is_update(program, node, number) and waited[node] < program.nodes:
+            while lanes <= node < len(device) and device[node] == number and waited[node] < program.nodes:
                 node = int(waited[node])  # not its own update, but the node that this waits for
             found[number] = Wait(number, task, node, _holder(program, waited, node))
     return [found[number] for number in sorted(found)]
@@ -52,12 +52,6 @@ def _first_in_lanes(program: Program, ends: Flags) -> Ints:
     stuck = np.flatnonzero(~ends[program.lane_tasks])
     _, first = np.unique(lane[stuck], return_index=True)
     return program.lane_tasks[stuck[first]]
-
-
-def _is_update(program: Program, node: int, device: int) -> bool:
-    """Whether a node is an update on that device."""
-    tasks = program.tasks
-    return len(program.lane_tasks) <= node < len(tasks) and bool(tasks.device[node] == device)
 
 
 def _holder(program: Program, waited: Ints, node: int) -> int:

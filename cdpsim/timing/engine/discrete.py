@@ -67,10 +67,7 @@ class _Playback:
         if self.carrier is not None and self.tasks <= node < self.parts:
             self.carrier.take(node)
         else:
-            self.env.timeout(self.duration[node], node).callbacks.append(self._arrived)
-
-    def _arrived(self, delivery: simpy.Event) -> None:
-        self.finish(int(delivery.value or 0))
+            self.env.timeout(self.duration[node]).callbacks.append(lambda _: self.finish(node))
 
     def _finisher(self) -> Callable[[int], None]:
         """Return the function that ends a node: looking names up in a run would cost more than all the rest."""
