@@ -17,7 +17,7 @@ ZeRO-Offload, section 4), `activations` what a stage keeps from its forward to i
 section III; of a stage that recomputes, its checkpoints: Rajbhandari et al. 2021, ZeRO-Infinity, section 5), `all`
 both. `parameters` puts optimizer state and parameters there, which are fetched for each use (Rajbhandari et al. 2021,
 ZeRO-Infinity, section 5), `nvme` both on the disks behind the host. While a forward or a backward runs, its stage's
-activations are all taken to be on the device. The transfers and their times are in `cdpsim.timing.offload`.
+activations are all taken to be on the device. The transfers and their times are in `cdpsim.timing.stage_times`.
 """
 
 from collections.abc import Sequence

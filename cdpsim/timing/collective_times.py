@@ -346,7 +346,8 @@ def _group_of_members(cluster: Cluster, members: tuple[int, ...]) -> AlikeGroup:
 
 
 @lru_cache(maxsize=256)
-def _on_links(how: Algorithm, cluster: Cluster, group: AlikeGroup) -> CollectiveOnLinks:
+def collective_on_links(how: Algorithm, cluster: Cluster, group: AlikeGroup) -> CollectiveOnLinks:
+    """Lay out an algorithm's messages on the links between the members of a group."""
     src, dst = _ends_of_pairs(how, group.members)
     edges, bandwidth = cluster.shared_edges(src, dst)
     taken = _edges_taken(how, len(group.members), edges.shape, edges.tobytes())
@@ -375,16 +376,6 @@ def are_alike(cluster: Cluster, groups: Ints) -> bool:
     return len({alike_group(cluster, members) for members in groups}) == 1
 
 
-def message_durations(how: Algorithm, cluster: Cluster, members: Ints, size: int) -> Floats:
-    """Return the time of each message, in the order of rounds."""
-    return _message_durations(how, cluster, alike_group(cluster, members), size)
-
-
-def collective_on_links(how: Algorithm, cluster: Cluster, members: Ints) -> CollectiveOnLinks:
-    """Lay out an algorithm's messages on the links between the members of a group."""
-    return _on_links(how, cluster, alike_group(cluster, members))
-
-
 @lru_cache(maxsize=4096)
 def fastest_in_group(op: Op, name: str, cluster: Cluster, group: AlikeGroup, size: int) -> tuple[Algorithm, float]:
     """Return what `fastest_algorithm` returns for a group of members."""
@@ -409,7 +400,7 @@ def _choices(
     op: Op, name: str, cluster: Cluster, group: AlikeGroup
 ) -> tuple[list[CollectiveOnLinks], tuple[Floats, Floats]]:
     """Return the allowed algorithms on their links, and their bounds: a row for each, filled up by zeros."""
-    found = [_on_links(how, cluster, group) for how in _allowed(op, name, cluster, group)]
+    found = [collective_on_links(how, cluster, group) for how in _allowed(op, name, cluster, group)]
     bounds = np.zeros((2, len(found), max(len(each.least[0]) for each in found)))
     for k, each in enumerate(found):
         bounds[:, k, : len(each.least[0])] = each.least
@@ -417,6 +408,7 @@ def _choices(
 
 
 @lru_cache(maxsize=32)
-def _message_durations(how: Algorithm, cluster: Cluster, group: AlikeGroup, size: int) -> Floats:
-    start, end = _on_links(how, cluster, group).times(size)
+def message_durations(how: Algorithm, cluster: Cluster, group: AlikeGroup, size: int) -> Floats:
+    """Return the time of each message, in the order of rounds."""
+    start, end = collective_on_links(how, cluster, group).times(size)
     return end - start
