@@ -337,28 +337,17 @@ class AlikeGroup(NamedTuple):
 
 def alike_group(cluster: Cluster, members: Ints) -> AlikeGroup:
     """Return a group of members, equal to others that have the same ways."""
-    return _group_of_members(cluster, tuple(members.tolist()))
-
-
-@lru_cache(maxsize=4096)  # every program on a cluster has the same groups
-def _group_of_members(cluster: Cluster, members: tuple[int, ...]) -> AlikeGroup:
-    return AlikeGroup(cluster.ways_between(np.array(members)), members)
+    return AlikeGroup(cluster.ways_between(members), tuple(members.tolist()))
 
 
 @lru_cache(maxsize=256)
 def collective_on_links(how: Algorithm, cluster: Cluster, group: AlikeGroup) -> CollectiveOnLinks:
     """Lay out an algorithm's messages on the links between the members of a group."""
-    src, dst = _ends_of_pairs(how, group.members)
+    pairs, members = lay_out_rounds(how, len(group.members), merged=True).pairs, np.array(group.members)
+    src, dst = members[pairs[0]], members[pairs[1]]
     edges, bandwidth = cluster.shared_edges(src, dst)
     taken = _edges_taken(how, len(group.members), edges.shape, edges.tobytes())
     return CollectiveOnLinks(how, taken, *cluster.link_costs(src, dst), bandwidth)
-
-
-@lru_cache(maxsize=256)
-def _ends_of_pairs(how: Algorithm, members: tuple[int, ...]) -> tuple[Ints, Ints]:
-    """Return the devices from and to which members send."""
-    src, dst, _ = lay_out_rounds(how, len(members), merged=True).pairs
-    return np.array(members)[src], np.array(members)[dst]
 
 
 @lru_cache(maxsize=256)  # clusters that differ in what edges cost have the same ones
