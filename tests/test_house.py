@@ -49,7 +49,7 @@ LINES = {
     "files": 1050,
     "numeric": 1145,
     "cluster": 1410,
-    "model": 1845,
+    "model": 1835,
     "presets": 65,
     "schedules": 2605,
     "program": 5055,

@@ -22,7 +22,7 @@ from cdpsim.files.units import Work, counted, short_text
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.model.partition import Cuts, balanced, check_stages
 from cdpsim.model.runtime import Runtime
-from cdpsim.model.stage import STAGE_SIZES, Stage, Tie, merge_stages, pad_stage, without_tied
+from cdpsim.model.stage import SIZE_DEFAULTS, STAGE_SIZES, Stage, Tie, merge_stages, pad_stage, without_tied
 
 __all__ = [
     "GRADIENT_TYPES",
@@ -54,14 +54,6 @@ Offload = Literal["none", "optimizer", "activations", "all", "parameters", "nvme
 OPTIMIZERS, RECOMPUTE, OFFLOAD = get_args(Optimizer), get_args(Recomputation), get_args(Offload)
 SINGLE_LAYERS = "layers:"  # another way to recompute begins so, and ends in a number
 GRADIENT_TYPES, UPDATE_TIMES = get_args(GradientType), get_args(UpdateTime)
-
-# Sizes that a stage may leave out, and the size that each is then; the other ones are its whole backward_transient.
-_DEFAULTS = {
-    "gradients": "parameters",
-    "first_gradients": "gradient_bytes",
-    "freed_output": "kept_output",
-    "weight_activation": "activation",
-}
 
 _SHOWN = ("repeat", "name", "forward", "backward", "activation", "boundary", "parameters")  # of stages, in a notebook
 
@@ -316,7 +308,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, stages=tuple(pad_stage(stage, ranks, padding) for stage in self.stages))
 
     def _sizes(self, kind: str) -> list[int]:
-        default = _DEFAULTS.get(kind, "backward_transient")
+        default = SIZE_DEFAULTS.get(kind, "backward_transient")
         sizes = (getattr(stage, kind) for stage in self.stages)
         return [getattr(self.stages[j], default) if size is None else size for j, size in enumerate(sizes)]
 
@@ -332,8 +324,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
                     cost = getattr(stage, name)
                     whole = float(cost) if isinstance(cost, Work) else round(cost * 1e9)
                     stage.curve.check_pass(name, whole, stage.activation + peak)
-                first = stage.gradient_bytes if stage.first_gradients is None else stage.first_gradients
-                stage.curve.check_gradients(stage.activation + peaks[1] + first)
+                stage.curve.check_gradients(stage.activation + peaks[1] + stage.size("first_gradients"))
                 stage.curve.check_ends(stage.activation, given, gradient)
             except RequestError as error:
                 raise RequestError(f"stages[{j}].{error.subject}", error.problem) from None

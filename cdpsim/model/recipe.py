@@ -61,8 +61,8 @@ def apply_recipe(
     groups = enumerate(zip(model.groups(n), ways, strict=True))
     stages = [make_stage(layers, given, how, j) for j, ((given, layers), how) in groups]
     tied = list(model.tied_groups(n))
-    if recipe.offload in ("optimizer", "all"):
-        if not any(stage.optimizer for stage in stages):
+    if recipe.offload not in ("none", "activations"):
+        if recipe.offload in ("optimizer", "all") and not any(stage.optimizer for stage in stages):
             problem = "no stage has optimizer state to put on its host; leave optimizer out"
             raise RequestError("offload", f"{problem}, or name an --optimizer that keeps some")
         stages = list(map(with_optimizer_on_host, stages))
@@ -71,8 +71,7 @@ def apply_recipe(
         stages = list(map(with_activations_on_host, stages))
     if recipe.offload in ("parameters", "nvme"):
         on_disks = recipe.offload == "nvme"
-        stages = [replace(with_optimizer_on_host(s), host_parameters=s.parameters, nvme=on_disks) for s in stages]
-        tied = [_with_optimizer_on_host(tie) for tie in tied]
+        stages = [replace(stage, host_parameters=stage.parameters, nvme=on_disks) for stage in stages]
     name = ", ".join(filter(None, [model.name, *recipe.description]))
     return replace(model, name=name, stages=tuple(stages), tied=tuple(tied), training=Recipe())
 
