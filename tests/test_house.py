@@ -53,11 +53,11 @@ LINES = {
     "presets": 65,
     "schedules": 2605,
     "program": 5055,
-    "timing": 2230,
+    "timing": 2205,
     "trace": 1895,
     "request": 1925,
     "invariants": 2255,
-    "runs": 1810,
+    "runs": 1800,
     "api": 190,
     "studies": 7315,
     "draw": 5755,
@@ -440,7 +440,8 @@ ASKS_FOR_PRICES = {"studies.plan.exchange_times"}  # of messages that no program
 def made_by(node: ast.AST) -> bool:
     """Whether an expression or a statement makes seconds.
 
-    It divides by a rate, adds a latency, writes a duration into costs, makes costs, or imports a price of messages.
+    It divides by a rate, adds a latency, makes costs or writes a duration into some, sweeps the levels of a program, or
+    imports a price of messages.
     """
     if isinstance(node, ast.BinOp | ast.AugAssign):
         left, right = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
@@ -452,6 +453,8 @@ def made_by(node: ast.AST) -> bool:
         return any(isinstance(each, ast.Attribute) and each.attr == "duration" for each in rows)
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Name) and node.func.id == "Costs"
+    if isinstance(node, ast.Attribute):
+        return node.attr == "levels"
     return isinstance(node, ast.ImportFrom) and not PRICING.isdisjoint(alias.name for alias in node.names)
 
 
@@ -487,6 +490,7 @@ def test_the_scans_find_what_they_look_for() -> None:
         "host.latency + moved",
         "Costs(duration)",
         "costs.duration[nodes] = pieces",
+        "graph = program.levels",
         "from cdpsim.timing.collective_times import message_durations",
     ]
     assert [len(seconds_made(ast.parse(text))) for text in makers] == [1] * len(makers)

@@ -6,7 +6,7 @@ collective_times   a collective alone, by the fastest allowed algorithm, and eac
 expand             collectives as messages, each as long as in its collective
 disturbed_costs    all of these in slow or random runs
 ticks              rounded to times that add up exactly
-engine             start and end of each node: longest paths; shared links (`wires` of costs) by events
+engine             start and end of each node: longest paths, also of many runs; shared links by events
 rounds             of these times, the micro-batches that workers compute beside a communication
 """
 
