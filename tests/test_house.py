@@ -53,7 +53,7 @@ LINES = {
     "presets": 65,
     "schedules": 2605,
     "program": 5055,
-    "timing": 2205,
+    "timing": 2190,
     "trace": 1895,
     "request": 1925,
     "invariants": 2255,
