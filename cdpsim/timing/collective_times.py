@@ -21,7 +21,6 @@ from cdpsim.program.collectives import Algorithm, candidates
 from cdpsim.program.collectives.rounds import Round
 
 _EQUAL = 1e-12  # times and rates that differ by less, relatively, are equal
-_FIRST_ROUNDS = 8  # they show soon whether there is anything to share
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,8 +192,7 @@ class CollectiveOnLinks:
         for low, high in pairwise(rounds.begin.tolist()):
             start[low:high] = self._advance(rounds, slice(low, high), duration, ready)
         end = start + duration
-        few = rounds.begin[min(_FIRST_ROUNDS, len(rounds.times))]
-        if self._is_shared(rounds, start[:few], end[:few]) or self._is_shared(rounds, start, end):
+        if self._is_shared(rounds, start, end):
             return _SharedPlayback(self, rounds, size).run()
         return start, end
 
@@ -231,15 +229,12 @@ class CollectiveOnLinks:
         return crowded
 
     def _is_shared(self, rounds: Rounds, start: Floats, end: Floats) -> bool:
-        """Whether, if the first messages went like that, an edge would have more of them at once than fit."""
+        """Whether, if messages went like that, an edge would have more of them at once than fit."""
         if not self._crowded.any():
             return False
-        rows = rounds.pair[: len(start)]
-        edges = self.taken.edges
-        message, hop = np.nonzero((edges >= 0)[rows] & self._crowded[edges][rows])
-        if not len(message):
-            return False
-        pair = rows[message]
+        edges, pair = self.taken.edges, rounds.pair
+        message, hop = np.nonzero((edges >= 0)[pair] & self._crowded[edges][pair])
+        pair = pair[message]
         edge, rate, late = edges[pair, hop], self.fastest[pair], _EQUAL * end.max()
         begin, until = start[message] + self.latency[pair], end[message] - late
         flows = begin < until
