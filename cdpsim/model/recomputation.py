@@ -140,7 +140,7 @@ def _recomputed(stage: Stage, segments: Sequence[Stage], inputs: Sequence[int], 
         again = segment.forward_transient + output
         forward = max(forward, others + segment.inference_bytes)
         peaks.append(behind + max(again, segment.backward_transient))
-        more = max(again, segment.input_transient or segment.backward_transient)
+        more = max(again, segment.size("input_transient"))
         later = left[len(segments) - 1 - k] - (segments[-1].weight_output if gradient else 0)
         for_input = max(for_input, behind + more + later)
         before += size
