@@ -1,6 +1,6 @@
 """A model: the time and the bytes of one micro-batch in each of its stages."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import chain, groupby, pairwise, repeat
@@ -207,7 +207,8 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
     @property
     def flop(self) -> float | None:
         """The FLOP of a micro-batch's forward and backward, recomputation left out; None where a stage has times."""
-        return _sum_unless_missing(stage.flop for stage in self.stages)
+        known = [stage.flop for stage in self.stages if stage.flop is not None]
+        return fsum(known) if len(known) == self.n else None
 
     @property
     def computed_flop(self) -> float | None:
@@ -417,12 +418,6 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         runs = [(stage, sum(1 for _ in equal)) for stage, equal in groupby(self.stages)]
         stages = [({"repeat": count} if count > 1 else {}) | config.encode(stage) for stage, count in runs]
         return config.encode(_ModelFacts(**_facts(self))) | {"stages": stages}
-
-
-def _sum_unless_missing(numbers: Iterable[float | None]) -> float | None:
-    """Return the sum of numbers; None if one is missing."""
-    known = list(numbers)
-    return None if None in known else fsum(number for number in known if number is not None)
 
 
 def _check_ties(ties: Sequence[Tie], stages: Sequence[Stage]) -> None:

@@ -99,7 +99,8 @@ def _with_sizes(part: Part, recipe: Recipe, model: Model, scale: int, ratio: Fra
             changed["first_gradients"] = None
     if recipe.optimizer is None:
         return replace(part, **changed)
-    copy = scale * made if _copies_gradients(recipe) else 0
+    # Narrow gradients are kept in fp32 as well, for an update in fp32.
+    copy = scale * made if recipe.mixed_precision and recipe.gradients in ("bf16", "fp16") else 0
     state = state_bytes(part, recipe, model, scale, name)
     changed["optimizer"] = copy + state
     changed["restored"] = state if recipe.mixed_precision else state + part.parameters
@@ -108,11 +109,6 @@ def _with_sizes(part: Part, recipe: Recipe, model: Model, scale: int, ratio: Fra
     if recipe.update_time != "stated":
         changed["update_bytes"] = _moved_bytes(part, recipe, model, scale, changed.get("gradients", made), copy)
     return replace(part, **changed)
-
-
-def _copies_gradients(recipe: Recipe) -> bool:
-    """Return whether gradients are kept in fp32 as well, for an update in fp32."""
-    return recipe.mixed_precision and recipe.gradients in ("bf16", "fp16")
 
 
 def state_bytes(part: Stage | Tie, recipe: Recipe, model: Model, scale: int, name: str) -> int:

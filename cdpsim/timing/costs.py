@@ -12,7 +12,7 @@ rounds             of these times, the micro-batches that workers compute beside
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -46,10 +46,6 @@ class Wires:
         """Return the edges of each message."""
         edge, first = self.edge.tolist(), self.first.tolist()
         return [tuple(edge[low:high]) for low, high in pairwise(first)]
-
-    def stretched(self, factor: Times) -> "Wires":
-        """Return wires on which each message waits and flows so many times as long, as if it were so much larger."""
-        return replace(self, latency=self.latency * factor, size=self.size * factor)
 
 
 @dataclass(frozen=True, eq=False)

@@ -80,7 +80,9 @@ def _refuse(program: Program, costs: Costs, start: Times, found: list[Wait], run
 
 def _describe_stop(program: Program, costs: Costs, start: Times, wait: Wait) -> str:
     """Return a line such as "device 3 stopped in slot 2: F(t=0,i=1,j=0) is not done"."""
-    at, task = _stopped_at(costs, wait.task), program.describe(wait.task)
+    assert costs.calendar is not None, "nothing else lets a run not end"
+    row, task = costs.calendar.row[wait.task], program.describe(wait.task)
+    at = costs.calendar.at[row][costs.calendar.until[row] == costs.calendar.never].min().item()
     when = f"in slot {at}" if start.dtype.kind == "i" else f"at {at:g} s"
     how = "is not done" if start[wait.task] < never(start.dtype) else "does not begin"
     return f"device {wait.device} stopped {when}: {task} {how}"
@@ -90,12 +92,3 @@ def _describe_wait(program: Program, wait: Wait) -> str:
     """Return a line such as "device 4's F(t=1,i=0,j=2) waits for p2p activation(t=1,i=0,j=1) 3->4, held up by ..."."""
     task, node = program.describe(wait.task), program.describe(wait.for_node)
     return f"device {wait.device}'s {task} waits for {node}, held up by device {wait.holder}"
-
-
-def _stopped_at(costs: Costs, task: int) -> float:
-    """Return since when a task's device stands still for good."""
-    calendar = costs.calendar
-    assert calendar is not None, "nothing else lets a run not end"
-    row = calendar.row[task]
-    at: float = calendar.at[row][calendar.until[row] == calendar.never].min().item()
-    return at
