@@ -22,7 +22,7 @@ from cdpsim.files.units import Work, counted, short_text
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.model.partition import Cuts, balanced, check_stages
 from cdpsim.model.runtime import Runtime
-from cdpsim.model.stage import SIZE_DEFAULTS, STAGE_SIZES, Stage, Tie, merge_stages, pad_stage, without_tied
+from cdpsim.model.stage import STAGE_SIZES, Stage, Tie, merge_stages, pad_stage, without_tied
 
 __all__ = [
     "GRADIENT_TYPES",
@@ -309,9 +309,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, stages=tuple(pad_stage(stage, ranks, padding) for stage in self.stages))
 
     def _sizes(self, kind: str) -> list[int]:
-        default = SIZE_DEFAULTS.get(kind, "backward_transient")
-        sizes = (getattr(stage, kind) for stage in self.stages)
-        return [getattr(self.stages[j], default) if size is None else size for j, size in enumerate(sizes)]
+        return [stage.size(kind) for stage in self.stages]
 
     def _check_curves(self) -> None:
         """Refuse a curve that is not its stage's."""
