@@ -30,11 +30,12 @@ from cdpsim.runs.assembling import (
     unexpanded_costs,
 )
 from cdpsim.runs.counting import play_of_request, refuse_other_counts, with_counts
-from cdpsim.runs.playing import NODES_AT_ONCE, refuse_other_costs, run, run_request, sweep_together, ticked
+from cdpsim.runs.playing import NODES_AT_ONCE, refuse_other_costs, run, run_request, ticked
 from cdpsim.runs.pricing import price_resolved, request_of
 from cdpsim.runs.replicas import are_replicas_alike
 from cdpsim.schedules import Schedule
 from cdpsim.timing.costs import Costs
+from cdpsim.timing.engine.fast import sweep_together
 from cdpsim.timing.rounds import as_rows
 from cdpsim.timing.ticks import are_exact
 from cdpsim.trace import TABLES, Trace, load

@@ -49,24 +49,24 @@ LINES = {
     "files": 1050,
     "numeric": 1145,
     "cluster": 1410,
-    "model": 1890,
+    "model": 1825,
     "presets": 65,
     "schedules": 2700,
-    "program": 5165,
-    "timing": 2235,
+    "program": 5145,
+    "timing": 2175,
     "trace": 1895,
     "request": 1960,
     "invariants": 2455,
-    "runs": 1815,
+    "runs": 1805,
     "api": 190,
-    "studies": 6895,
+    "studies": 6890,
     "draw": 5755,
     "export": 1135,
     "cli": 1890,
 }
 MOST_FILES = 237  # of Python
 # How many functions of how many modules the simplest request calls, in Python and through the command line.
-WAY, WAY_OF_A_COMMAND = (480, 59), (630, 81)
+WAY, WAY_OF_A_COMMAND = (476, 59), (625, 81)
 # Packages that take long to import. The modules of late() import them, and are imported late themselves.
 HEAVY = {"torch", "matplotlib", "networkx", "numba", "pandas", "perfetto"}
 # The modules of draw/ that exports, commands and doctests need, which draw nothing themselves.
@@ -429,6 +429,48 @@ def test_engines_know_no_schedule_and_no_slot() -> None:
     assert not {name: found for name, found in known.items() if found}
 
 
+# Rates by which sizes are divided to make seconds, and functions of `timing` that price single messages.
+RATES = {"bandwidth", "bandwidths", "memory_bandwidth", "memory_bandwidths", "speed", "speeds", "reached", "peak_flops"}
+PRICING = {"fastest_algorithm", "fastest_in_group", "message_durations", "collective_on_links"}
+# Rooms that may know what seconds are made of: `cluster` finds the latency of a route, and laws recount on purpose.
+PRICED_IN = ("timing", "cluster", "invariants")
+
+
+def made_by(node: ast.AST) -> bool:
+    """Whether an expression or a statement makes seconds.
+
+    It divides by a rate, adds a latency, makes costs or writes a duration into some, sweeps the levels of a program, or
+    imports a price of messages.
+    """
+    if isinstance(node, ast.BinOp | ast.AugAssign):
+        left, right = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
+        divides = isinstance(node.op, ast.Div | ast.FloorDiv) and not RATES.isdisjoint(words(right))
+        adds = isinstance(node.op, ast.Add | ast.Sub) and "latency" in {*words(left), *words(right)}
+        return divides or adds
+    if isinstance(node, ast.Assign):
+        rows = [each.value for each in node.targets if isinstance(each, ast.Subscript)]
+        return any(isinstance(each, ast.Attribute) and each.attr == "duration" for each in rows)
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "Costs"
+    if isinstance(node, ast.Attribute):
+        return node.attr == "levels"
+    return isinstance(node, ast.ImportFrom) and not PRICING.isdisjoint(alias.name for alias in node.names)
+
+
+def seconds_made(tree: ast.AST) -> list[str]:
+    """Where a module makes seconds."""
+    return [ast.unparse(node) for node in ast.walk(tree) if made_by(node)]
+
+
+def test_seconds_are_made_in_one_room() -> None:
+    """The map of who makes which time is the docstring of `timing.costs`; it names the room's modules."""
+    made = {name: seconds_made(tree) for name, tree in modules().items() if room(name) not in PRICED_IN}
+    assert {name: found for name, found in made.items() if found} == {}
+    shown = re.findall(r"^(\w+)  ", ast.get_docstring(modules()["timing.costs"]) or "", re.MULTILINE)
+    within = {name.split(".")[1] for name in modules_in("timing.")}
+    assert within - {"stalled_runs"} == {*shown}
+
+
 def test_the_scans_find_what_they_look_for() -> None:
     """Each scan is held against a text that breaks its rule."""
     tree = ast.parse('"""multi-dp."""\nimport numba\ndef f(slot):\n    import torch\n    return f"{slot} of mp-cdp"\n')
@@ -440,6 +482,17 @@ def test_the_scans_find_what_they_look_for() -> None:
     assert named_schedules(tree) == [" of mp-cdp"]
     assert known_of_order(tree) == ["slot", "slot"]
     assert known_of_order(ast.parse("from cdpsim.schedules import order")) == ["schedules.order"]
+    makers = [
+        "size / link.bandwidth",
+        "times[work] /= speed",
+        "host.latency + moved",
+        "Costs(duration)",
+        "costs.duration[nodes] = pieces",
+        "graph = program.levels",
+        "from cdpsim.timing.collective_times import message_durations",
+    ]
+    assert [len(seconds_made(ast.parse(text))) for text in makers] == [1] * len(makers)
+    assert seconds_made(ast.parse("factor * link.bandwidth\nduration[rows] = 1\nreached(cluster, 1)[0]")) == []
     assert [name for name, _ in documented(tree, "x")] == ["x", "x.f"]
     assert [is_a_sentence(text) for text in (None, "Run it", "Run.", "Run it.\nNow.", "Run it.\n\nNow.")] == [
         0,

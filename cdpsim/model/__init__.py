@@ -1,6 +1,6 @@
 """A model: the time and the bytes of one micro-batch in each of its stages."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import chain, groupby, pairwise, repeat
@@ -18,7 +18,7 @@ from cdpsim.files import config
 from cdpsim.files.config import Name
 from cdpsim.files.shipped import read_preset
 from cdpsim.files.tables import as_html
-from cdpsim.files.units import MOST_SECONDS, Work, counted, short_text
+from cdpsim.files.units import Work, counted, short_text
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.model.partition import Cuts, balanced, check_stages
 from cdpsim.model.runtime import Runtime
@@ -54,14 +54,6 @@ Offload = Literal["none", "optimizer", "activations", "all", "parameters", "nvme
 OPTIMIZERS, RECOMPUTE, OFFLOAD = get_args(Optimizer), get_args(Recomputation), get_args(Offload)
 SINGLE_LAYERS = "layers:"  # another way to recompute begins so, and ends in a number
 GRADIENT_TYPES, UPDATE_TIMES = get_args(GradientType), get_args(UpdateTime)
-
-# Sizes that a stage may leave out, and the size that each is then; the other ones are its whole backward_transient.
-_DEFAULTS = {
-    "gradients": "parameters",
-    "first_gradients": "gradient_bytes",
-    "freed_output": "kept_output",
-    "weight_activation": "activation",
-}
 
 _SHOWN = ("repeat", "name", "forward", "backward", "activation", "boundary", "parameters")  # of stages, in a notebook
 
@@ -215,7 +207,8 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
     @property
     def flop(self) -> float | None:
         """The FLOP of a micro-batch's forward and backward, recomputation left out; None where a stage has times."""
-        return _sum_unless_missing(stage.flop for stage in self.stages)
+        known = [stage.flop for stage in self.stages if stage.flop is not None]
+        return fsum(known) if len(known) == self.n else None
 
     @property
     def computed_flop(self) -> float | None:
@@ -279,34 +272,6 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         """Return the number of each stage's group, of n."""
         return [k for k, (begin, end) in enumerate(self._bounds(n)) for _ in range(begin, end)]
 
-    def forward_time(self, speed: float | None) -> npt.NDArray[Any]:
-        """Return the time of each stage's forward on a device of that speed: seconds, or int64 slots.
-
-        A transfer to the host meanwhile has to be through as well.
-        """
-        return self._times("forward", speed, beside=[stage.transfer for stage in self.stages])
-
-    def backward_time(self, speed: float | None) -> npt.NDArray[Any]:
-        """Return the time of each stage's whole backward, as `forward_time` does."""
-        return self._times("backward", speed, beside=[stage.transfer for stage in self.stages])
-
-    def weight_backward_time(self, speed: float | None) -> npt.NDArray[Any]:
-        """Return the time of the weights' part of each stage's backward; 0 where it is not given."""
-        return self._times("weight_backward", speed)
-
-    def update_time(self, speed: float | None, memory_bandwidth: float | None = None) -> npt.NDArray[Any]:
-        """Return the time of each stage's update, on its device or on the host; 0 where it is not given."""
-        times = self._times("update", speed)
-        if self.moves_bytes:
-            assert memory_bandwidth is not None, "the cluster has been asked for it"
-            times = times + np.array(self._sizes("update_bytes")) / memory_bandwidth
-        hosts = [stage.host_update if stage.updated_on_host else 0.0 for stage in self.stages]
-        return times + hosts if any(hosts) else times
-
-    def outer_update_time(self, speed: float | None) -> npt.NDArray[Any]:
-        """Return the time of each stage's update by a mean of parameters; 0 where it is not given."""
-        return self._times("outer_update", speed)
-
     @property
     def outer_updates_take_time(self) -> bool:
         """Whether any update by a mean of parameters takes time."""
@@ -344,9 +309,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, stages=tuple(pad_stage(stage, ranks, padding) for stage in self.stages))
 
     def _sizes(self, kind: str) -> list[int]:
-        default = _DEFAULTS.get(kind, "backward_transient")
-        sizes = (getattr(stage, kind) for stage in self.stages)
-        return [getattr(self.stages[j], default) if size is None else size for j, size in enumerate(sizes)]
+        return [stage.size(kind) for stage in self.stages]
 
     def _check_curves(self) -> None:
         """Refuse a curve that is not its stage's."""
@@ -360,8 +323,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
                     cost = getattr(stage, name)
                     whole = float(cost) if isinstance(cost, Work) else round(cost * 1e9)
                     stage.curve.check_pass(name, whole, stage.activation + peak)
-                first = stage.gradient_bytes if stage.first_gradients is None else stage.first_gradients
-                stage.curve.check_gradients(stage.activation + peaks[1] + first)
+                stage.curve.check_gradients(stage.activation + peaks[1] + stage.size("first_gradients"))
                 stage.curve.check_ends(stage.activation, given, gradient)
             except RequestError as error:
                 raise RequestError(f"stages[{j}].{error.subject}", error.problem) from None
@@ -454,29 +416,6 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         runs = [(stage, sum(1 for _ in equal)) for stage, equal in groupby(self.stages)]
         stages = [({"repeat": count} if count > 1 else {}) | config.encode(stage) for stage, count in runs]
         return config.encode(_ModelFacts(**_facts(self))) | {"stages": stages}
-
-    def _times(self, field: str, speed: float | None, beside: Sequence[float] = ()) -> npt.NDArray[Any]:
-        """Return the time of one of the stages' costs; at least that of what goes on `beside` it."""
-        costs = [getattr(stage, field) or 0 for stage in self.stages]
-        if self.is_unit:
-            return np.array(costs, np.int64)
-        times = np.array(costs, np.float64)
-        work = np.fromiter((isinstance(cost, Work) for cost in costs), np.bool_, self.n)
-        if speed is None and work.any():
-            problem = f"{field} is work; give --cluster with a speed, or times"
-            raise RequestError(f"stage {work.argmax()}", problem)
-        if speed is not None:
-            times[work] /= speed
-        if (slow := times > MOST_SECONDS).any():
-            problem = f"{field} takes more than {MOST_SECONDS:g} s at {speed:g} FLOP/s; check both"
-            raise RequestError(f"stage {slow.argmax()}", problem)
-        return np.maximum(times, beside) if any(beside) else times
-
-
-def _sum_unless_missing(numbers: Iterable[float | None]) -> float | None:
-    """Return the sum of numbers; None if one is missing."""
-    known = list(numbers)
-    return None if None in known else fsum(number for number in known if number is not None)
 
 
 def _check_ties(ties: Sequence[Tie], stages: Sequence[Stage]) -> None:

@@ -17,7 +17,7 @@ ZeRO-Offload, section 4), `activations` what a stage keeps from its forward to i
 section III; of a stage that recomputes, its checkpoints: Rajbhandari et al. 2021, ZeRO-Infinity, section 5), `all`
 both. `parameters` puts optimizer state and parameters there, which are fetched for each use (Rajbhandari et al. 2021,
 ZeRO-Infinity, section 5), `nvme` both on the disks behind the host. While a forward or a backward runs, its stage's
-activations are all taken to be on the device. The transfers and their times are in `cdpsim.timing.offload`.
+activations are all taken to be on the device. The transfers and their times are in `cdpsim.timing.stage_times`.
 """
 
 from collections.abc import Sequence
@@ -61,8 +61,8 @@ def apply_recipe(
     groups = enumerate(zip(model.groups(n), ways, strict=True))
     stages = [make_stage(layers, given, how, j) for j, ((given, layers), how) in groups]
     tied = list(model.tied_groups(n))
-    if recipe.offload in ("optimizer", "all"):
-        if not any(stage.optimizer for stage in stages):
+    if recipe.offload not in ("none", "activations"):
+        if recipe.offload in ("optimizer", "all") and not any(stage.optimizer for stage in stages):
             problem = "no stage has optimizer state to put on its host; leave optimizer out"
             raise RequestError("offload", f"{problem}, or name an --optimizer that keeps some")
         stages = list(map(with_optimizer_on_host, stages))
@@ -71,8 +71,7 @@ def apply_recipe(
         stages = list(map(with_activations_on_host, stages))
     if recipe.offload in ("parameters", "nvme"):
         on_disks = recipe.offload == "nvme"
-        stages = [replace(with_optimizer_on_host(s), host_parameters=s.parameters, nvme=on_disks) for s in stages]
-        tied = [_with_optimizer_on_host(tie) for tie in tied]
+        stages = [replace(stage, host_parameters=stage.parameters, nvme=on_disks) for stage in stages]
     name = ", ".join(filter(None, [model.name, *recipe.description]))
     return replace(model, name=name, stages=tuple(stages), tied=tuple(tied), training=Recipe())
 
@@ -100,7 +99,8 @@ def _with_sizes(part: Part, recipe: Recipe, model: Model, scale: int, ratio: Fra
             changed["first_gradients"] = None
     if recipe.optimizer is None:
         return replace(part, **changed)
-    copy = scale * made if _copies_gradients(recipe) else 0
+    # Narrow gradients are kept in fp32 as well, for an update in fp32.
+    copy = scale * made if recipe.mixed_precision and recipe.gradients in ("bf16", "fp16") else 0
     state = state_bytes(part, recipe, model, scale, name)
     changed["optimizer"] = copy + state
     changed["restored"] = state if recipe.mixed_precision else state + part.parameters
@@ -109,11 +109,6 @@ def _with_sizes(part: Part, recipe: Recipe, model: Model, scale: int, ratio: Fra
     if recipe.update_time != "stated":
         changed["update_bytes"] = _moved_bytes(part, recipe, model, scale, changed.get("gradients", made), copy)
     return replace(part, **changed)
-
-
-def _copies_gradients(recipe: Recipe) -> bool:
-    """Return whether gradients are kept in fp32 as well, for an update in fp32."""
-    return recipe.mixed_precision and recipe.gradients in ("bf16", "fp16")
 
 
 def state_bytes(part: Stage | Tie, recipe: Recipe, model: Model, scale: int, name: str) -> int:

@@ -140,7 +140,7 @@ def _recomputed(stage: Stage, segments: Sequence[Stage], inputs: Sequence[int], 
         again = segment.forward_transient + output
         forward = max(forward, others + segment.inference_bytes)
         peaks.append(behind + max(again, segment.backward_transient))
-        more = max(again, segment.input_transient or segment.backward_transient)
+        more = max(again, segment.size("input_transient"))
         later = left[len(segments) - 1 - k] - (segments[-1].weight_output if gradient else 0)
         for_input = max(for_input, behind + more + later)
         before += size
@@ -180,16 +180,14 @@ def _without_core(layer: Stage) -> Stage:
     if again is None:
         return layer
     whole = layer.weight_activation is None
-    for_input = layer.backward_transient if layer.input_transient is None else layer.input_transient
-    for_weights = layer.backward_transient if layer.weight_transient is None else layer.weight_transient
     return _with_second_forward(
         layer,
         again,
         activation=layer.activation - core,
         forward_transient=layer.forward_transient + core,
         backward_transient=max(layer.forward_transient, layer.backward_transient) + core,
-        input_transient=None if whole else max(layer.forward_transient, for_input) + core,
-        weight_transient=None if whole else for_weights,
+        input_transient=None if whole else max(layer.forward_transient, layer.size("input_transient")) + core,
+        weight_transient=None if whole else layer.size("weight_transient"),
     )
 
 

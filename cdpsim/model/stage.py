@@ -36,6 +36,15 @@ STAGE_SIZES = (
     "unused_input",
 )
 
+# Sizes that a stage may leave out, and the size that each is then; the other ones are its whole backward_transient.
+SIZE_DEFAULTS = MappingProxyType(
+    {
+        "gradients": "parameters",
+        "first_gradients": "gradient_bytes",
+        "freed_output": "kept_output",
+        "weight_activation": "activation",
+    }
+)
 
 # Facts of a stage of which nothing says what the core of attention keeps and costs.
 NO_CORE: Mapping[str, Any] = MappingProxyType({"attention_activation": 0, "attention_forward": None})
@@ -157,7 +166,7 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
             for name in ("retained_input_transient", "retained_weight_transient"):
                 if getattr(self, name) is not None:
                     raise RequestError(name, "is of a backward that retains gradients; give retained_gradients, too")
-        elif self.retained_gradients > _or_whole(self, self.retained_input_transient):
+        elif self.retained_gradients > self.size("retained_input_transient"):
             transient = "backward" if self.retained_input_transient is None else "retained_input"
             raise RequestError("retained_gradients", f"must be at most {transient}_transient, of which it is a part")
 
@@ -170,6 +179,11 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
                 raise RequestError(name, "must be a time where backward is one, and work where it is work")
             if not part <= self.backward:
                 raise RequestError(name, "must be at most backward, of which it is a part")
+
+    def size(self, kind: str) -> int:
+        """Return one of its sizes, or the size that it is where it is left out."""
+        given: int | None = getattr(self, kind)
+        return getattr(self, SIZE_DEFAULTS.get(kind, "backward_transient")) if given is None else given
 
     @property
     def flop(self) -> float | None:
@@ -273,7 +287,7 @@ def retaining(stage: Stage) -> Stage:
     """
     if stage.retained_gradients is None:
         return stage
-    for_input = _or_whole(stage, stage.retained_input_transient) - stage.retained_gradients
+    for_input = stage.size("retained_input_transient") - stage.retained_gradients
     return replace(
         stage,
         weight_activation=None,
@@ -389,8 +403,7 @@ def first_gradients(layers: Sequence[Stage], peaks: Sequence[int]) -> int | None
         return None
     highest = complete = 0
     for layer, peak in zip(reversed(layers), reversed(peaks), strict=True):
-        first = layer.gradient_bytes if layer.first_gradients is None else layer.first_gradients
-        highest = max(highest, peak + complete + first)
+        highest = max(highest, peak + complete + layer.size("first_gradients"))
         complete += layer.gradient_bytes
     return highest - max(peaks)
 
@@ -437,15 +450,15 @@ def _merged_parts(layers: Sequence[Stage], levels: Sequence[int], later: Sequenc
             behind -= layers[-1].weight_output + min(layer.kept_output, layers[k + 1].weight_input)
         boundary, own = _inner_boundary(layers, k), layer.weight_activation or 0
         level = levels[k] + later[k] + behind + boundary
-        for_input = max(for_input, level + _or_whole(layer, layer.input_transient))
-        for_weights = max(for_weights, total - left + _or_whole(layer, layer.weight_transient))
-        retained = max(retained, gradients + boundary + _or_whole(layer, layer.retained_input_transient))
+        for_input = max(for_input, level + layer.size("input_transient"))
+        for_weights = max(for_weights, total - left + layer.size("weight_transient"))
+        retained = max(retained, gradients + boundary + layer.size("retained_input_transient"))
         left += own
         gradients += (layer.retained_gradients or 0) + (layer.weight_output if boundary else 0)
     by_torch = {
         "retained_gradients": gradients,
         "retained_input_transient": retained,
-        "retained_weight_transient": max(_or_whole(layer, layer.retained_weight_transient) for layer in layers),
+        "retained_weight_transient": max(layer.size("retained_weight_transient") for layer in layers),
     }
     return {
         "weight_activation": total,
@@ -464,24 +477,14 @@ def _merged_whole_parts(layers: Sequence[Stage], levels: Sequence[int], peaks: S
     """
     for_input = for_weights = 0
     for k, layer in enumerate(layers):
-        beside = _inner_boundary(layers, k) + layer.backward_transient
-        for_input = max(for_input, beside + _beyond_whole(layer, layer.input_transient))
-        for_weights = max(for_weights, peaks[k] + (0 if k else _beyond_whole(layer, layer.weight_transient)))
+        for_input = max(for_input, _inner_boundary(layers, k) + layer.size("input_transient"))
+        beyond_whole = 0 if k else layer.size("weight_transient") - layer.backward_transient
+        for_weights = max(for_weights, peaks[k] + beyond_whole)
     split = any(layer.input_transient is not None or layer.weight_transient is not None for layer in layers)
     return {
         "input_transient": for_input * layers[0].has_input_part if split else None,
         "weight_transient": for_weights - levels[-1] if split else None,
     }
-
-
-def _or_whole(layer: Stage, transient: int | None) -> int:
-    """Return the transient of a part of a backward."""
-    return layer.backward_transient if transient is None else transient
-
-
-def _beyond_whole(layer: Stage, transient: int | None) -> int:
-    """Return the bytes by which a part of a backward exceeds the whole backward."""
-    return _or_whole(layer, transient) - layer.backward_transient
 
 
 def _inference(layers: Sequence[Stage], given: int) -> int:

@@ -17,7 +17,7 @@ from cdpsim.limits import refuse_too_large
 from cdpsim.model import Model, Recipe, Runtime
 from cdpsim.model.stage import Tie
 from cdpsim.numeric.columns import Ints
-from cdpsim.program.assembly import counted_once, pyramid_of
+from cdpsim.program.assembly import counted_once
 from cdpsim.program.collectives import DEFAULT
 from cdpsim.request.experiment import read_experiment
 from cdpsim.request.options import (
@@ -41,8 +41,7 @@ from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape, Widths
 from cdpsim.schedules.state import Home, State
-from cdpsim.timing.costs import reached
-from cdpsim.timing.offload import with_transfer_times
+from cdpsim.timing.stage_times import pyramid_of, reached, with_transfer_times
 
 # The order of a record: that of its first version. Options that are not named here come last.
 _ORDER = (

@@ -21,7 +21,7 @@ from cdpsim.request.options import MEGATRON
 from cdpsim.runs.replicas import are_replicas_alike
 from cdpsim.schedules.state import When
 from cdpsim.timing.costs import Costs, node_costs
-from cdpsim.timing.expand import expand, expanded_origins, is_unrolled, unchanged_origins
+from cdpsim.timing.expand import expand, is_unrolled, unchanged_origins
 
 
 def assemble_one(request: Request) -> Program:
@@ -45,8 +45,7 @@ def assemble_replicas(request: Request, *, folded: bool = False) -> Program:
     if request.expands:
         costs = unexpanded_costs(program, request)
         refuse_large_expansion(program, costs, request.memory_engine, request.max_memory, slots=request.in_slots)
-        origin, algorithms = expanded_origins(program, costs), algorithms_by_collective(costs)
-        program = expand(program, costs)
+        (program, origin), algorithms = expand(program, costs), algorithms_by_collective(costs)
         check_columns(program)
     overlaps = request.cluster.overlaps(program.devices)
     if request.meeting(program.devices):

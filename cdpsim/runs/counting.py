@@ -11,7 +11,7 @@ from cdpsim.request.options import CountRows
 from cdpsim.runs.assembling import assemble_one, assemble_replicas
 from cdpsim.runs.pricing import price_resolved, request_of
 from cdpsim.timing.engine import find_engine
-from cdpsim.timing.rounds import RoundTimes, counts_by_times, pace_of, play_program, play_rounds
+from cdpsim.timing.rounds import RoundTimes, counts_by_times, play_program, play_rounds
 from cdpsim.timing.stalled_runs import refuse_stalled
 
 _MOST_TRIALS = 200  # runs until counts of rounds are those that they ask for
@@ -50,7 +50,7 @@ def play_of_request(request: Request) -> RoundTimes:
     probe = request.fixed(shape.warm_up + 1)
     program = assemble_one(probe)
     costs = price_resolved(program, request_of(program))
-    found = play_rounds(pace_of(program, costs), shape.m, overlapped.steps(request.steps) - 1, shape.warm_up)
+    found = play_rounds(program, costs, shape.m, overlapped.steps(request.steps) - 1, shape.warm_up)
     each = {name: getattr(found, name) for name in ("counts", "posted", "ended")}
     return replace(found, **{name: np.broadcast_to(own, (len(own), shape.replicas)) for name, own in each.items()})
 

@@ -21,6 +21,7 @@ from cdpsim.runs.counting import with_counts
 from cdpsim.runs.pricing import price_resolved, request_of
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.engine import ENGINES, find_engine
+from cdpsim.timing.engine.fast import sweep_together
 from cdpsim.timing.stalled_runs import refuse_stalled
 from cdpsim.timing.ticks import are_exact, in_ticks, play_exactly
 
@@ -139,14 +140,3 @@ def refuse_other_costs(program: Program, costs: Costs) -> None:
     if len(costs.duration) != program.nodes:
         problem = f"are of {len(costs.duration):,} nodes, and the program has {program.nodes:,}; price that program"
         raise RequestError("costs", problem)
-
-
-def sweep_together(program: Program, costs: Sequence[Costs]) -> Times:
-    """Return the ends of all nodes, a column for each of the costs."""
-    graph = program.levels
-    earliest = np.zeros((program.nodes, len(costs)), dtype=costs[0].duration.dtype)
-    earliest[[task for task, _ in program.releases]] = np.array([each.release for each in costs]).T
-    swept = graph.sweep(np.array([each.duration for each in costs]).T[graph.order], earliest[graph.order])
-    ends = np.empty_like(swept)
-    ends[graph.order] = swept
-    return ends

@@ -10,7 +10,7 @@ from cdpsim.request import Request
 from cdpsim.runs.assembling import resolve_request, unexpanded_costs
 from cdpsim.timing.costs import Costs, node_costs
 from cdpsim.timing.disturbed_costs import disturbed_costs
-from cdpsim.timing.expand import piece_times
+from cdpsim.timing.expand import with_piece_times
 
 
 def price_request(program: Program, request: Request) -> Costs:
@@ -25,10 +25,7 @@ def price_resolved(program: Program, request: Request, collapsed: Costs | None =
     costs = replace(costs, request=request)
     if program.unexpanded is not None and not request.contends:
         collapsed = collapsed or unexpanded_costs(program.unexpanded, request)
-        pieces = piece_times(program.unexpanded, collapsed, cluster)
-        nodes = program.message_nodes
-        costs.duration[nodes.stop - len(pieces) : nodes.stop] = pieces
-        costs.duration[nodes.stop :] = program.parts.times(costs.duration[nodes])
+        costs = with_piece_times(program, costs, program.unexpanded, collapsed, cluster)
     if request.disorder == Disorder():
         return costs
     return replace(disturbed_costs(program, costs, request.disorder, request.seed, request.run), undisturbed=costs)

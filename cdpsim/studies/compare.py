@@ -18,7 +18,7 @@ from cdpsim.runs.figures import Figures
 from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import CUSTOM
 from cdpsim.studies.montecarlo import sample_runs
-from cdpsim.timing.costs import reached
+from cdpsim.timing.stage_times import pass_times, reached
 
 # By their columns, which have other names.
 _FIELDS = {"rate": "micro_batch_rate", "samples": "sample_rate", "tokens": "token_rate"}
@@ -217,7 +217,7 @@ def _longest_stage(
 ) -> tuple[float, int, str]:
     """Return by how much the longest stage exceeds the mean, its number and its name."""
     first = [*(layers or range(model.n)), model.n]
-    times = np.add.reduceat(model.forward_time(speed) + model.backward_time(speed), first[:-1])
+    times = np.add.reduceat(pass_times(model, "forward", speed) + pass_times(model, "backward", speed), first[:-1])
     many = np.array(widths or [1] * len(times))  # a stage's devices share its micro-batches
     each = times / many
     longest = int(each.argmax())

@@ -18,6 +18,7 @@ from cdpsim.program import Program
 from cdpsim.runs import Run
 from cdpsim.runs.steady_state import last_steps
 from cdpsim.timing.disturbed_costs import jittered_durations, steady_costs
+from cdpsim.timing.engine.fast import sweep_together
 from cdpsim.trace import RUNS_HEADER, Trace
 from cdpsim.trace.metrics.steady import last_followed_step
 
@@ -71,16 +72,12 @@ def sample_runs(trace: Trace, runs: int) -> SampledRuns:
     if program.thrown_away:
         return _sample_rounds(run, runs)
     steady = steady_costs(program, run.costs.undisturbed or run.costs, request.disorder)
-    graph = program.levels
-    earliest = np.zeros((program.nodes, 1))
-    earliest[[task for task, _ in program.releases], 0] = steady.release
-    earliest = earliest[graph.order]
-    by_step = np.argsort(program.tasks.step, kind="stable")
-    rows, first = np.argsort(graph.order)[by_step], group_starts(program.tasks.step[by_step])
+    rows = np.argsort(program.tasks.step, kind="stable")
+    first = group_starts(program.tasks.step[rows])
 
     def sweep(durations: Floats) -> tuple[Floats, Floats]:
         """Return the makespan of each run, a row of durations, and the ends of its steps."""
-        end = graph.sweep(np.ascontiguousarray(durations.T[graph.order]), earliest, steady.calendar)
+        end = sweep_together(program, [steady], durations)
         return end.max(axis=0), np.maximum.reduceat(end[rows], first, axis=0).T
 
     makespan, ends = np.empty(runs), np.empty((runs, program.steps))

@@ -23,17 +23,20 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from cdpsim import presets
+from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError, choose, suggestion, whole_number
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Category
 from cdpsim.program.assembly import counted_once, derive
+from cdpsim.program.collectives import DEFAULT
 from cdpsim.schedules import SCHEDULES
 from cdpsim.schedules.rule import CDP_V1
 from cdpsim.schedules.shape import Shape
-from cdpsim.timing.costs import Costs
+from cdpsim.timing.costs import node_costs
 from cdpsim.timing.engine import find_engine
+from cdpsim.timing.stage_times import roofline_time
 from cdpsim.trace.metrics import memory
 
 Exact = NDArray[Any]  # int64, or Python's own integers where that is too narrow
@@ -190,10 +193,8 @@ def memory_by_task(model: Model, contents: str) -> Ints:
     schedule, shape, slots = SCHEDULES["multi-cdp"], Shape(model.n, 1), 2 * model.n
     model, once = counted_once(schedule, shape, CDP_V1, model)
     program = derive(schedule, model, 1, shape=shape, rule=CDP_V1, once=once)
-    duration = np.zeros(program.nodes, dtype=np.int64)
-    duration[:slots] = 1
-    rounds, release = np.ones(len(program.messages), dtype=np.int32), np.zeros(len(program.releases), dtype=np.int64)
-    curves = memory.memory_by_category(program, *find_engine("fast")(program, Costs(duration, rounds, release)))
+    costs = node_costs(program, Model.unit(model.n), Cluster.unit(), DEFAULT)
+    curves = memory.memory_by_category(program, *find_engine("fast")(program, costs))
 
     def in_slots(category: Category) -> Ints:
         """Return the bytes of a category in each slot."""
@@ -257,8 +258,7 @@ def step_costs(model: Model, axis: str, costs: Sequence[float]) -> list[float | 
         steps = stage.curve.forward if k < model.n else stage.curve.backward
         if axis.startswith("roofline"):
             speed, bandwidth = roofline(axis.partition(":")[2])
-            pairs = zip(steps.cost, steps.moved, strict=True)
-            found += [max(work / speed, moved / bandwidth) for work, moved in pairs]
+            found += [roofline_time(*each, speed, bandwidth) for each in zip(steps.cost, steps.moved, strict=True)]
         else:
             found += [Fraction(part, 10**9 if axis == "measured" else 1) for part in steps.cost]
     return found
@@ -278,7 +278,7 @@ def task_costs(model: Model, axis: str) -> list[float]:
         return [float(cost) for cost in costs]
     speed, bandwidth = roofline(axis.partition(":")[2])
     pairs = zip(costs, bytes_moved(model), strict=True)
-    return [max(float(cost) / speed, moved / bandwidth) for cost, moved in pairs]
+    return [roofline_time(cost, moved, speed, bandwidth) for cost, moved in pairs]
 
 
 def roofline(device: str) -> tuple[float, float]:

@@ -21,7 +21,6 @@ from cdpsim.program.collectives import Algorithm, candidates
 from cdpsim.program.collectives.rounds import Round
 
 _EQUAL = 1e-12  # times and rates that differ by less, relatively, are equal
-_FIRST_ROUNDS = 8  # they show soon whether there is anything to share
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,8 +192,7 @@ class CollectiveOnLinks:
         for low, high in pairwise(rounds.begin.tolist()):
             start[low:high] = self._advance(rounds, slice(low, high), duration, ready)
         end = start + duration
-        few = rounds.begin[min(_FIRST_ROUNDS, len(rounds.times))]
-        if self._is_shared(rounds, start[:few], end[:few]) or self._is_shared(rounds, start, end):
+        if self._is_shared(rounds, start, end):
             return _SharedPlayback(self, rounds, size).run()
         return start, end
 
@@ -231,15 +229,12 @@ class CollectiveOnLinks:
         return crowded
 
     def _is_shared(self, rounds: Rounds, start: Floats, end: Floats) -> bool:
-        """Whether, if the first messages went like that, an edge would have more of them at once than fit."""
+        """Whether, if messages went like that, an edge would have more of them at once than fit."""
         if not self._crowded.any():
             return False
-        rows = rounds.pair[: len(start)]
-        edges = self.taken.edges
-        message, hop = np.nonzero((edges >= 0)[rows] & self._crowded[edges][rows])
-        if not len(message):
-            return False
-        pair = rows[message]
+        edges, pair = self.taken.edges, rounds.pair
+        message, hop = np.nonzero((edges >= 0)[pair] & self._crowded[edges][pair])
+        pair = pair[message]
         edge, rate, late = edges[pair, hop], self.fastest[pair], _EQUAL * end.max()
         begin, until = start[message] + self.latency[pair], end[message] - late
         flows = begin < until
@@ -337,27 +332,17 @@ class AlikeGroup(NamedTuple):
 
 def alike_group(cluster: Cluster, members: Ints) -> AlikeGroup:
     """Return a group of members, equal to others that have the same ways."""
-    return _group_of_members(cluster, tuple(members.tolist()))
-
-
-@lru_cache(maxsize=4096)  # every program on a cluster has the same groups
-def _group_of_members(cluster: Cluster, members: tuple[int, ...]) -> AlikeGroup:
-    return AlikeGroup(cluster.ways_between(np.array(members)), members)
+    return AlikeGroup(cluster.ways_between(members), tuple(members.tolist()))
 
 
 @lru_cache(maxsize=256)
-def _on_links(how: Algorithm, cluster: Cluster, group: AlikeGroup) -> CollectiveOnLinks:
-    src, dst = _ends_of_pairs(how, group.members)
+def collective_on_links(how: Algorithm, cluster: Cluster, group: AlikeGroup) -> CollectiveOnLinks:
+    """Lay out an algorithm's messages on the links between the members of a group."""
+    pairs, members = lay_out_rounds(how, len(group.members), merged=True).pairs, np.array(group.members)
+    src, dst = members[pairs[0]], members[pairs[1]]
     edges, bandwidth = cluster.shared_edges(src, dst)
     taken = _edges_taken(how, len(group.members), edges.shape, edges.tobytes())
     return CollectiveOnLinks(how, taken, *cluster.link_costs(src, dst), bandwidth)
-
-
-@lru_cache(maxsize=256)
-def _ends_of_pairs(how: Algorithm, members: tuple[int, ...]) -> tuple[Ints, Ints]:
-    """Return the devices from and to which members send."""
-    src, dst, _ = lay_out_rounds(how, len(members), merged=True).pairs
-    return np.array(members)[src], np.array(members)[dst]
 
 
 @lru_cache(maxsize=256)  # clusters that differ in what edges cost have the same ones
@@ -373,16 +358,6 @@ def fastest_algorithm(op: Op, name: str, cluster: Cluster, members: Ints, size: 
 def are_alike(cluster: Cluster, groups: Ints) -> bool:
     """Return whether collectives take the same time in each of some groups, a row for each."""
     return len({alike_group(cluster, members) for members in groups}) == 1
-
-
-def message_durations(how: Algorithm, cluster: Cluster, members: Ints, size: int) -> Floats:
-    """Return the time of each message, in the order of rounds."""
-    return _message_durations(how, cluster, alike_group(cluster, members), size)
-
-
-def collective_on_links(how: Algorithm, cluster: Cluster, members: Ints) -> CollectiveOnLinks:
-    """Lay out an algorithm's messages on the links between the members of a group."""
-    return _on_links(how, cluster, alike_group(cluster, members))
 
 
 @lru_cache(maxsize=4096)
@@ -409,7 +384,7 @@ def _choices(
     op: Op, name: str, cluster: Cluster, group: AlikeGroup
 ) -> tuple[list[CollectiveOnLinks], tuple[Floats, Floats]]:
     """Return the allowed algorithms on their links, and their bounds: a row for each, filled up by zeros."""
-    found = [_on_links(how, cluster, group) for how in _allowed(op, name, cluster, group)]
+    found = [collective_on_links(how, cluster, group) for how in _allowed(op, name, cluster, group)]
     bounds = np.zeros((2, len(found), max(len(each.least[0]) for each in found)))
     for k, each in enumerate(found):
         bounds[:, k, : len(each.least[0])] = each.least
@@ -417,6 +392,7 @@ def _choices(
 
 
 @lru_cache(maxsize=32)
-def _message_durations(how: Algorithm, cluster: Cluster, group: AlikeGroup, size: int) -> Floats:
-    start, end = _on_links(how, cluster, group).times(size)
+def message_durations(how: Algorithm, cluster: Cluster, group: AlikeGroup, size: int) -> Floats:
+    """Return the time of each message, in the order of rounds."""
+    start, end = collective_on_links(how, cluster, group).times(size)
     return end - start

@@ -1,27 +1,32 @@
-"""Costs: the time of each node of a program.
+"""Costs: the time of each node of a program. Seconds are made in this room and nowhere else.
 
-Beside it: `collective_times`, which it asks for collectives; `expand`, for their messages one by one; `offload`, for
-what a stage's host takes; `disturbed_costs`, for random and slow runs. Seconds come from nowhere else but the model,
-which divides work by the speed that it gets from here (`Model.forward_time`).
+stage_times        a task or an update: work over speed, bytes over memory bandwidth, transfers of hosts
+costs              a message between two devices: latency + bytes / bandwidth; a release: a share of a pass
+collective_times   a collective alone, by the fastest allowed algorithm, and each of its messages
+expand             collectives as messages, each as long as in its collective
+disturbed_costs    all of these in slow or random runs
+ticks              rounded to times that add up exactly
+engine             start and end of each node: longest paths, also of many runs; shared links by events
+rounds             of these times, the micro-batches that workers compute beside a communication
 """
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from cdpsim.cluster import Cluster
-from cdpsim.files.units import Work, counted
+from cdpsim.files.units import counted
 from cdpsim.model import Model
 from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Kind, Op, Program, Stream, once_a_program
 from cdpsim.program.collectives import Algorithm, payload_factor
 from cdpsim.timing.collective_times import AlikeGroup, alike_group, fastest_in_group
+from cdpsim.timing.stage_times import reached, times_of_stages
 
 CONTENTION = ("none", "fair", "queue")
 
@@ -41,10 +46,6 @@ class Wires:
         """Return the edges of each message."""
         edge, first = self.edge.tolist(), self.first.tolist()
         return [tuple(edge[low:high]) for low, high in pairwise(first)]
-
-    def stretched(self, factor: Times) -> "Wires":
-        """Return wires on which each message waits and flows so many times as long, as if it were so much larger."""
-        return replace(self, latency=self.latency * factor, size=self.size * factor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,21 +89,6 @@ def node_costs(program: Program, model: Model, cluster: Cluster, collective: str
     return Costs(duration, rounds, release, algorithms, runs_by, wires=wires)
 
 
-def reached(cluster: Cluster, count: int, model: Model) -> list[float | None]:
-    """Return the speed of each of the first `count` devices in the model's precision; a model of times needs none."""
-    return cluster.speeds(count, model.precision if _has_work(model) else None)
-
-
-@lru_cache(maxsize=64)
-def _has_work(model: Model) -> bool:
-    """Return whether any time of a model is given as work, which a device's speed turns into time."""
-    return any(
-        isinstance(cost, Work)
-        for stage in model.stages
-        for cost in (stage.forward, stage.backward, stage.update, stage.outer_update)
-    )
-
-
 def _task_times(program: Program, model: Model, cluster: Cluster) -> Times:
     """Return the times of all compute tasks and updates; a device's speed turns work into time."""
     tasks, splits = program.tasks, program.splits
@@ -118,7 +104,7 @@ def _task_times(program: Program, model: Model, cluster: Cluster) -> Times:
         rows: slice | Ints = slice(None)
         if len(all_paces) > 1:
             rows = np.flatnonzero(np.array([p == pace for p in paces])[tasks.device])
-        times = _times_of_stages(model, speed, bandwidth, splits, program.shard)
+        times = times_of_stages(model, speed, bandwidth, splits, program.shard)
         duration[rows] = times[kind[rows], tasks.stage[rows]]
     return duration
 
@@ -128,21 +114,10 @@ _OUTER = len(Kind)  # the row of updates by means, behind those by `Kind`
 
 @once_a_program
 def _kinds_of_times(program: Program) -> Ints:
-    """Return the row of `_times_of_stages` that has the time of each task."""
+    """Return the row of `times_of_stages` that has the time of each task."""
     kind, means = program.tasks.kind, program.average_of(program.tasks.version) >= 0
     kinds: Ints = np.where(means & (kind == Kind.U), _OUTER, kind)
     return kinds
-
-
-@lru_cache(maxsize=256)
-def _times_of_stages(model: Model, speed: float | None, bandwidth: float | None, splits: bool, shard: int) -> Times:
-    """Return the times of stages on a device of a pace, a row for each kind of task."""
-    weights = model.weight_backward_time(speed)
-    backward = model.backward_time(speed) - weights if splits else model.backward_time(speed)
-    update = model.update_time(speed, bandwidth)
-    if shard > 1:
-        update = update / shard
-    return np.stack([update, model.forward_time(speed), backward, weights, model.outer_update_time(speed)])
 
 
 def _point_to_point_times(program: Program, cluster: Cluster) -> Times:

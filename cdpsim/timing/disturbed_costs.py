@@ -32,7 +32,8 @@ def disturbed_costs(program: Program, costs: Costs, disorder: Disorder, seed: in
     duration, wires = jittered_durations(program, steady.duration, disorder, seed, range(run, run + 1))[0], steady.wires
     if wires is not None:
         now, alone = duration[program.message_nodes], steady.duration[program.message_nodes]
-        wires = wires.stretched(np.divide(now, alone, out=np.ones_like(alone), where=alone > 0))
+        factor = np.divide(now, alone, out=np.ones_like(alone), where=alone > 0)  # of wait and size
+        wires = replace(wires, latency=wires.latency * factor, size=wires.size * factor)
     return replace(steady, duration=duration, wires=wires)
 
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Flags, Ints, Times, concatenate_columns, slice_rows, sort_by, take_rows
+from cdpsim.numeric.columns import Flags, Ints, concatenate_columns, slice_rows, sort_by, take_rows
 from cdpsim.program import Buffers, Category, EdgeKind, Edges, Messages, Op, Program, once_a_program
 from cdpsim.program.collectives import Algorithm, payload_factor
-from cdpsim.timing.collective_times import Rounds, lay_out_rounds, message_durations
+from cdpsim.timing.collective_times import Rounds, alike_group, lay_out_rounds, message_durations
 from cdpsim.timing.costs import Costs, root_first
 
 
@@ -116,39 +116,6 @@ class _Placed:
         return received if len(received) else carried, carried
 
 
-def expand(program: Program, costs: Costs) -> Program:
-    """Replace each collective by the messages of the algorithm that it was costed with; return the new program."""
-    count, several = len(program.tasks), is_unrolled(program)
-    if not several.any():
-        return program
-    kept = np.flatnonzero(~several)
-    number = np.full(program.nodes, -1, dtype=np.int64)
-    number[:count] = np.arange(count)
-    number[count + kept] = count + np.arange(len(kept))
-    collectives = _place_collectives(program, costs, several)
-    return replace(
-        program,
-        messages=_expand_messages(program, costs, kept, collectives),
-        edges=_expand_edges(program, number, collectives),
-        buffers=_expand_buffers(program, number, collectives),
-    )
-
-
-def piece_times(program: Program, costs: Costs, cluster: Cluster) -> Times:
-    """Return the times of the messages of expanded collectives, in their order: as long as in their collective alone.
-
-    So a collective takes as long in messages as in one piece, although they share links with each other.
-    """
-    cluster, none = cluster.sized(program.devices), np.zeros(0, costs.duration.dtype)
-    parts = [none]
-    for each in _place_collectives(program, costs, is_unrolled(program)):
-        row = each.node - len(program.tasks)
-        size = int(program.messages.size[row]) * payload_factor(each.op, len(each.members))
-        how = costs.algorithms[costs.runs_by[row]]
-        parts.append(message_durations(how, cluster, each.members, size).astype(none.dtype))
-    return np.concatenate(parts)
-
-
 class Origins(NamedTuple):
     """The origin of each node of an expanded program."""
 
@@ -156,21 +123,49 @@ class Origins(NamedTuple):
     channel: Ints  # of its collective in which each message goes; 0 where it is of none
 
 
-def expanded_origins(program: Program, costs: Costs) -> Origins:
-    """Return where the nodes of the expanded program come from."""
-    count, several = len(program.tasks), is_unrolled(program)
-    collectives, kept = _place_collectives(program, costs, several), np.flatnonzero(~several)
-    channels = [each.unrolled.rounds.channel for each in collectives]
-    parts = [np.full(len(channel), each.node) for channel, each in zip(channels, collectives, strict=True)]
-    return Origins(
-        np.concatenate([np.arange(count), count + kept, *parts]),
-        np.concatenate([np.zeros(len(kept), dtype=np.int64), *channels]),
-    )
-
-
 def unchanged_origins(program: Program) -> Origins:
     """Return the origins of nodes in a program that is not expanded: themselves."""
     return Origins(np.arange(program.nodes), np.zeros(len(program.messages), dtype=np.int64))
+
+
+def expand(program: Program, costs: Costs) -> tuple[Program, Origins]:
+    """Replace each collective by the messages of the algorithm that it was costed with.
+
+    Return the new program, and where its nodes come from.
+    """
+    count, several = len(program.tasks), is_unrolled(program)
+    if not several.any():
+        return program, unchanged_origins(program)
+    kept, collectives = np.flatnonzero(~several), _place_collectives(program, costs, several)
+    channels = [np.zeros(len(kept), dtype=np.int64), *(each.unrolled.rounds.channel for each in collectives)]
+    parts = [np.full(len(each.unrolled.rounds.src), each.node) for each in collectives]
+    number = np.full(program.nodes, -1, dtype=np.int64)
+    number[:count] = np.arange(count)
+    number[count + kept] = count + np.arange(len(kept))
+    expanded = replace(
+        program,
+        messages=_expand_messages(program, costs, kept, collectives),
+        edges=_expand_edges(program, number, collectives),
+        buffers=_expand_buffers(program, number, collectives),
+    )
+    return expanded, Origins(np.concatenate([np.arange(count), count + kept, *parts]), np.concatenate(channels))
+
+
+def with_piece_times(program: Program, costs: Costs, whole: Program, collapsed: Costs, cluster: Cluster) -> Costs:
+    """Return costs of an expanded program in which each message takes as long as in its collective alone.
+
+    So a collective takes as long in messages as in one piece, although they share links with each other. `collapsed`
+    are the costs of the `whole` program, whose collectives are in one piece.
+    """
+    cluster, nodes, duration = cluster.sized(whole.devices), program.message_nodes, costs.duration.copy()
+    for each in _place_collectives(whole, collapsed, is_unrolled(whole)):
+        row = each.node - len(whole.tasks)
+        how = collapsed.algorithms[collapsed.runs_by[row]]
+        size = int(whole.messages.size[row]) * payload_factor(each.op, len(each.members))
+        times = message_durations(how, cluster, alike_group(cluster, each.members), size)
+        duration[each.first : each.first + len(times)] = times
+    duration[nodes.stop :] = program.parts.times(duration[nodes])
+    return replace(costs, duration=duration)
 
 
 @once_a_program
@@ -273,7 +268,10 @@ def _rows_by_collective(ends: Ints, number: Ints) -> dict[int, list[int]]:
 def _expand_buffers(program: Program, number: Ints, collectives: list[_Placed]) -> Buffers:
     """Return the buffers; moments of collectives become those of the messages at their device."""
     buffers, by_node = program.buffers, {each.node: each for each in collectives}
-    begin, end, until = (_renumber(moment, number) for moment in (buffers.begin, buffers.end, buffers.kept_until))
+    begin, end, until = (  # those of collectives are replaced below
+        np.where(moment < 0, moment, 2 * number[moment >> 1] + (moment & 1))
+        for moment in (buffers.begin, buffers.end, buffers.kept_until)
+    )
     kept, kept_until = [buffers.kept], [until]
 
     def messages_at(moment: int, buffer: int) -> tuple[Ints, Ints]:
@@ -308,8 +306,3 @@ def _is_of_collective(moment: Ints, number: Ints) -> Flags:
     """Return which moments are of nodes that are replaced."""
     replaced: Flags = (moment >= 0) & (number[moment >> 1] < 0)
     return replaced
-
-
-def _renumber(moment: Ints, number: Ints) -> Ints:
-    """Return moments of nodes that stay, by their new numbers; the others are replaced afterwards."""
-    return np.where(moment < 0, moment, 2 * number[moment >> 1] + (moment & 1))

@@ -25,22 +25,6 @@ MOST_BLOCKS = 10**6  # of a worker in a round
 
 
 @dataclass(frozen=True, eq=False)
-class Pace:
-    """The times of what rounds are made of."""
-
-    tasks: Times  # of a micro-batch, in their order: a row for each worker
-    reduce: Times  # of the sum of gradients
-    updates: Times  # in their order: a row for each worker
-    gather: Times  # of the parameters with which workers go on
-
-    def through(self, begun: Times) -> Times:
-        """Return when a communication is through."""
-        ends = np.add.accumulate(np.column_stack([np.full(len(self.tasks), begun + self.reduce), self.updates]), axis=1)
-        end: Times = ends[:, -1].max() + self.gather
-        return end
-
-
-@dataclass(frozen=True, eq=False)
 class RoundTimes:
     """Rounds of a run: a row for each communication and one for the interval that is thrown away."""
 
@@ -50,49 +34,24 @@ class RoundTimes:
     ended: Times  # when it is through for each worker
 
 
-def pace_of(program: Program, costs: Costs) -> Pace:
-    """Return the pace of a program of rounds whose times are fixed."""
-    tasks, duration, compute = program.tasks, costs.duration, program.compute
-    device = tasks.device[: compute : program.phases]
-    _, first = np.unique(device, return_index=True)
-    by_pass = duration[:compute].reshape(-1, program.phases)
-    update = np.flatnonzero(tasks.step[compute:] == 0)
-    updates = duration[compute:][update].reshape(-1, len(first)).T
-    of_first = program.messages.step == 0
-    gathers = of_first & (program.messages.op == Op.ALL_GATHER)
-    sent = duration[program.message_nodes]
-    return Pace(
-        by_pass[first],
-        _longest(sent[of_first & ~gathers], duration),
-        updates,
-        _longest(sent[gathers], duration),
-    )
-
-
-def _longest(times: Times, like: Times) -> Times:
-    longest: Times = times.max(initial=like.dtype.type(0))
-    return longest
-
-
-def play_rounds(pace: Pace, block: int, communications: int, warm_up: int = 0) -> RoundTimes:
+def play_rounds(program: Program, costs: Costs, block: int, communications: int, warm_up: int) -> RoundTimes:
     """Return the rounds of workers that compute blocks of micro-batches, by the recurrence.
 
-    >>> alike = Pace(np.full((2, 1), 3), np.int64(2), np.full((2, 1), 1), np.int64(2))
-    >>> found = play_rounds(alike, 1, 2)
-    >>> found.counts.tolist(), found.ended.tolist(), found.posted[-1].tolist()
-    ([[1, 1], [2, 2], [2, 2]], [[8, 8], [14, 14]], [15, 15])
+    All are as the first ones of a program whose times are fixed.
     """
-    workers = len(pace.tasks)
-    of_block = np.tile(pace.tasks, block)
+    through, compute = _communications(program, costs), program.compute
+    device, first = np.unique(program.tasks.device[: compute : program.phases], return_index=True)
+    tasks, workers = costs.duration[:compute].reshape(-1, program.phases)[first], len(device)
+    of_block = np.tile(tasks, block)
     longest = of_block.sum(axis=1)
     counts = np.zeros((communications + 1, workers), dtype=np.int64)
-    posted = np.zeros((communications + 1, workers), dtype=pace.tasks.dtype)
-    begun, ended = (np.zeros(communications, dtype=pace.tasks.dtype) for _ in range(2))
+    posted = np.zeros((communications + 1, workers), dtype=tasks.dtype)
+    begun, ended = (np.zeros(communications, dtype=tasks.dtype) for _ in range(2))
     counts[0] = block if warm_up else 1
-    posted[0] = _advance(posted[0], of_block if warm_up else pace.tasks)
+    posted[0] = _advance(posted[0], of_block if warm_up else tasks)
     for r in range(communications):
         begun[r] = posted[r].max()
-        ended[r] = pace.through(begun[r])
+        ended[r] = through(0, begun[r])
         if r < warm_up:
             counts[r + 1], posted[r + 1] = block, _advance(np.full(workers, ended[r]), of_block)
             continue

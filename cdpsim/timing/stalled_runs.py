@@ -32,7 +32,7 @@ def waits(program: Program, start: Times, end: Times) -> list[Wait]:
     stuck = np.flatnonzero(~ends[before])
     waited = np.full(program.nodes, program.nodes, dtype=np.int64)  # of each node, the first that it waits for in vain
     np.minimum.at(waited, after[stuck], before[stuck])
-    device = program.tasks.device
+    device, lanes = program.tasks.device, len(program.lane_tasks)
     found: dict[int, Wait] = {}
     for task in np.flatnonzero(~ends & (waited == program.nodes)).tolist():  # its device stands still
         number = int(device[task])
@@ -40,7 +40,7 @@ def waits(program: Program, start: Times, end: Times) -> list[Wait]:
     for task in _first_in_lanes(program, ends).tolist():
         number, node = int(device[task]), int(waited[task])
         if number not in found:
-            while _is_update(program, node, number) and waited[node] < program.nodes:
+            while lanes <= node < len(device) and device[node] == number and waited[node] < program.nodes:
                 node = int(waited[node])  # not its own update, but the node that this waits for
             found[number] = Wait(number, task, node, _holder(program, waited, node))
     return [found[number] for number in sorted(found)]
@@ -52,12 +52,6 @@ def _first_in_lanes(program: Program, ends: Flags) -> Ints:
     stuck = np.flatnonzero(~ends[program.lane_tasks])
     _, first = np.unique(lane[stuck], return_index=True)
     return program.lane_tasks[stuck[first]]
-
-
-def _is_update(program: Program, node: int, device: int) -> bool:
-    """Whether a node is an update on that device."""
-    tasks = program.tasks
-    return len(program.lane_tasks) <= node < len(tasks) and bool(tasks.device[node] == device)
 
 
 def _holder(program: Program, waited: Ints, node: int) -> int:
@@ -86,7 +80,9 @@ def _refuse(program: Program, costs: Costs, start: Times, found: list[Wait], run
 
 def _describe_stop(program: Program, costs: Costs, start: Times, wait: Wait) -> str:
     """Return a line such as "device 3 stopped in slot 2: F(t=0,i=1,j=0) is not done"."""
-    at, task = _stopped_at(costs, wait.task), program.describe(wait.task)
+    assert costs.calendar is not None, "nothing else lets a run not end"
+    row, task = costs.calendar.row[wait.task], program.describe(wait.task)
+    at = costs.calendar.at[row][costs.calendar.until[row] == costs.calendar.never].min().item()
     when = f"in slot {at}" if start.dtype.kind == "i" else f"at {at:g} s"
     how = "is not done" if start[wait.task] < never(start.dtype) else "does not begin"
     return f"device {wait.device} stopped {when}: {task} {how}"
@@ -96,12 +92,3 @@ def _describe_wait(program: Program, wait: Wait) -> str:
     """Return a line such as "device 4's F(t=1,i=0,j=2) waits for p2p activation(t=1,i=0,j=1) 3->4, held up by ..."."""
     task, node = program.describe(wait.task), program.describe(wait.for_node)
     return f"device {wait.device}'s {task} waits for {node}, held up by device {wait.holder}"
-
-
-def _stopped_at(costs: Costs, task: int) -> float:
-    """Return since when a task's device stands still for good."""
-    calendar = costs.calendar
-    assert calendar is not None, "nothing else lets a run not end"
-    row = calendar.row[task]
-    at: float = calendar.at[row][calendar.until[row] == calendar.never].min().item()
-    return at

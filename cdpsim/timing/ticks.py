@@ -28,7 +28,9 @@ def in_ticks(program: Program, costs: Costs) -> Costs:
     """
     if costs.duration.dtype.kind == "i":
         return costs
-    tick = costs.tick or find_tick(_OF_LANE * _filling(program) * _busiest(program, costs))
+    # Stages begin one after another, which takes at most as long again; one replica stands for as many as it folds.
+    filling = min(2.0, 1 + (program.n - 1) / (int(program.counts.max()) * program.fold))
+    tick = costs.tick or find_tick(_OF_LANE * filling * _busiest(program, costs))
     duration, parts = _round(costs.duration, tick), program.message_nodes.stop
     if parts < program.nodes:
         duration[parts:] = program.parts.times(duration[program.message_nodes])
@@ -75,14 +77,6 @@ def are_exact(costs: Costs, end: Times) -> bool:
 def _busiest(program: Program, costs: Costs) -> float:
     """Return the time of all tasks of the lane that has most to do."""
     return float(np.bincount(program.lane_numbers, costs.duration[program.lane_tasks]).max(initial=0))
-
-
-def _filling(program: Program) -> float:
-    """Return how much longer a run takes than its busiest lane if stages begin one after another, at most twice.
-
-    It is the same for one replica as for all that it stands for.
-    """
-    return min(2.0, 1 + (program.n - 1) / (int(program.counts.max()) * program.fold))
 
 
 def _round(seconds: Times, tick: float) -> Times:

@@ -50,9 +50,8 @@ def toy(tmp_path: Path) -> Model:
 
 def test_a_file_says_what_each_stage_takes_and_holds(toy: Model) -> None:
     assert (toy.name, toy.n, toy.is_unit) == ("toy", 3, False)
-    assert toy.forward_time(1e12).tolist() == [1, 1, 2.5]
-    assert toy.backward_time(1e12).tolist() == [2, 2, 5]
-    assert toy.weight_backward_time(1e12).tolist() == [1, 1, 0]
+    costs = [(stage.forward, stage.backward, stage.weight_backward) for stage in toy.stages]
+    assert costs == [(1.0, 2.0, 1.0)] * 2 + [(Work(2.5e12), Work(5e12), None)]
     assert {kind: toy.size(kind).tolist() for kind in STAGE_SIZES} == {
         "activation": [1_500_000_000, 1_500_000_000, 20_000_000],
         "kept_output": [16_000_000, 16_000_000, 0],
@@ -73,35 +72,17 @@ def test_a_file_says_what_each_stage_takes_and_holds(toy: Model) -> None:
         "unused_input": [0, 0, 0],
     }
     assert toy.optimizer_as_message.tolist() == [0, 0, 8]
-    assert toy.forward_time(1e12).dtype == np.float64
     assert toy.size("gradients").dtype == np.int64
-
-
-def test_times_need_no_speed_and_work_does(toy: Model) -> None:
-    assert Model(stages=(PLAIN,)).forward_time(None).tolist() == [1]
-    assert Model(stages=(PLAIN,)).forward_time(7.0).tolist() == [1]
-    with pytest.raises(RequestError) as refusal:
-        toy.backward_time(None)
-    assert str(refusal.value) == "stage 2: backward is work; give --cluster with a speed, or times"
-    assert toy.weight_backward_time(None).tolist() == [1, 1, 0]
-
-
-def test_work_that_takes_ages_is_refused(toy: Model) -> None:
-    with pytest.raises(RequestError, match=r"^stage 2: forward takes more than 1e\+09 s at 1 FLOP/s; check both$"):
-        toy.forward_time(1.0)
 
 
 def test_the_unit_model_counts_slots_and_stages_worth() -> None:
     model = Model.unit(3)
     assert (model.n, model.is_unit, model.to_builtins()) == (3, True, "unit")
-    assert [model.forward_time(None).tolist(), model.backward_time(1e12).tolist()] == [[1, 1, 1], [1, 1, 1]]
-    assert model.weight_backward_time(None).tolist() == [0, 0, 0]
     ones = {kind for kind in STAGE_SIZES if model.size(kind).tolist() == [1] * 3}
     assert ones == {"activation", "weight_activation", "boundary", "parameters", "gradients", "first_gradients"}
     assert all(model.size(kind).tolist() == [0] * 3 for kind in set(STAGE_SIZES) - ones)
     assert (model.optimizer_as_message.tolist(), model.boundary_in_memory.tolist()) == ([1, 1, 1], [0, 0, 0])
-    columns = [model.forward_time(None), model.weight_backward_time(None), model.optimizer_as_message]
-    assert {column.dtype for column in columns} == {np.dtype(np.int64)}
+    assert model.optimizer_as_message.dtype == np.int64
 
 
 def test_a_large_unit_model_shares_one_stage() -> None:

@@ -286,6 +286,14 @@ def test_recomputation_holds_no_more_between_passes_than_none(model: Model, n: i
     assert (own.computed_flop or 0) > (plain.flop or 0)
 
 
+def test_an_input_part_that_needs_nothing_more_holds_what_is_computed_again() -> None:
+    """10 bytes of activations, of which the second stage keeps its input of 4; 100 are of the weights' part alone."""
+    sizes: dict[str, Any] = {"activation": 10, "boundary": 4, "weight_activation": 5, "backward_transient": 100}
+    stage = Stage(forward=1.0, backward=2.0, weight_backward=1.0, input_transient=0, **sizes)
+    found = apply_recipe(Model(stages=(stage, stage)), Recipe(recompute="full")).stages
+    assert [each.input_transient for each in found] == [10, 6]
+
+
 def test_what_cannot_be_computed_again_is_refused() -> None:
     bare = Model(stages=(Stage(forward=1.0, backward=2.0, activation=9, boundary=4),))
     for how, problem in (

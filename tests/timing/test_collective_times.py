@@ -12,7 +12,7 @@ from cdpsim import Model, RequestError, Stage, simulate
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topology
 from cdpsim.program import Op
 from cdpsim.program.collectives import COLLECTIVES, Algorithm, candidates, ring_of_cards
-from cdpsim.timing.collective_times import collective_on_links, fair_rates, fastest_algorithm
+from cdpsim.timing.collective_times import alike_group, collective_on_links, fair_rates, fastest_algorithm
 from cdpsim.timing.costs import Wires
 from cdpsim.timing.engine.carrier import Carrier
 from cdpsim.timing.expand import unroll
@@ -124,7 +124,7 @@ def test_a_price_is_when_the_last_message_arrives(name: str) -> None:
     for members in groups(cluster.count or 0):
         for op in (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE):
             for how in algorithms(op, cluster, members):
-                one = collective_on_links(how, cluster, members)
+                one = collective_on_links(how, cluster, alike_group(cluster, members))
                 for size in SIZES:
                     end = played(how, cluster, members, size)
                     case = (members.tolist(), op, how, size)

@@ -16,7 +16,9 @@ from cdpsim.files.units import Work
 from cdpsim.invariants import violations
 from cdpsim.model import Recipe
 from cdpsim.model.recipe import apply_recipe
-from cdpsim.timing.offload import with_transfer_times
+from cdpsim.numeric.columns import Times
+from cdpsim.program import Kind
+from cdpsim.timing.stage_times import times_of_stages, with_transfer_times
 from tests.conftest import Command
 
 HOST = Link(latency=0.25, bandwidth=10.0)
@@ -35,6 +37,11 @@ def model(n: int = 2, **more: Any) -> Model:
         "optimizer": 40,
     }
     return Model(stages=(Stage(**stage | more),) * n)
+
+
+def times_on(model: Model, speed: float | None) -> Times:
+    """The times of its stages on a device of that speed, a row for each kind of task."""
+    return times_of_stages(model, speed, None, splits=False, shard=1)
 
 
 def peak(trace: Trace, device: int, category: str) -> int:
@@ -67,25 +74,19 @@ def test_an_update_takes_both_ways_and_the_hosts_step() -> None:
 def test_a_task_takes_the_longer_of_computing_and_crossing() -> None:
     """20 bytes cross in 0.25 + 2 s: longer than a forward of 1 s, not than a backward of 3 s."""
     crossing = with_transfer_times(apply_recipe(model(), Recipe(offload="activations")), HOST)
-    assert crossing.forward_time(None).tolist() == [2.25, 2.25]
-    assert crossing.backward_time(None).tolist() == [3.0, 3.0]
-    assert crossing.update_time(None).tolist() == [0.0, 0.0]
+    assert times_on(crossing, None)[: Kind.W].tolist() == [[0.0, 0.0], [2.25, 2.25], [3.0, 3.0]]
     work = model(forward=Work(8), backward=Work(24))
-    assert with_transfer_times(apply_recipe(work, Recipe(offload="activations")), HOST).forward_time(2.0).tolist() == [
-        4.0,
-        4.0,
-    ]
+    crossing = with_transfer_times(apply_recipe(work, Recipe(offload="activations")), HOST)
+    assert times_on(crossing, 2.0)[Kind.F].tolist() == [4.0, 4.0]
 
 
 def test_times_that_a_stage_states_stand() -> None:
     """A transfer instead of the link's; and without a link, all that an update takes."""
     stated = apply_recipe(model(transfer=4.0, host_update=2.0), Recipe(offload="all"))
-    assert with_transfer_times(stated, HOST).backward_time(None).tolist() == [4.0, 4.0]
-    assert with_transfer_times(stated, None).update_time(None).tolist() == [2.0, 2.0]
-    assert with_transfer_times(model(host_update=2.0), None).update_time(None).tolist() == [
-        0.0,
-        0.0,
-    ]  # nothing is offloaded
+    assert times_on(with_transfer_times(stated, HOST), None)[Kind.B].tolist() == [4.0, 4.0]
+    assert times_on(with_transfer_times(stated, None), None)[Kind.U].tolist() == [2.0, 2.0]
+    on_device = with_transfer_times(model(host_update=2.0), None)
+    assert times_on(on_device, None)[Kind.U].tolist() == [0.0, 0.0]  # nothing is offloaded
 
 
 def test_activations_are_on_the_device_while_their_tasks_run() -> None:

@@ -10,9 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cdpsim.cluster import Cluster, Link
 from cdpsim.numeric.columns import Floats
 from cdpsim.program import Op
 from cdpsim.program.collectives import ALL_REDUCE, algorithm
+from cdpsim.timing.collective_times import fastest_algorithm
 
 _FAR = 0.2  # of logarithms: an error above about a fifth counts by its size, not its square
 _ITERATIONS = 100
@@ -74,7 +76,8 @@ def _solve(columns: Floats, weight: Floats) -> Floats:
 
 def predict_collective(op: Op, all_reduce: str, ranks: int, size: int, latency: float, bandwidth: float) -> float:
     """Return the seconds that a collective takes in cdpsim, on links of that latency and bandwidth."""
-    return algorithm(op, all_reduce).seconds(ranks, size, latency, bandwidth)
+    links = Cluster(link=Link(latency=latency, bandwidth=bandwidth))
+    return fastest_algorithm(op, all_reduce, links, np.arange(ranks), size)[1]
 
 
 def errors_of(

@@ -1,7 +1,6 @@
 """Assembly of programs: messages, buffers and dependencies follow from which task needs what where."""
 
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -22,12 +21,11 @@ from cdpsim.program.assembly.tied import can_share_tensors, counted_once, hold_f
 from cdpsim.program.assembly.update import Updates, lanes_with, place_updates, take_turns
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import last_phase
-from cdpsim.schedules.placement import pyramid_widths
 from cdpsim.schedules.rule import Rule
-from cdpsim.schedules.shape import Shape, Widths
+from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import Holding, Home
 
-__all__ = ["check_causal", "check_counts", "count_rounds", "counted_once", "derive", "pyramid_of"]
+__all__ = ["check_causal", "check_counts", "count_rounds", "counted_once", "derive"]
 
 
 def derive(
@@ -52,8 +50,6 @@ def derive(
     step (rows are steps). `runtime` says what is held beyond what the schedule needs.
     """
     shape = shape or Shape(model.n, schedule.micro_batches(model.n), schedule.order.chunks)
-    if schedule.placement.exclusive and not shape.widths:
-        shape = replace(shape, widths=pyramid_of(model, shape.side_by_side))
     if schedule.order.rounds:
         table = count_rounds(counts, schedule.order.rounds, shape, steps)
         shape = replace(shape, m=int(table.max()))
@@ -114,15 +110,6 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
 def _take_lanes(schedule: Schedule, model: Model) -> bool:
     """Return whether updates, or those by means, take the time of their devices."""
     return model.updates_in_lanes or (schedule.order.local is not None and model.outer_updates_take_time)
-
-
-def pyramid_of(model: Model, m: int, speed: float | None = None) -> Widths:
-    """Return how many devices each stage needs where a device ends one pass before the next.
-
-    Work takes time at `speed`; without one, the model's times are slots.
-    """
-    times = zip(model.forward_time(speed).tolist(), model.backward_time(speed).tolist(), strict=True)
-    return pyramid_widths(m, [Fraction(forward) + Fraction(backward) for forward, backward in times])
 
 
 def _check_homes(tables: Tables) -> None:

@@ -1,8 +1,8 @@
-"""Textbook collectives: how many rounds they take, how long those last, how much each member sends, and to whom.
+"""Textbook collectives: how many rounds they take, how much each member sends, and to whom.
 
-With latency a and bandwidth b, a payload of s bytes takes rounds * a + carried / parts * s / b (Thakur, Rabenseifner &
-Gropp 2005, section 3; nothing is charged for adding up). An algorithm's counts are taken from its rounds. Rings and
-rails, which have as many rounds as members, state theirs in closed form.
+With latency a and bandwidth b of all links, a payload of s bytes takes rounds * a + carried / parts * s / b (Thakur,
+Rabenseifner & Gropp 2005, section 3; nothing is charged for adding up). An algorithm's counts are taken from its
+rounds. Rings and rails, which have as many rounds as members, state theirs in closed form.
 """
 
 from collections.abc import Callable
@@ -65,11 +65,6 @@ class Algorithm:
     def sends(self, k: int) -> Ints:
         """Return the parts that each member sends in all, the root first."""
         return self._counts(k).sends
-
-    def seconds(self, k: int, size: int, latency: float, bandwidth: float) -> float:
-        """Return how long it takes where all links are alike."""
-        rounds, carried, _ = self._counts(k)
-        return rounds * latency + carried * size / self.parts(k) / bandwidth
 
     def _counts(self, k: int) -> Counts:
         return self.closed_form(k) if self.closed_form else _count_rounds(self, k)

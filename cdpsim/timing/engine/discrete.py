@@ -67,10 +67,7 @@ class _Playback:
         if self.carrier is not None and self.tasks <= node < self.parts:
             self.carrier.take(node)
         else:
-            self.env.timeout(self.duration[node], node).callbacks.append(self._arrived)
-
-    def _arrived(self, delivery: simpy.Event) -> None:
-        self.finish(int(delivery.value or 0))
+            self.env.timeout(self.duration[node]).callbacks.append(lambda _: self.finish(node))
 
     def _finisher(self) -> Callable[[int], None]:
         """Return the function that ends a node: looking names up in a run would cost more than all the rest."""
@@ -95,30 +92,13 @@ class _Playback:
                     start[after] = now
                     if duration[after]:
                         self.carry(after)
-                    elif after not in pauses or not self.put_off(after):  # an update, or a message without a time
+                    elif after in pauses:  # an update, of a host or of a device that may stand still
+                        env.process(self.work_on(after))
+                    else:  # an update, or a message without a time
                         pending.append(after)
             self.count(len(pending))
 
         return finish
-
-    def put_off(self, update: int) -> bool:
-        """Let a host make an update, or its device, which stands still, go on first; return whether either has to."""
-        if self.work[update]:
-            self.env.process(self.work_on(update))
-            return True
-        for at, until, awake in self.pauses[update]:
-            if at <= self.env.now < until:
-
-                def later(_: simpy.Event) -> None:
-                    self.start[update] = self.env.now
-                    self.finish(update)
-
-                if awake is None:
-                    self.start[update] = until
-                else:
-                    awake.callbacks.append(later)
-                return True
-        return False
 
     def count(self, nodes: int) -> None:
         """Report progress: so many nodes more have ended."""

@@ -8,7 +8,6 @@ it would, to the last bit, and leaves. The other flows end when `settle` and `ov
 from collections import deque
 from heapq import heappop, heappush
 from math import inf
-from typing import Protocol
 
 from cdpsim.numeric.fair_shares import FairRates
 from cdpsim.numeric.paths import compiled_loops
@@ -16,30 +15,6 @@ from cdpsim.timing.costs import Wires
 
 COMPILED_FROM_MESSAGES = 5_000  # messages: below, importing numba takes longer than it saves
 _RECOUNT_FROM = 1e6  # a count of bytes that is so much larger than the rest of a flow begins anew
-
-
-class Flows(Protocol):
-    """The methods that an engine calls."""
-
-    def join(self, flow: int, alone: float) -> None:
-        """Let the bytes of a flow begin to move now; the last one arrives at the time `alone` if it meets no other."""
-
-    def leave(self, flow: int) -> None:
-        """End a flow that is alone."""
-
-    def is_alone(self, flow: int) -> bool:
-        """Whether a flow is under way, and has been at its route's full bandwidth ever since it joined."""
-
-    def settle(self, now: float) -> float:
-        """Share edges among the flows under way; return when the next flow ends that is not alone."""
-
-    def over(self, now: float) -> list[int]:
-        """End the flows that are through by now, except those that are alone; return them."""
-
-
-def flows_on(wires: Wires) -> Flows:
-    """Return the flows of a program's messages on their wires, which share edges as the wires say."""
-    return FairFlows(wires) if wires.contention == "fair" else QueuedFlows(wires)
 
 
 class FairFlows:
@@ -68,16 +43,16 @@ class FairFlows:
         self.due: list[tuple[float, int]] = []  # ends of bundles' first flows, some of them outdated
 
     def join(self, flow: int, alone: float) -> None:
-        """Begin to move."""
+        """Let the bytes of a flow begin to move now; the last one arrives at the time `alone` if it meets no other."""
         self.joined[flow] = self.alone[flow] = alone
 
     def is_alone(self, flow: int) -> bool:
-        """Whether no other flow has met it."""
+        """Whether a flow is under way, and has been at its route's full bandwidth ever since it joined."""
         bundle = self.bundle[flow]
         return flow in self.joined or (self.single[bundle] and self.flows[bundle][:1] == [(self.size[flow], flow)])
 
     def leave(self, flow: int) -> None:
-        """End alone."""
+        """End a flow that is alone."""
         del self.alone[flow]
         if flow in self.joined:
             del self.joined[flow]
@@ -87,7 +62,7 @@ class FairFlows:
         self.left[bundle] = None
 
     def settle(self, now: float) -> float:
-        """Rate bundles anew where flows have changed."""
+        """Rate bundles anew where flows have changed; return when the next flow ends that is not alone."""
         changed, self.left = self.left, {}
         for flow in self.joined:
             self._add(flow, now)
@@ -100,7 +75,7 @@ class FairFlows:
         return self.due[0][0] if self.due else inf
 
     def over(self, now: float) -> list[int]:
-        """End the first flows of bundles; of several flows of a bundle those that have had as much."""
+        """End the flows that are through by now, except those that are alone; return them."""
         ended = []
         while self.due and self.due[0][0] <= now:
             time, bundle = heappop(self.due)
@@ -219,3 +194,8 @@ class QueuedFlows:
                 self.lacks[line[0]] -= 1
                 if not self.lacks[line[0]]:
                     self.turned.append(line[0])
+
+
+def flows_on(wires: Wires) -> FairFlows | QueuedFlows:
+    """Return the flows of a program's messages on their wires, which share edges as the wires say."""
+    return FairFlows(wires) if wires.contention == "fair" else QueuedFlows(wires)
