@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from cdpsim.cli.console import write_stdout
 from cdpsim.errors import RequestError, nearest, suggestion
 from cdpsim.files.notes import DETAILS, NOTES, QUIET, detail, verbosity
+from cdpsim.request.options import refuse_renamed
 from cdpsim.version import __version__
 
 Argument = Callable[[Any], object]  # adds something to the parser of a command, or to a group of it
@@ -100,6 +101,7 @@ class Parser(argparse.ArgumentParser):
         for word in words:
             name, see = word.partition("=")[0][:80], f"see {self.prog} --help-all"
             if name.startswith("-"):
+                refuse_renamed(name)
                 meant = nearest(name.lower(), self._option_string_actions)
                 hint = f"did you mean {' or '.join(map(repr, meant))}? " if meant else ""
                 raise RequestError(name, f"unknown option; {hint}{see}")

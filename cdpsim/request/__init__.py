@@ -28,6 +28,8 @@ from cdpsim.request.options import (
     CountRows,
     EngineName,
     Options,
+    refuse_renamed,
+    with_new_names,
 )
 from cdpsim.request.reading import (
     memory_engine,
@@ -68,12 +70,12 @@ class Request(Mapping[str, Any]):
     table of `lags`, `backward` and `barrier`. Without `collective`, each collective runs by the best algorithm where
     the cluster has a topology, and by recursive doubling elsewhere. `expand_collectives` runs every collective as the
     messages of its algorithm, and so does `contention` (fair or queue), by which messages share the links of their
-    routes. `rendezvous` (megatron or torch) lets both ends of a message wait for each other where nothing overlaps;
-    `defer_receives` is the old name of "megatron". `runtime` (paper, torch, or a table of habits) says what is held
-    beyond what the schedule needs; the model's, where None. `max_memory` is how much memory of this machine the run may
-    take, in bytes or as "8 GB"; `ignore_memory` is about the simulated devices. Disturbances (`slow`, `jitter`,
-    `link_jitter`, `stop`: objects, or texts as on the command line) are those of the cluster, where not given; `seed`
-    and the number of the `run` decide everything random.
+    routes. `rendezvous` (megatron or torch) lets both ends of a message wait for each other where nothing overlaps.
+    `runtime` (paper, torch, or a table of habits) says what is held beyond what the schedule needs; the model's, where
+    None. `max_memory` is how much memory of this machine the run may take, in bytes or as "8 GB"; `ignore_memory` is
+    about the simulated devices. Disturbances (`slow`, `jitter`, `link_jitter`, `stop`: objects, or texts as on the
+    command line) are those of the cluster, where not given; `seed` and the number of the `run` decide all that is
+    random.
 
     As a mapping, it has the options that make the same request again.
 
@@ -112,13 +114,14 @@ class Request(Mapping[str, Any]):
     given: Mapping[str, Any]  # options of which the fields also depend on the model or the cluster, as they were given
 
     def __init__(self, schedule: str | Schedule, n: int | None = None, **options: Unpack[Options]) -> None:
-        refuse_unknown(type(self).__name__, options, OPTION_NAMES)
+        refuse_unknown(type(self).__name__, options, OPTION_NAMES, refuse_renamed)
         values = read_options({"schedule": schedule, "n": n} | DEFAULTS | options)
         self.__dict__.update({name: values[name] for name in _OWN_FIELDS})
 
     @classmethod
     def from_builtins(cls, options: Mapping[str, Any]) -> Self:
-        """Return the request of options from `to_builtins` or from a file."""
+        """Return the request of options from `to_builtins`, also of an old record, or from a file."""
+        options = with_new_names(options)
         for name in options:
             choose("request", name, OPTION_NAMES)
         if "schedule" not in options:

@@ -3,7 +3,7 @@
 A row is a field of the group that it belongs to: its name, its type, and what else `Option` says of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get
 from cdpsim import presets
 from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import Slow, Stop
-from cdpsim.errors import choose, in_known_case, true_or_false, whole_number
+from cdpsim.errors import RequestError, choose, in_known_case, true_or_false, whole_number
 from cdpsim.files import config
 from cdpsim.model import (
     OPTIMIZERS,
@@ -484,16 +484,6 @@ class PlatformOptions(TypedDict, total=False):
             record=lambda r: r.rendezvous,
         ),
     ]
-    defer_receives: Annotated[
-        bool,
-        Option(
-            "",
-            "the old name of --rendezvous megatron",
-            default=False,
-            applies=lambda s: s.order.rounds is None,
-            recorded=False,
-        ),
-    ]
     runtime: Annotated[
         str | Runtime | Mapping[str, Any] | None,
         Option(
@@ -644,6 +634,10 @@ OPTION_TYPES: dict[str, Any] = get_type_hints(Options)
 TRAINING = tuple(TrainingOptions.__annotations__)
 DEFAULTS = {name: option.default for name, option in OPTIONS.items()}
 OPTION_NAMES = ("schedule", "n", *DEFAULTS)
+# Switches of before: the option of today, and its value. Records of runs may have them.
+RENAMED = {
+    "defer_receives": ("rendezvous", MEGATRON),
+}
 SIGNATURE = Signature(
     [
         Parameter("schedule", Parameter.POSITIONAL_OR_KEYWORD, annotation=str | Schedule),
@@ -654,6 +648,38 @@ SIGNATURE = Signature(
         ),
     ]
 )
+
+
+def refuse_renamed(name: str) -> None:
+    """Refuse the name that an option had before, from Python or a command line, by the option of today.
+
+    >>> refuse_renamed("--defer-receives")
+    Traceback (most recent call last):
+    cdpsim.errors.RequestError: --defer-receives: is now --rendezvous megatron
+    """
+    option = name.removeprefix("--").replace("-", "_")
+    if option in RENAMED:
+        now, value = RENAMED[option]
+        raise RequestError(flag_of(option), f"is now {flag_of(now)} {value}")
+
+
+def choose_option(name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is none of the known options, also one of before."""
+    refuse_renamed(name)
+    choose("option", name, known)
+
+
+def with_new_names(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a record, which may be an old one, under their names of today.
+
+    >>> with_new_names({"n": 4, "defer_receives": True})
+    {'n': 4, 'rendezvous': 'megatron'}
+    """
+    options = dict(record)
+    for name, (now, value) in RENAMED.items():
+        if options.pop(name, False):
+            options[now] = value
+    return options
 
 
 def read_value(option: str, given: Any) -> Any:

@@ -20,7 +20,7 @@ from cdpsim.model import OPTIMIZERS, UNIT_MODELS, Model, Recipe
 from cdpsim.model.optimizers import UPDATE_FACTS
 from cdpsim.model.recipe import apply_recipe
 from cdpsim.program.assembly import check_counts, count_rounds
-from cdpsim.request.options import FORWARD_FIRST, MEGATRON, OPTIONS, TRAINING, CountRows, read_value
+from cdpsim.request.options import FORWARD_FIRST, OPTIONS, TRAINING, CountRows, read_value
 from cdpsim.request.sharing import (
     check_layers,
     goes_by_layer,
@@ -104,7 +104,7 @@ def _check_each(given: Mapping[str, Any]) -> dict[str, Any]:
     if options["outer"] is not None and schedule.order.local and schedule.order.local.outer:
         local = replace(schedule.order.local, outer=read_outer(options["outer"]))
         options["schedule"] = schedule.with_local(local)
-    return options | {"rendezvous": _rendezvous(options["rendezvous"], options["defer_receives"])}
+    return options
 
 
 def schedule_of(options: Mapping[str, Any]) -> Schedule:
@@ -112,16 +112,6 @@ def schedule_of(options: Mapping[str, Any]) -> Schedule:
     if options.get("order") is not None:
         return find_schedule(schedule_from_lists(options["schedule"], options["order"]))
     return find_schedule({**options, **named_zero(options)}["schedule"])
-
-
-def _rendezvous(given: object, defer_receives: object) -> str | None:
-    """Return how both ends of a message meet, or None; `defer_receives` is the old name of one of these ways."""
-    if given is None:
-        return MEGATRON if defer_receives else None
-    if defer_receives and given != MEGATRON:
-        problem = f"is the old name of --rendezvous {MEGATRON}, and --rendezvous asks for {given}"
-        raise RequestError("defer-receives", f"{problem}; leave either out")
-    return str(given)
 
 
 def shape_of(schedule: Schedule, n: int, options: Mapping[str, Any]) -> Shape:

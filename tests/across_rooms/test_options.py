@@ -79,7 +79,6 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "expand_collectives": [({}, True), ({"replicas": 2}, True)],
     "contention": [({}, "fair"), ({}, "queue")],
     "rendezvous": [({"cluster": alone}, how) for alone in ALONE for how in ("megatron", "torch")],
-    "defer_receives": [({"cluster": alone}, True) for alone in ALONE],
     "runtime": [
         ({}, "torch"),
         ({}, "paper:sends=until-step-end"),
@@ -113,7 +112,7 @@ OTHER = {
 }
 # Of a schedule's value alone nothing tells in whose run it does something: these change nothing in many.
 IDLE = {
-    *("defer_receives", "rendezvous", "collective", "runtime", "seed", "run", "prefetch", "rule", "by_layer"),
+    *("rendezvous", "collective", "runtime", "seed", "run", "prefetch", "rule", "by_layer"),
     *("reduce", "reshard", "gather", "update_in", "padding", "clip", "whole_first_step", "overlap_all_reduce"),
     *("expand_collectives", "contention", "link_jitter", "buckets", "zero", "replicas", "slot_order"),
 }
@@ -180,8 +179,7 @@ def is_served(name: str, option: str) -> bool:
                 with suppress(RequestError):
                     changes.add(differ(run_unless_impossible(option, asked), before))
                 continue
-            word = "rendezvous" if option == "defer_receives" else option.replace("_", "-")  # its new name
-            with pytest.raises(RequestError, match=f"^{word}: {name} does not take this option"):
+            with pytest.raises(RequestError, match=f"^{option.replace('_', '-')}: {name} does not take this option"):
                 simulate(**asked)
             assert any(accepts(other, option) for other in SCHEDULES.values())
     if option not in IDLE:
