@@ -50,7 +50,7 @@ from cdpsim.timing.offload import with_transfer_times
 _ORDER = (
     *("schedule", "order", "n", "m", "steps", "counts", "warm_up", "local_steps", "outer", "chunks", "replicas"),
     *("stage_replicas", "shard", "zero", "buckets", "whole_first_step", "reduce", "reshard", "gather", "padding"),
-    *("clip", "update_in", "by_layer", "overlap_all_reduce", "rule", "prefetch", "slot_order", "collective"),
+    *("clip", "update_in", "by_layer", "rule", "prefetch", "slot_order", "collective"),
     *("expand_collectives", "rendezvous", "runtime", "contention", "ignore_memory", "run", *DISORDER_OPTIONS),
     *("seed", "model", "cluster"),
 )
@@ -97,7 +97,6 @@ class Request(Mapping[str, Any]):
     prefetch: int
     zero: int  # the stage of ZeRO: what data ranks split
     state: State
-    overlap_all_reduce: bool
     slot_order: str
     counts: CountRows | None  # of each step and replica; None: always m
     collective: str | None  # None until `resolved` chooses it for the cluster and the program

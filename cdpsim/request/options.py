@@ -283,9 +283,9 @@ class DataOptions(TypedDict, total=False):
             "WHEN",
             "when gradients are summed over data ranks: end (of a device's training step), last (as soon as the last "
             "micro-batch has them) or each (after every micro-batch)",
-            usual="dp: last, and each from --zero 2 on; pipelines: end, and last from --zero 2 on",
+            usual="dp: last, and each from --zero 2 on; others: end, and last from --zero 2 on",
             in_state=True,
-            applies=lambda s: s.flushes,
+            applies=lambda s: s.flushes or s.sums_at_ends,
         ),
     ]
     reshard: Annotated[
@@ -353,17 +353,6 @@ class DataOptions(TypedDict, total=False):
             applies=lambda s: s.flushes and not s.order.one_place,
             record=lambda r: list(r.shape.layers) or r.given["by_layer"],
             read=lambda given: given if isinstance(given, Sequence) else true_or_false("by_layer", given),
-        ),
-    ]
-    overlap_all_reduce: Annotated[
-        bool,
-        Option(
-            "",
-            "all-reduce a stage's gradients as soon as they are complete (default: at the end of its devices' "
-            "training step, which is the same where they have one stage)",
-            default=False,
-            applies=lambda s: s.sums_at_ends,
-            record=lambda r: r.overlap_all_reduce,
         ),
     ]
 
@@ -637,6 +626,7 @@ OPTION_NAMES = ("schedule", "n", *DEFAULTS)
 # Switches of before: the option of today, and its value. Records of runs may have them.
 RENAMED = {
     "defer_receives": ("rendezvous", MEGATRON),
+    "overlap_all_reduce": ("reduce", "last"),
 }
 SIGNATURE = Signature(
     [

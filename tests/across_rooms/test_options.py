@@ -57,7 +57,7 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "zero": [({"replicas": 2}, level) for level in (1, 2, 3)],
     "buckets": [({"replicas": 2}, "25 B"), ({"replicas": 2}, "25 B,50 B")],
     "whole_first_step": [({"replicas": 2, "buckets": "25 B"}, True)],
-    "reduce": [({"replicas": 2}, when) for when in ("end", "last", "each")],
+    "reduce": [(needs, when) for needs in ({}, {"replicas": 2}) for when in ("end", "last", "each")],
     "reshard": [({"shard": 4}, how) for how in ("yes", "no", "root", "step", 2)],
     "gather": [
         ({"zero": 1, "shard": 2}, "step"),
@@ -67,7 +67,6 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "clip": [({"shard": 2}, True), ({"replicas": 2}, True)],
     "update_in": [({"shard": 2, "optimizer": "adam", "update_time": "memory"}, "stream")],
     "by_layer": [({"zero": 1, "shard": 2}, True)],
-    "overlap_all_reduce": [({}, True), ({"replicas": 2}, True)],
     "vertical_sync": [({}, True)],
     "prefetch": [({}, 2)],
     "slot_order": [({}, "backward-first")],
@@ -113,7 +112,7 @@ OTHER = {
 # Of a schedule's value alone nothing tells in whose run it does something: these change nothing in many.
 IDLE = {
     *("rendezvous", "collective", "runtime", "seed", "run", "prefetch", "rule", "by_layer"),
-    *("reduce", "reshard", "gather", "update_in", "padding", "clip", "whole_first_step", "overlap_all_reduce"),
+    *("reduce", "reshard", "gather", "update_in", "padding", "clip", "whole_first_step"),
     *("expand_collectives", "contention", "link_jitter", "buckets", "zero", "replicas", "slot_order"),
 }
 

@@ -112,10 +112,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "zero-cdp, prefetch": real("zero-cdp", 3, prefetch=2, model=model(3, update=0.4)),
     # Replicas and all-reduces.
     "multi-dp, seconds": real("multi-dp", 3, jitter="lognormal:0.3"),
-    "multi-dp, at once": real("multi-dp", 3, overlap_all_reduce=True, model=model(3, update=0.2)),
+    "multi-dp, at once": real("multi-dp", 3, reduce="last", model=model(3, update=0.2)),
     "multi-dp, ring": real("multi-dp", 3, expand_collectives=True, collective="ring", link_jitter="lognormal:0.5"),
     "multi-dp, doubling": real(
-        "multi-dp", 5, m=5, expand_collectives=True, steps=1, overlap_all_reduce=True, jitter="lognormal:0.3"
+        "multi-dp", 5, m=5, expand_collectives=True, steps=1, reduce="last", jitter="lognormal:0.3"
     ),
     "1f1b, replicas": real("1f1b", 3, m=4, replicas=2, jitter="lognormal:0.3"),
     "pipedream, replicas": real("pipedream", 2, replicas=2, steps=6, vertical_sync=True, link_jitter="lognormal:0.5"),
@@ -142,7 +142,7 @@ RUNS: dict[str, dict[str, Any]] = {
     # Split backwards.
     "zb-h1": real("zb-h1", 3, m=4),
     "zbv, by hosts": real("zbv", 4, m=4, **by_hosts(4)),
-    "dualpipe": real("dualpipe", 4, m=8, steps=1, overlap_all_reduce=True),
+    "dualpipe": real("dualpipe", 4, m=8, steps=1, reduce="last"),
     # Streams, and messages that share links.
     "multi-cdp, stream": real("multi-cdp", 3, cluster=cluster(overlap="stream"), rule="cdp-v1", steps=3, prefetch=9),
     "multi-cdp, alone": real("multi-cdp", 3, cluster=cluster(overlap="none"), prefetch=1, model=model(3, update=0.4)),

@@ -95,9 +95,7 @@ def test_all_reduces_hide_behind_the_backward_as_in_buckets(forward: float, back
     k = 4
     stage = Stage(forward=forward / k, backward=backward / k, parameters=1)
     cluster = on("stream", Link(latency=carry / k))
-    trace = simulate(
-        "multi-dp", k, m=2, steps=6, model=Model(stages=(stage,) * k), cluster=cluster, overlap_all_reduce=True
-    )
+    trace = simulate("multi-dp", k, m=2, steps=6, model=Model(stages=(stage,) * k), cluster=cluster, reduce="last")
     expected = max(forward + backward + carry / k, forward + backward / k + carry)
     assert trace.summary()["period"] == pytest.approx(expected)
 

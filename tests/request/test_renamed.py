@@ -22,6 +22,7 @@ REAL: dict[str, Any] = {"model": Model(stages=(STAGE,) * 4), "cluster": BOX}
 # For each old name a request by the new one, which changes what happens.
 REQUESTS: dict[str, dict[str, Any]] = {
     "defer_receives": REAL | {"schedule": "pp-cdp", "rendezvous": "megatron"},
+    "overlap_all_reduce": REAL | {"schedule": "multi-dp", "reduce": "last"},
 }
 every_name = pytest.mark.parametrize("name", REQUESTS)
 

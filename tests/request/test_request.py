@@ -45,7 +45,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "shared": REAL | {"contention": "fair"},
     "expanded": REAL | {"expand_collectives": True, "replicas": 2},
     "ring": REAL | {"collective": "ring"},
-    "at once": REAL | {"overlap_all_reduce": True, "replicas": 2},
+    "at once": REAL | {"reduce": "last", "replicas": 2},
     "met": REAL | {"cluster": ALONE, "rendezvous": "torch"},
     "early": REAL | {"prefetch": 2},
     "crowded": REAL | {"cluster": Cluster(devices=(Devices(memory=150),)), "ignore_memory": True},

@@ -203,7 +203,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "recomputation": (["--recompute", "half"], "unknown recompute 'half'"),
     "offload": (["--offload", "some"], "unknown offload 'some'"),
     "prefetch": (["--prefetch", "-1"], "must be at least 0"),
-    "all-reduces where there are none": (["--overlap-all-reduce"], "multi-cdp does not take this option"),
+    "all-reduces where there are none": (["--reduce", "last"], "multi-cdp does not take this option"),
     "vertical sync": (["--vertical-sync"], "multi-cdp does not take this option"),
     "backend": (["--backend", "mpi"], "known are gloo, nccl"),
     "backend for nobody": (["--backend", "nccl"], "sends nothing"),

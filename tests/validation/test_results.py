@@ -57,7 +57,7 @@ def case_of(report: Report, battery: Battery) -> Case:
     asked = report.request
     model = Model.from_builtins(battery.models[str(asked["model_sha256"])], "model")
     assert asked["rule"] is None, "the battery replays schedules by their own rules"
-    own = ["schedule", "n", "steps", "m", "chunks", "replicas", "slot_order", "prefetch", "overlap_all_reduce"]
+    own = ["schedule", "n", "steps", "m", "chunks", "replicas", "slot_order", "prefetch"]
     own += ["vertical_sync", "zero", "shard", *(field.name for field in fields(Case) if field.name in SHARING)]
     case = Case(
         **{name: asked[name] for name in own},  # type: ignore[arg-type]

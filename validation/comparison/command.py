@@ -135,7 +135,6 @@ _MACHINE = argument_group(
         "--slot-order", metavar="ORDER", help="as for `cdpsim simulate`: forward-first (default) or backward-first"
     ),
     argument("--prefetch", metavar="K", help="let parameters arrive K tasks before their reader"),
-    argument("--overlap-all-reduce", action="store_true", help="sum a stage's gradients as soon as they are complete"),
     argument("--vertical-sync", action="store_true", help="read in all stages the version of the first one"),
     argument(
         "--split",

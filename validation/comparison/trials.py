@@ -179,8 +179,8 @@ def _with_options(small: Case) -> Iterator[Case]:
     for schedule, options in (
         ("zero-dp", {"prefetch": 1}),
         ("zero-cdp", {"prefetch": 1}),
-        ("multi-dp", {"overlap_all_reduce": True}),
-        ("interleaved-1f1b", {"chunks": 2, "replicas": 2, "overlap_all_reduce": True}),
+        ("multi-dp", {"reduce": "last"}),
+        ("interleaved-1f1b", {"chunks": 2, "replicas": 2, "reduce": "last"}),
         ("interleaved-1f1b", {"chunks": 2, "zero": 2, "replicas": 2, "reduce": "each"}),
         (
             "zb-h1",
@@ -218,7 +218,7 @@ def _with_options_by_ranks(small: Case) -> Iterator[Case]:
     """Return the case with options that change what ranks send, or keep on their hosts."""
     adam = replace(OPTIMIZERS["adam"], mixed_precision=True)
     yield replace(small, schedule="zero-cdp", prefetch=1, dtype="bfloat16", optimizer=adam)
-    yield replace(small, schedule="multi-dp", overlap_all_reduce=True)
+    yield replace(small, schedule="multi-dp", reduce="last")
     yield replace(small, schedule="1f1b", recompute="full", offload="all", sizes=(("layers", 4),))
     yield replace(small, schedule="zb-h1", split="twice")
 

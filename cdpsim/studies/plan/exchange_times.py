@@ -95,7 +95,7 @@ def exchange_times(
 
 def _when(request: Request, zero: int) -> str:
     """Return when gradients are summed; what is asked for is left out where a stage of ZeRO does not go with it."""
-    asked = request.given["reduce"] or ("last" if request.overlap_all_reduce else None)
+    asked = request.given["reduce"]
     if asked == "each" and zero == 1:  # whose sums are shares of whole gradients
         asked = None
     return str(asked or usual_reduce(request.schedule, zero))
