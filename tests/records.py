@@ -51,7 +51,7 @@ REQUESTS = [
     f"simulate dp -m 1 --replicas 8 --contention fair --collective tree --steps 1 {GPT2} -o OUT",
     f"simulate zero-dp -n 4 --prefetch 1 {GPT2} -o OUT",
     f"simulate multi-cdp -n 4 --rule cdp-v1 --gradients fp32 {GPT2} -o OUT",
-    f"simulate pipedream -n 4 --vertical-sync {GPT2} -o OUT",
+    f"simulate pipedream -n 4 --rule vertical-sync {GPT2} -o OUT",
     f"simulate acco -n 1 -m 2 --replicas 4 --optimizer sgd {GPT2} -o OUT",
     f"simulate diloco -n 1 --replicas 4 --local-steps 3 --outer nesterov:0.7:0.9 {GPT2} -o OUT",
     "simulate 1f1b -n 4 -m 8 --engine simpy --check",

@@ -55,7 +55,7 @@ LINES = {
     "program": 5070,
     "timing": 2235,
     "trace": 1895,
-    "request": 1945,
+    "request": 1920,
     "invariants": 2255,
     "runs": 1810,
     "api": 190,

@@ -30,7 +30,7 @@ from cdpsim.request.declaration import Option, disturbance, named_preset, of_nam
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.buckets import BUCKETS, read_buckets
 from cdpsim.schedules.local import read_outer
-from cdpsim.schedules.rule import RULES, Rule, find_rule
+from cdpsim.schedules.rule import NAMED_RULES, VERTICAL_SYNC, Rule, find_rule
 from cdpsim.schedules.shape import read_widths
 from cdpsim.schedules.state import ZERO, read_zero
 from cdpsim.trace import load_counts
@@ -78,13 +78,14 @@ class ScheduleOptions(TypedDict, total=False):
         str | Rule | Sequence[Sequence[int]] | Mapping[str, Any] | None,
         Option(
             "RULE|FILE",
-            "the version of the parameters that tasks read: dp, cdp-v1, cdp-v2, or a CSV file of 0 and 1 where 1 in "
-            "row i, column j lets micro-batch i read the newest parameters of stage j",
+            "the version of the parameters that tasks read: dp, cdp-v1, cdp-v2, with pipedream vertical-sync (in all "
+            "stages the version that a micro-batch read in the first one), or a CSV file of 0 and 1 where 1 in row i, "
+            "column j lets micro-batch i read the newest parameters of stage j",
             usual="the schedule's own",
             read=find_rule,
             applies=lambda s: s.order.waits,
             own=lambda s, _: s.rule.name,
-            known=lambda: RULES,
+            known=lambda: NAMED_RULES,
             record=lambda r: r.rule.record(r.shape),
             kept=True,
         ),
@@ -141,16 +142,6 @@ class ScheduleOptions(TypedDict, total=False):
             of_one_run=True,
             applies=lambda s: s.order.lists is not None and s.order.lists.replicated is not None,
             record=lambda r: list(r.shape.widths) or None,
-        ),
-    ]
-    vertical_sync: Annotated[
-        bool,
-        Option(
-            "",
-            "let a micro-batch read in all stages the version that it read in the first one",
-            default=False,
-            applies=lambda s: s.vertical_sync is not None,
-            recorded=False,
         ),
     ]
     prefetch: Annotated[
@@ -627,6 +618,7 @@ OPTION_NAMES = ("schedule", "n", *DEFAULTS)
 RENAMED = {
     "defer_receives": ("rendezvous", MEGATRON),
     "overlap_all_reduce": ("reduce", "last"),
+    "vertical_sync": ("rule", VERTICAL_SYNC.name),
 }
 SIGNATURE = Signature(
     [

@@ -30,9 +30,9 @@ from cdpsim.request.sharing import (
     stage_layers,
 )
 from cdpsim.request.taken import accepts, refuse_untaken, untaken_refusal
-from cdpsim.schedules import Schedule, find_schedule, schedule_from_lists
+from cdpsim.schedules import SCHEDULES, Schedule, find_schedule, schedule_from_lists
 from cdpsim.schedules.local import read_outer
-from cdpsim.schedules.rule import CUSTOM, Rule
+from cdpsim.schedules.rule import CUSTOM, VERTICAL_SYNC, Rule
 from cdpsim.schedules.shape import Shape, Widths, read_widths
 from cdpsim.timing.engine import find_engine
 
@@ -170,12 +170,13 @@ def _rule_and_steps(
             given = max(1, (given - 1) // schedule.order.rounds.per_update)
     steps = least_steps(shape.warm_up) if given is None else whole_number("steps", given, at_least=1)
     _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots)
+    if options["rule"] == VERTICAL_SYNC != schedule.rule and not schedule.takes_vertical_sync:
+        takers = ", ".join(name for name, other in SCHEDULES.items() if other.takes_vertical_sync)
+        raise RequestError("rule", f"{schedule.name} does not take {VERTICAL_SYNC.name}; {takers} does")
     refuse_untaken(schedule, options, shape.parts)
     if not schedule.order.waits:
         return _rule_of_rounds(schedule, shape, steps, options["rule"]), steps
-    rule = _find_rule(schedule, options["rule"], options["vertical_sync"])
-    if options["rule"] is None and rule == schedule.rule:
-        rule = schedule.rule_of(shape)
+    rule = options["rule"] or schedule.rule_of(shape)
     if rule.name == CUSTOM and rule.record(shape) == schedule.rule.record(shape):  # a record of its own rule
         rule = schedule.rule
     if given is None and (needed := rule.fill(shape) + 2) > LEAST_STEPS:
@@ -197,15 +198,6 @@ def _rule_of_rounds(schedule: Schedule, shape: Shape, steps: int, given: object)
 def least_steps(warm_up: object) -> int:
     """Return the number of steps of a request that gives none: two more than its warm-up has, or more."""
     return max(LEAST_STEPS, whole_number("warm-up", warm_up or 0, at_least=0) + 2)
-
-
-def _find_rule(schedule: Schedule, rule: Rule | None, vertical_sync: bool) -> Rule:
-    if vertical_sync:
-        if rule is not None:
-            raise RequestError("vertical-sync", "is a rule, and --rule asks for another one; leave either out")
-        assert schedule.vertical_sync is not None, "schedules without it are refused before"
-        return schedule.vertical_sync
-    return rule or schedule.rule
 
 
 def _refuse_too_large(

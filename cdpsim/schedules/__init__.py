@@ -140,7 +140,7 @@ class Schedule:
     rule: Rule
     state: State = REPLICATED
     m: int | None = None  # micro-batches in a training step, where a request cannot change that
-    vertical_sync: Rule | None = None  # the rule that --vertical-sync stands for
+    takes_vertical_sync: bool = False  # whether it takes --rule vertical-sync
     shape: Shape | None = None  # of an order from a file: the only one that it has
     torch_sends: str = "until-step-end"  # how long torch's runtime for such a pipeline holds what it has sent
     usual_m: int | None = None  # micro-batches where a request does not say; None: as many as stages
@@ -418,7 +418,7 @@ _OTHER_SCHEDULES = (
         BY_STAGE,
         rules.NEWEST,
         m=1,
-        vertical_sync=rules.VERTICAL_SYNC,
+        takes_vertical_sync=True,
     ),
     Schedule("pipedream-2bw", "1f1b without flush, two versions", STREAMED, BY_STAGE, rules.CDP_V1),
     Schedule("pipemare", "1f1b without flush, one version for all", STREAMED, BY_STAGE, rules.NEWEST_EACH),

@@ -162,7 +162,6 @@ def test_a_mistake_that_names_no_argument_is_about_all_of_them() -> None:
         ("--chunks 3", [s.name for s in SCHEDULES.values() if not accepts(s, "chunks")]),
         ("--replicas 2", [s.name for s in SCHEDULES.values() if not accepts(s, "replicas")]),
         ("--reduce last", [s.name for s in SCHEDULES.values() if not accepts(s, "reduce")]),
-        ("--vertical-sync", [s.name for s in SCHEDULES.values() if not accepts(s, "vertical_sync")]),
         ("--prefetch 1", [s.name for s in SCHEDULES.values() if not accepts(s, "prefetch")]),
         ("--slot-order backward-first", [s.name for s in SCHEDULES.values() if not accepts(s, "slot_order")]),
     ],

@@ -255,8 +255,8 @@ def schedules(draw: st.DrawFn, most: int, where: Need = anything) -> dict[str, A
         asked |= {"stage_replicas": widths} if set(widths) != {1} else {}
     if accepts(schedule, "reduce"):
         asked["reduce"] = draw(st.sampled_from([None, "end", "last"]))
-    if accepts(schedule, "vertical_sync"):
-        asked["vertical_sync"] = draw(st.booleans())
+    if schedule.takes_vertical_sync:
+        asked["rule"] = draw(st.sampled_from([None, "vertical-sync"]))
     if accepts(schedule, "prefetch"):
         asked["prefetch"] = draw(st.integers(0, 3))
     if accepts(schedule, "slot_order"):

@@ -23,6 +23,7 @@ REAL: dict[str, Any] = {"model": Model(stages=(STAGE,) * 4), "cluster": BOX}
 REQUESTS: dict[str, dict[str, Any]] = {
     "defer_receives": REAL | {"schedule": "pp-cdp", "rendezvous": "megatron"},
     "overlap_all_reduce": REAL | {"schedule": "multi-dp", "reduce": "last"},
+    "vertical_sync": REAL | {"schedule": "pipedream", "rule": "vertical-sync"},
 }
 every_name = pytest.mark.parametrize("name", REQUESTS)
 
@@ -34,9 +35,7 @@ def test_every_old_name_is_tried() -> None:
 
 def old_record(name: str) -> dict[str, Any]:
     """The record of the request under its name of before, as a file has it."""
-    record = dict(simulate(**REQUESTS[name]).request)
-    del record[RENAMED[name][0]]
-    return record | {name: True}
+    return dict(simulate(**REQUESTS[name]).request) | {RENAMED[name][0]: None, name: True}
 
 
 @every_name
@@ -54,7 +53,7 @@ def test_an_old_record_is_the_request_of_today(name: str, tmp_path: Path, comman
     assert {each.name: each.read_bytes() for each in (tmp_path / "again").iterdir()} == written
     other = dict(REQUESTS[name])
     del other[RENAMED[name][0]]
-    assert simulate(**other).messages != new.messages
+    assert simulate(**other).tasks != new.tasks
 
 
 @every_name

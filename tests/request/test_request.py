@@ -50,7 +50,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "early": REAL | {"prefetch": 2},
     "crowded": REAL | {"cluster": Cluster(devices=(Devices(memory=150),)), "ignore_memory": True},
     "one rule": {"rule": "cdp-v1"},
-    "sync": {"vertical_sync": True},
+    "sync": {"rule": "vertical-sync"},
     "backward first": {"cluster": Cluster(), "slot_order": "backward-first"},
     "unequal stages": {"stage_replicas": [2, 1, 1, 3]},
     "preset": {"model": "gpt2", "cluster": "a100-nodes"},

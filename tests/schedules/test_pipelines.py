@@ -137,7 +137,7 @@ def test_pipedream_stashes_a_version_for_each_in_flight(n: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_with_vertical_sync_all_stages_read_one_version(n: int) -> None:
-    trace = simulate("pipedream", n, steps=4 * n, vertical_sync=True)
+    trace = simulate("pipedream", n, steps=4 * n, rule="vertical-sync")
     tasks = trace.program.tasks
     version = tasks.version[trace.program.tasks_of_kind(Kind.F)]
     assert (version == version[:, :1]).all()
@@ -342,13 +342,19 @@ def test_an_order_from_outside_that_is_none_is_refused(devices: list[list[tuple[
         ({"schedule": "pipedream", "n": 4, "m": 4}, "m: pipedream does not take this option"),
         ({"schedule": "gpipe", "n": 4, "chunks": 2}, "chunks: gpipe does not take this option"),
         ({"schedule": "gpipe", "n": 4, "rule": "cdp-v2"}, "'cdp-v2' does not go with the gpipe timing"),
-        ({"schedule": "gpipe", "n": 4, "vertical_sync": True}, "vertical-sync: gpipe does not take this option"),
+        (
+            {"schedule": "gpipe", "n": 4, "rule": "vertical-sync"},
+            "gpipe does not take vertical-sync; pipedream does",
+        ),
+        (
+            {"schedule": "acco", "n": 4, "rule": "vertical-sync"},
+            "acco does not take vertical-sync; pipedream does",
+        ),
         ({"schedule": "multi-cdp", "n": 4, "replicas": 2}, "replicas: multi-cdp does not take this option"),
         (
             {"schedule": "pipedream-2bw", "n": 4, "zero": 1, "replicas": 2, "gather": "step", "model": "gpt2"},
             "gather: pipedream-2bw does not take this option",
         ),
-        ({"schedule": "pipedream", "n": 4, "vertical_sync": True, "rule": "dp"}, "leave either out"),
         ({"schedule": "zb-h1", "model": Model(stages=(Stage(forward=1.0, backward=2.0),))}, "zb-h1 splits backwards"),
         ({"schedule": "1f1b", "n": 4, "replicas": 0}, "replicas=0 must be at least 1"),
     ],
@@ -377,7 +383,7 @@ def test_what_is_saved_is_opened_again_with_its_run(name: str, tmp_path: Any) ->
     schedule = SCHEDULES[name]
     asked: dict[str, Any] = {"replicas": 2, "steps": 3}
     asked |= {"chunks": 2, "reduce": "last"} if accepts(schedule, "chunks") else {}
-    asked |= {"vertical_sync": True} if accepts(schedule, "vertical_sync") else {}
+    asked |= {"rule": "vertical-sync"} if schedule.takes_vertical_sync else {}
     trace = simulate(name, 4, **asked)
     trace.save(tmp_path)
     again = reopen(tmp_path)

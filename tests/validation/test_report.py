@@ -129,7 +129,7 @@ def test_options_have_a_column_where_a_run_has_some(results: Path) -> None:
     assert [row["options"] for row in rows] == [each["options"] for each in said]
 
 
-OLD_NAMES = {"overlap_all_reduce": ("reduce", "last")}
+OLD_NAMES = {"overlap_all_reduce": ("reduce", "last"), "vertical_sync": ("rule", "vertical-sync")}
 
 
 @pytest.mark.parametrize("name", OLD_NAMES)

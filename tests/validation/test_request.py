@@ -204,7 +204,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "offload": (["--offload", "some"], "unknown offload 'some'"),
     "prefetch": (["--prefetch", "-1"], "must be at least 0"),
     "all-reduces where there are none": (["--reduce", "last"], "multi-cdp does not take this option"),
-    "vertical sync": (["--vertical-sync"], "multi-cdp does not take this option"),
+    "vertical sync": (["--rule", "vertical-sync"], "multi-cdp does not take vertical-sync; pipedream does"),
     "backend": (["--backend", "mpi"], "known are gloo, nccl"),
     "backend for nobody": (["--backend", "nccl"], "sends nothing"),
     "device": (["--device", "tpu"], "unknown device 'tpu'; known are cpu, cuda"),

@@ -42,11 +42,12 @@ class Trial(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The group, the schedule and its options."""
+        """The group, the schedule, another rule than its own, and its options."""
         if self.case is None:
             return self.group.name
-        options = option_words(request_of(self.case, self.alone)).values()
-        return "+".join([f"{self.group.name}/{self.case.schedule}", *options])
+        asked = request_of(self.case, self.alone)
+        rule = [f"rule={asked['rule']}"] if asked["rule"] else []
+        return "+".join([f"{self.group.name}/{self.case.schedule}", *rule, *option_words(asked).values()])
 
 
 def list_trials(device: str) -> list[Trial]:
@@ -195,7 +196,7 @@ def _with_options(small: Case) -> Iterator[Case]:
         ),
         ("gpipe", {"zero": 3, "replicas": 4, "reshard": 2, "n": 2}),
         ("dp", {"zero": 3, "shard": 3, "replicas": 2, **mixed}),
-        ("pipedream", {"vertical_sync": True, "steps": 6}),
+        ("pipedream", {"rule": "vertical-sync", "steps": 6}),
         ("gpipe", {"recompute": "full", **deep}),
         ("1f1b", {"recompute": "sqrt", **deep}),
         ("multi-cdp", {"recompute": "sqrt", **deep}),

@@ -15,7 +15,6 @@ ON_HOSTS = ("none", "optimizer", "activations", "all")  # what is kept there in 
 _USUAL = {
     **dict.fromkeys(("zero", "shard", "buckets", "whole_first_step", "reduce", "reshard", "gather")),
     "prefetch": None,
-    "vertical_sync": False,
     "recompute": "none",
     "autocast": None,
     "offload": "none",

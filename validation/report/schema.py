@@ -342,7 +342,6 @@ _UNNAMED: dict[str, tuple[Scalar, ...]] = {
     "recompute": ("none",),
     "offload": ("none",),
     "prefetch": (),
-    "vertical_sync": (),
     "dtype": ("float32", "float64"),
     "mixed_precision": (),
     "autocast": (),
