@@ -2,7 +2,7 @@
 
 import argparse
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
@@ -61,7 +61,8 @@ class Parser(argparse.ArgumentParser):
         groups = self._action_groups if everything else [self._positionals, self._optionals]
         for group in groups:
             formatter.start_section(group.title)
-            formatter.add_arguments(group._group_actions if everything else _other_than_help(group._group_actions))
+            shown = [each for each in group._group_actions if everything or not isinstance(each, _ShowHelp)]
+            formatter.add_arguments(shown)
             formatter.end_section()
         formatter.add_text(details if everything else self._hidden_options())
         return formatter.format_help()
@@ -123,10 +124,6 @@ class Parser(argparse.ArgumentParser):
         write_stdout(message)
 
 
-def _other_than_help(actions: Iterable[argparse.Action]) -> list[argparse.Action]:
-    return [action for action in actions if not isinstance(action, _ShowHelp)]
-
-
 @dataclass(frozen=True)
 class Command:
     """A command of a command line: its name, a line and a text about it, its arguments, and the function it calls.
@@ -161,7 +158,6 @@ def argument_group(title: str, *arguments: Argument) -> Argument:
 
 
 def _verbosity_options(group: argparse._ArgumentGroup) -> None:
-    """Add the options of how much is said on stderr."""
     either = group.add_mutually_exclusive_group()
     settings: dict[str, Any] = {"dest": "verbosity", "action": "store_const", "default": NOTES}
     either.add_argument("-q", "--quiet", const=QUIET, help="print no notes on stderr, only errors", **settings)

@@ -208,14 +208,9 @@ class Request(Mapping[str, Any]):
 
         Nothing disturbs one of them or tells it apart, and they exchange only what each has a copy or a share of.
         """
-        homes = {self.state.parameters, self.state.gradients, self.state.optimizer}
-        apart = self._counts_differ or self.expands or self.disorder != Disorder() or Home.OWNED in homes
+        counts_differ = self.counts is not None and any(len({*row}) > 1 for row in self.counts)
+        apart = counts_differ or self.expands or self.disorder != Disorder() or Home.OWNED in self.state.homes
         return self.shape.replicas > 1 and not apart
-
-    @property
-    def _counts_differ(self) -> bool:
-        """Whether some replica has another number of micro-batches than another one in a step."""
-        return self.counts is not None and any(len({*row}) > 1 for row in self.counts)
 
     @property
     def memory_engine(self) -> str:

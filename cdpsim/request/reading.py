@@ -103,7 +103,7 @@ def _check_each(given: Mapping[str, Any]) -> dict[str, Any]:
     find_engine(options["engine"], options["contention"])
     if options["outer"] is not None and schedule.order.local and schedule.order.local.outer:
         local = replace(schedule.order.local, outer=read_outer(options["outer"]))
-        options["schedule"] = schedule.with_local(local)
+        options["schedule"] = replace(schedule, order=replace(schedule.order, local=local))
     return options
 
 

@@ -57,10 +57,10 @@ def read_sharing(schedule: Schedule, shape: Shape, model: Model | None, options:
 def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None, options: Mapping[str, Any]) -> State:
     """Return the state policy of a schedule with these options; a `model` of None is the slot model."""
     state, one_place = schedule.state, schedule.order.one_place
-    if not schedule.order.waits:
-        return _state_of_rounds(schedule, shape, model)
-    given = [name for name in SHARING if is_given(options[name])]
     in_slots = model is None or model.is_unit
+    if not schedule.order.waits:  # one piece is not split, nor are those of one rank
+        return replace(state, optimizer=Home.COPIED) if in_slots or shape.replicas == 1 else state
+    given = [name for name in SHARING if is_given(options[name])]
     # Replicas whose steps may differ have no order of messages in common.
     unlike = shape.widths or options["counts"]
     if unlike and options["reduce"] in ("end", "last"):
@@ -94,14 +94,7 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
     )
 
 
-def _state_of_rounds(schedule: Schedule, shape: Shape, model: Model | None) -> State:
-    """Return the state policy of rounds: the schedule's, but that nothing is split in slots and on one rank."""
-    in_one_piece = model is None or model.is_unit or shape.replicas == 1
-    return replace(schedule.state, optimizer=Home.COPIED) if in_one_piece else schedule.state
-
-
 def _read_reduce(schedule: Schedule, shape: Shape, zero: int, given: object) -> When:
-    """Return when gradients are summed."""
     when = When(usual_reduce(schedule, zero) if given is None else given)
     whole = ZERO[zero][1] is Home.COPIED and ZERO[zero][2] is Home.SPLIT
     if when is When.EACH and whole and shape.shard > 1:

@@ -224,10 +224,6 @@ class Schedule:
         """Return the rule by default: in a line of more micro-batches than stages the newest that exists for each."""
         return rules.NEWEST if shape.workers and self.is_line and self.rule == rules.CDP_V2 else self.rule
 
-    def with_local(self, local: LocalSteps) -> "Schedule":
-        """Return it with other local steps."""
-        return replace(self, order=replace(self.order, local=local))
-
     def splits(self, shape: Shape) -> bool:
         """Return whether backwards have a part of their own for the weights."""
         return self.order.lists is not None and self.actions(shape).splits
@@ -283,7 +279,6 @@ _EXAMPLE = 'write a list for each device, such as [["F0", "B0"], ["F0", "B0"]]'
 
 
 def _written_out(name: str, about: str, actions: Actions, *, together: bool) -> Schedule:
-    """Return the schedule of actions that are written out."""
     shape = Shape(int(actions.stage.max()) + 1, int(actions.micro_batch.max()) + 1)
     schedule = pipeline(name, about, partial(_actions_as_listed, actions), together=together)
     return replace(schedule, shape=shape, m=shape.m)
