@@ -1,6 +1,6 @@
 """Errors that users see, and the checks of single values that raise them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from numbers import Integral
 from textwrap import shorten
@@ -71,11 +71,14 @@ def in_known_case(value: Any, known: Iterable[str]) -> Any:
     return next((name for name in known if name.casefold() == value.casefold()), value)
 
 
-def refuse_unknown(function: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse keyword arguments that a function does not have, with the nearest that it has."""
+def refuse_unknown(
+    function: str, given: Iterable[str], known: Iterable[str], refuse_first: Callable[[str], object] = str
+) -> None:
+    """Refuse keyword arguments that a function does not have, with the nearest, unless `refuse_first` does."""
     names = list(known)
     for name in given:
         if name not in names:
+            refuse_first(name)
             problem = f"{function}() got an unexpected keyword argument {short_repr(name)}"
             raise TypeError(f"{problem}; {suggestion(name, names)}")
 

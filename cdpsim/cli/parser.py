@@ -2,7 +2,7 @@
 
 import argparse
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from cdpsim.cli.console import write_stdout
 from cdpsim.errors import RequestError, nearest, suggestion
 from cdpsim.files.notes import DETAILS, NOTES, QUIET, detail, verbosity
+from cdpsim.request.options import refuse_renamed
 from cdpsim.version import __version__
 
 Argument = Callable[[Any], object]  # adds something to the parser of a command, or to a group of it
@@ -60,7 +61,8 @@ class Parser(argparse.ArgumentParser):
         groups = self._action_groups if everything else [self._positionals, self._optionals]
         for group in groups:
             formatter.start_section(group.title)
-            formatter.add_arguments(group._group_actions if everything else _other_than_help(group._group_actions))
+            shown = [each for each in group._group_actions if everything or not isinstance(each, _ShowHelp)]
+            formatter.add_arguments(shown)
             formatter.end_section()
         formatter.add_text(details if everything else self._hidden_options())
         return formatter.format_help()
@@ -100,6 +102,7 @@ class Parser(argparse.ArgumentParser):
         for word in words:
             name, see = word.partition("=")[0][:80], f"see {self.prog} --help-all"
             if name.startswith("-"):
+                refuse_renamed(name)
                 meant = nearest(name.lower(), self._option_string_actions)
                 hint = f"did you mean {' or '.join(map(repr, meant))}? " if meant else ""
                 raise RequestError(name, f"unknown option; {hint}{see}")
@@ -119,10 +122,6 @@ class Parser(argparse.ArgumentParser):
 
     def _print_message(self, message: str, file: object = None) -> None:
         write_stdout(message)
-
-
-def _other_than_help(actions: Iterable[argparse.Action]) -> list[argparse.Action]:
-    return [action for action in actions if not isinstance(action, _ShowHelp)]
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,6 @@ def argument_group(title: str, *arguments: Argument) -> Argument:
 
 
 def _verbosity_options(group: argparse._ArgumentGroup) -> None:
-    """Add the options of how much is said on stderr."""
     either = group.add_mutually_exclusive_group()
     settings: dict[str, Any] = {"dest": "verbosity", "action": "store_const", "default": NOTES}
     either.add_argument("-q", "--quiet", const=QUIET, help="print no notes on stderr, only errors", **settings)

@@ -13,7 +13,7 @@ from cdpsim.draw.views import Views
 from cdpsim.errors import RequestError, choose, refuse_unknown, short_repr, suggestion
 from cdpsim.model import UNIT_MODELS
 from cdpsim.request import Request
-from cdpsim.request.options import OPTION_NAMES
+from cdpsim.request.options import OPTION_NAMES, RENAMED
 from cdpsim.schedules import TABLE_1, Schedule
 from cdpsim.trace import Trace
 
@@ -33,7 +33,7 @@ def plot(what: str, schedules: Plotted | Sequence[Plotted], ax: "Axes | None" = 
     'time, slots'
     """
     items = [schedules] if isinstance(schedules, str | Schedule | Request | Trace) else list(schedules)
-    asked = {name: options.pop(name) for name in OPTION_NAMES if name in options}
+    asked = {name: options.pop(name) for name in (*OPTION_NAMES, *RENAMED) if name in options}
     return draw_traces(what, _on_one_clock(items, asked), ax, **options)
 
 

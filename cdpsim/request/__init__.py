@@ -28,6 +28,8 @@ from cdpsim.request.options import (
     CountRows,
     EngineName,
     Options,
+    refuse_renamed,
+    with_new_names,
 )
 from cdpsim.request.reading import (
     memory_engine,
@@ -47,7 +49,7 @@ from cdpsim.timing.stage_times import pyramid_of, reached, with_transfer_times
 _ORDER = (
     *("schedule", "order", "n", "m", "steps", "counts", "warm_up", "local_steps", "outer", "chunks", "replicas"),
     *("stage_replicas", "shard", "zero", "buckets", "whole_first_step", "reduce", "reshard", "gather", "padding"),
-    *("clip", "update_in", "by_layer", "overlap_all_reduce", "rule", "prefetch", "slot_order", "collective"),
+    *("clip", "update_in", "by_layer", "rule", "prefetch", "slot_order", "collective"),
     *("expand_collectives", "rendezvous", "runtime", "contention", "ignore_memory", "run", *DISORDER_OPTIONS),
     *("seed", "model", "cluster"),
 )
@@ -67,12 +69,12 @@ class Request(Mapping[str, Any]):
     table of `lags`, `backward` and `barrier`. Without `collective`, each collective runs by the best algorithm where
     the cluster has a topology, and by recursive doubling elsewhere. `expand_collectives` runs every collective as the
     messages of its algorithm, and so does `contention` (fair or queue), by which messages share the links of their
-    routes. `rendezvous` (megatron or torch) lets both ends of a message wait for each other where nothing overlaps;
-    `defer_receives` is the old name of "megatron". `runtime` (paper, torch, or a table of habits) says what is held
-    beyond what the schedule needs; the model's, where None. `max_memory` is how much memory of this machine the run may
-    take, in bytes or as "8 GB"; `ignore_memory` is about the simulated devices. Disturbances (`slow`, `jitter`,
-    `link_jitter`, `stop`: objects, or texts as on the command line) are those of the cluster, where not given; `seed`
-    and the number of the `run` decide everything random.
+    routes. `rendezvous` (megatron or torch) lets both ends of a message wait for each other where nothing overlaps.
+    `runtime` (paper, torch, or a table of habits) says what is held beyond what the schedule needs; the model's, where
+    None. `max_memory` is how much memory of this machine the run may take, in bytes or as "8 GB"; `ignore_memory` is
+    about the simulated devices. Disturbances (`slow`, `jitter`, `link_jitter`, `stop`: objects, or texts as on the
+    command line) are those of the cluster, where not given; `seed` and the number of the `run` decide all that is
+    random.
 
     As a mapping, it has the options that make the same request again.
 
@@ -94,7 +96,6 @@ class Request(Mapping[str, Any]):
     prefetch: int
     zero: int  # the stage of ZeRO: what data ranks split
     state: State
-    overlap_all_reduce: bool
     slot_order: str
     counts: CountRows | None  # of each step and replica; None: always m
     collective: str | None  # None until `resolved` chooses it for the cluster and the program
@@ -111,13 +112,14 @@ class Request(Mapping[str, Any]):
     given: Mapping[str, Any]  # options of which the fields also depend on the model or the cluster, as they were given
 
     def __init__(self, schedule: str | Schedule, n: int | None = None, **options: Unpack[Options]) -> None:
-        refuse_unknown(type(self).__name__, options, OPTION_NAMES)
+        refuse_unknown(type(self).__name__, options, OPTION_NAMES, refuse_renamed)
         values = read_options({"schedule": schedule, "n": n} | DEFAULTS | options)
         self.__dict__.update({name: values[name] for name in _OWN_FIELDS})
 
     @classmethod
     def from_builtins(cls, options: Mapping[str, Any]) -> Self:
-        """Return the request of options from `to_builtins` or from a file."""
+        """Return the request of options from `to_builtins`, also of an old record, or from a file."""
+        options = with_new_names(options)
         for name in options:
             choose("request", name, OPTION_NAMES)
         if "schedule" not in options:
@@ -205,14 +207,9 @@ class Request(Mapping[str, Any]):
 
         Nothing disturbs one of them or tells it apart, and they exchange only what each has a copy or a share of.
         """
-        homes = {self.state.parameters, self.state.gradients, self.state.optimizer}
-        apart = self._counts_differ or self.expands or self.disorder != Disorder() or Home.OWNED in homes
+        counts_differ = self.counts is not None and any(len({*row}) > 1 for row in self.counts)
+        apart = counts_differ or self.expands or self.disorder != Disorder() or Home.OWNED in self.state.homes
         return self.shape.replicas > 1 and not apart
-
-    @property
-    def _counts_differ(self) -> bool:
-        """Whether some replica has another number of micro-batches than another one in a step."""
-        return self.counts is not None and any(len({*row}) > 1 for row in self.counts)
 
     @property
     def memory_engine(self) -> str:

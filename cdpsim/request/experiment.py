@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cdpsim.errors import RequestError, choose, short_repr
+from cdpsim.errors import RequestError, short_repr
 from cdpsim.files import config
-from cdpsim.request.options import OPTION_NAMES, OPTIONS
+from cdpsim.request.options import OPTION_NAMES, OPTIONS, choose_option, with_new_names
 
 ENDINGS = (".toml", ".json")
 
@@ -34,9 +34,11 @@ def read_experiment(path: str | Path) -> dict[str, Any]:
     """Return the options of the request in an experiment file or a summary.json."""
     content = config.read_config(path)
     if isinstance(content, Mapping) and "makespan" in content and isinstance(content.get("request"), Mapping):
-        content = content["request"]
+        content = with_new_names(content["request"])
     if not isinstance(content, Mapping):
         raise RequestError(str(path), f"{short_repr(content)} is no table; write [run] and the options of a run")
+    if all(name in content for name, option in OPTIONS.items() if option.kept):  # which no record leaves out
+        content = with_new_names(content)
     top, run = dict(content), {}
     if isinstance(top.get("run"), Mapping):  # in a record, `run` is the number of a random run
         run = top.pop("run")
@@ -44,7 +46,7 @@ def read_experiment(path: str | Path) -> dict[str, Any]:
     for name, value in (*run.items(), *top.items()):
         option = name.replace("-", "_")
         try:
-            choose("option", option, OPTION_NAMES)
+            choose_option(option, OPTION_NAMES)
         except RequestError as error:
             raise RequestError(str(path), str(error)) from None
         if option in options:

@@ -3,7 +3,7 @@
 A row is a field of the group that it belongs to: its name, its type, and what else `Option` says of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get
 from cdpsim import presets
 from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import Slow, Stop
-from cdpsim.errors import choose, in_known_case, true_or_false, whole_number
+from cdpsim.errors import RequestError, choose, in_known_case, true_or_false, whole_number
 from cdpsim.files import config
 from cdpsim.model import (
     OPTIMIZERS,
@@ -31,7 +31,7 @@ from cdpsim.schedules import Schedule
 from cdpsim.schedules.buckets import BUCKETS, read_buckets
 from cdpsim.schedules.compression import COMPRESSIONS, read_compression
 from cdpsim.schedules.local import read_outer
-from cdpsim.schedules.rule import RULES, Rule, find_rule
+from cdpsim.schedules.rule import NAMED_RULES, VERTICAL_SYNC, Rule, find_rule
 from cdpsim.schedules.shape import read_widths
 from cdpsim.schedules.state import ZERO, read_zero
 from cdpsim.trace import load_counts
@@ -79,13 +79,14 @@ class ScheduleOptions(TypedDict, total=False):
         str | Rule | Sequence[Sequence[int]] | Mapping[str, Any] | None,
         Option(
             "RULE|FILE",
-            "the version of the parameters that tasks read: dp, cdp-v1, cdp-v2, or a CSV file of 0 and 1 where 1 in "
-            "row i, column j lets micro-batch i read the newest parameters of stage j",
+            "the version of the parameters that tasks read: dp, cdp-v1, cdp-v2, with pipedream vertical-sync (in all "
+            "stages the version that a micro-batch read in the first one), or a CSV file of 0 and 1 where 1 in row i, "
+            "column j lets micro-batch i read the newest parameters of stage j",
             usual="the schedule's own",
             read=find_rule,
             applies=lambda s: s.order.waits,
             own=lambda s, _: s.rule.name,
-            known=lambda: RULES,
+            known=lambda: NAMED_RULES,
             record=lambda r: r.rule.record(r.shape),
             kept=True,
         ),
@@ -142,16 +143,6 @@ class ScheduleOptions(TypedDict, total=False):
             of_one_run=True,
             applies=lambda s: s.order.lists is not None and s.order.lists.replicated is not None,
             record=lambda r: list(r.shape.widths) or None,
-        ),
-    ]
-    vertical_sync: Annotated[
-        bool,
-        Option(
-            "",
-            "let a micro-batch read in all stages the version that it read in the first one",
-            default=False,
-            applies=lambda s: s.vertical_sync is not None,
-            recorded=False,
         ),
     ]
     prefetch: Annotated[
@@ -284,9 +275,9 @@ class DataOptions(TypedDict, total=False):
             "WHEN",
             "when gradients are summed over data ranks: end (of a device's training step), last (as soon as the last "
             "micro-batch has them) or each (after every micro-batch)",
-            usual="dp: last, and each from --zero 2 on; pipelines: end, and last from --zero 2 on",
+            usual="dp: last, and each from --zero 2 on; others: end, and last from --zero 2 on",
             in_state=True,
-            applies=lambda s: s.flushes,
+            applies=lambda s: s.flushes or s.sums_at_ends,
         ),
     ]
     reshard: Annotated[
@@ -367,17 +358,6 @@ class DataOptions(TypedDict, total=False):
             applies=lambda s: s.flushes and not s.order.one_place,
             record=lambda r: list(r.shape.layers) or r.given["by_layer"],
             read=lambda given: given if isinstance(given, Sequence) else true_or_false("by_layer", given),
-        ),
-    ]
-    overlap_all_reduce: Annotated[
-        bool,
-        Option(
-            "",
-            "all-reduce a stage's gradients as soon as they are complete (default: at the end of its devices' "
-            "training step, which is the same where they have one stage)",
-            default=False,
-            applies=lambda s: s.sums_at_ends,
-            record=lambda r: r.overlap_all_reduce,
         ),
     ]
 
@@ -496,16 +476,6 @@ class PlatformOptions(TypedDict, total=False):
             "before the task that reads it) or torch (where its _add_send_recv places it); default: neither end waits",
             applies=lambda s: s.order.rounds is None,
             record=lambda r: r.rendezvous,
-        ),
-    ]
-    defer_receives: Annotated[
-        bool,
-        Option(
-            "",
-            "the old name of --rendezvous megatron",
-            default=False,
-            applies=lambda s: s.order.rounds is None,
-            recorded=False,
         ),
     ]
     runtime: Annotated[
@@ -658,6 +628,12 @@ OPTION_TYPES: dict[str, Any] = get_type_hints(Options)
 TRAINING = tuple(TrainingOptions.__annotations__)
 DEFAULTS = {name: option.default for name, option in OPTIONS.items()}
 OPTION_NAMES = ("schedule", "n", *DEFAULTS)
+# Switches of before: the option of today, and its value. Records of runs may have them.
+RENAMED = {
+    "defer_receives": ("rendezvous", MEGATRON),
+    "overlap_all_reduce": ("reduce", "last"),
+    "vertical_sync": ("rule", VERTICAL_SYNC.name),
+}
 SIGNATURE = Signature(
     [
         Parameter("schedule", Parameter.POSITIONAL_OR_KEYWORD, annotation=str | Schedule),
@@ -668,6 +644,38 @@ SIGNATURE = Signature(
         ),
     ]
 )
+
+
+def refuse_renamed(name: str) -> None:
+    """Refuse the name that an option had before, from Python or a command line, by the option of today.
+
+    >>> refuse_renamed("--defer-receives")
+    Traceback (most recent call last):
+    cdpsim.errors.RequestError: --defer-receives: is now --rendezvous megatron
+    """
+    option = name.removeprefix("--").replace("-", "_")
+    if option in RENAMED:
+        now, value = RENAMED[option]
+        raise RequestError(flag_of(option), f"is now {flag_of(now)} {value}")
+
+
+def choose_option(name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is none of the known options, also one of before."""
+    refuse_renamed(name)
+    choose("option", name, known)
+
+
+def with_new_names(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a record, which may be an old one, under their names of today.
+
+    >>> with_new_names({"n": 4, "defer_receives": True})
+    {'n': 4, 'rendezvous': 'megatron'}
+    """
+    options = dict(record)
+    for name, (now, value) in RENAMED.items():
+        if options.pop(name, False):
+            options[now] = value
+    return options
 
 
 def read_value(option: str, given: Any) -> Any:

@@ -20,7 +20,7 @@ from cdpsim.model import OPTIMIZERS, UNIT_MODELS, Model, Recipe
 from cdpsim.model.optimizers import UPDATE_FACTS
 from cdpsim.model.recipe import apply_recipe
 from cdpsim.program.assembly import check_counts, count_rounds
-from cdpsim.request.options import FORWARD_FIRST, MEGATRON, OPTIONS, TRAINING, CountRows, read_value
+from cdpsim.request.options import FORWARD_FIRST, OPTIONS, TRAINING, CountRows, read_value
 from cdpsim.request.sharing import (
     check_layers,
     goes_by_layer,
@@ -30,9 +30,9 @@ from cdpsim.request.sharing import (
     stage_layers,
 )
 from cdpsim.request.taken import accepts, refuse_untaken, untaken_refusal
-from cdpsim.schedules import Schedule, find_schedule, schedule_from_lists
+from cdpsim.schedules import SCHEDULES, Schedule, find_schedule, schedule_from_lists
 from cdpsim.schedules.local import read_outer
-from cdpsim.schedules.rule import CUSTOM, Rule
+from cdpsim.schedules.rule import CUSTOM, VERTICAL_SYNC, Rule
 from cdpsim.schedules.shape import Shape, Widths, read_widths
 from cdpsim.timing.engine import find_engine
 
@@ -103,8 +103,8 @@ def _check_each(given: Mapping[str, Any]) -> dict[str, Any]:
     find_engine(options["engine"], options["contention"])
     if options["outer"] is not None and schedule.order.local and schedule.order.local.outer:
         local = replace(schedule.order.local, outer=read_outer(options["outer"]))
-        options["schedule"] = schedule.with_local(local)
-    return options | {"rendezvous": _rendezvous(options["rendezvous"], options["defer_receives"])}
+        options["schedule"] = replace(schedule, order=replace(schedule.order, local=local))
+    return options
 
 
 def schedule_of(options: Mapping[str, Any]) -> Schedule:
@@ -112,16 +112,6 @@ def schedule_of(options: Mapping[str, Any]) -> Schedule:
     if options.get("order") is not None:
         return find_schedule(schedule_from_lists(options["schedule"], options["order"]))
     return find_schedule({**options, **named_zero(options)}["schedule"])
-
-
-def _rendezvous(given: object, defer_receives: object) -> str | None:
-    """Return how both ends of a message meet, or None; `defer_receives` is the old name of one of these ways."""
-    if given is None:
-        return MEGATRON if defer_receives else None
-    if defer_receives and given != MEGATRON:
-        problem = f"is the old name of --rendezvous {MEGATRON}, and --rendezvous asks for {given}"
-        raise RequestError("defer-receives", f"{problem}; leave either out")
-    return str(given)
 
 
 def shape_of(schedule: Schedule, n: int, options: Mapping[str, Any]) -> Shape:
@@ -180,12 +170,13 @@ def _rule_and_steps(
             given = max(1, (given - 1) // schedule.order.rounds.per_update)
     steps = least_steps(shape.warm_up) if given is None else whole_number("steps", given, at_least=1)
     _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots)
+    if options["rule"] == VERTICAL_SYNC != schedule.rule and not schedule.takes_vertical_sync:
+        takers = ", ".join(name for name, other in SCHEDULES.items() if other.takes_vertical_sync)
+        raise RequestError("rule", f"{schedule.name} does not take {VERTICAL_SYNC.name}; {takers} does")
     refuse_untaken(schedule, options, shape.parts)
     if not schedule.order.waits:
         return _rule_of_rounds(schedule, shape, steps, options["rule"]), steps
-    rule = _find_rule(schedule, options["rule"], options["vertical_sync"])
-    if options["rule"] is None and rule == schedule.rule:
-        rule = schedule.rule_of(shape)
+    rule = options["rule"] or schedule.rule_of(shape)
     if rule.name == CUSTOM and rule.record(shape) == schedule.rule.record(shape):  # a record of its own rule
         rule = schedule.rule
     if given is None and (needed := rule.fill(shape) + 2) > LEAST_STEPS:
@@ -207,15 +198,6 @@ def _rule_of_rounds(schedule: Schedule, shape: Shape, steps: int, given: object)
 def least_steps(warm_up: object) -> int:
     """Return the number of steps of a request that gives none: two more than its warm-up has, or more."""
     return max(LEAST_STEPS, whole_number("warm-up", warm_up or 0, at_least=0) + 2)
-
-
-def _find_rule(schedule: Schedule, rule: Rule | None, vertical_sync: bool) -> Rule:
-    if vertical_sync:
-        if rule is not None:
-            raise RequestError("vertical-sync", "is a rule, and --rule asks for another one; leave either out")
-        assert schedule.vertical_sync is not None, "schedules without it are refused before"
-        return schedule.vertical_sync
-    return rule or schedule.rule
 
 
 def _refuse_too_large(

@@ -60,16 +60,19 @@ def read_sharing(schedule: Schedule, shape: Shape, model: Model | None, options:
 def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None, options: Mapping[str, Any]) -> State:
     """Return the state policy of a schedule with these options; a `model` of None is the slot model."""
     state, one_place = schedule.state, schedule.order.one_place
-    if not schedule.order.waits:
-        return _state_of_rounds(schedule, shape, model)
-    given = [name for name in SHARING if is_given(options[name])]
     in_slots = model is None or model.is_unit
+    if not schedule.order.waits:  # one piece is not split, nor are those of one rank
+        return replace(state, optimizer=Home.COPIED) if in_slots or shape.replicas == 1 else state
+    given = [name for name in SHARING if is_given(options[name])]
     # Replicas whose steps may differ have no order of messages in common.
-    alike = not (in_slots or shape.widths or options["counts"])
+    unlike = shape.widths or options["counts"]
+    if unlike and options["reduce"] in ("end", "last"):
+        given.remove("reduce")
+    alike = not (in_slots or unlike)
     copied = accepts(schedule, "buckets") and state == REPLICATED and alike and schedule.has_copies(shape)
     asked = bool(zero or given) and (schedule.flushes or shape.replicas > 1)
     if not (asked or one_place or copied):
-        return replace(state, reduce=When.LAST) if options["overlap_all_reduce"] else state
+        return replace(state, reduce=When.LAST) if options["reduce"] in ("last", "each") else state
     _refuse_pieces(shape, options, given)
     if in_slots:
         _refuse_in_slots(shape, options)
@@ -82,7 +85,7 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
         parameters,
         gradients,
         optimizer,
-        reduce=_read_reduce(schedule, shape, zero, "last" if options["overlap_all_reduce"] else options["reduce"]),
+        reduce=_read_reduce(schedule, shape, zero, options["reduce"]),
         streams=True,
         buckets=_read_buckets(schedule, shape, zero, model, options),
         one_step=together and not on_host,
@@ -94,14 +97,7 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
     )
 
 
-def _state_of_rounds(schedule: Schedule, shape: Shape, model: Model | None) -> State:
-    """Return the state policy of rounds: the schedule's, but that nothing is split in slots and on one rank."""
-    in_one_piece = model is None or model.is_unit or shape.replicas == 1
-    return replace(schedule.state, optimizer=Home.COPIED) if in_one_piece else schedule.state
-
-
 def _read_reduce(schedule: Schedule, shape: Shape, zero: int, given: object) -> When:
-    """Return when gradients are summed."""
     when = When(usual_reduce(schedule, zero) if given is None else given)
     whole = ZERO[zero][1] is Home.COPIED and ZERO[zero][2] is Home.SPLIT
     if when is When.EACH and whole and shape.shard > 1:
@@ -118,14 +114,12 @@ def usual_reduce(schedule: Schedule, zero: int) -> str:
 
 
 def _refuse_pieces(shape: Shape, options: Mapping[str, Any], given: Sequence[str]) -> None:
-    """Refuse sums of gradients in two ways."""
+    """Refuse what is exchanged in parts where stages of several devices exchange it whole."""
     if shape.widths:
         named = [name for name in ("zero", "shard") if options.get(name)]
         option = (named or given)[0].replace("_", "-")
         problem = f"stages of several devices all-reduce their gradients in one piece, and --{option} asks for more"
         raise RequestError("stage-replicas", f"{problem}; leave either out")
-    if options["overlap_all_reduce"] and options["reduce"] is not None:
-        raise RequestError("overlap-all-reduce", "is another name of --reduce last; leave either out")
 
 
 def _refuse_in_slots(shape: Shape, options: Mapping[str, Any]) -> None:

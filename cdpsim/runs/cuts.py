@@ -245,7 +245,6 @@ class _Sides(NamedTuple):
 
 
 def _cut_of(program: Program, more: Ints, sides: _Sides, step: int) -> Cut:
-    """Return the cut between the sides of a step of a program."""
     nodes = nodes_by_class(program)
     place, number = np.arange(program.nodes), nodes.number[nodes.order]
     own, is_tail, grows = sides.step[:-1] == step, sides.is_tail[:-1], more[nodes.number] > 0

@@ -38,7 +38,8 @@ def evaluation_of(run: Run) -> Evaluation:
 def evaluate_requests(requests: Iterable[Request]) -> list[Evaluation]:
     """Return the evaluations of many requests; those that cost alone tells apart are run at once."""
     made, groups = [*requests], dict[int, list[int]]()
-    few: list[FewSteps | None] = [steps_at_rest(each) if _may_share(each) else None for each in made]
+    small = [_may_fold(each) and each.shape.m * each.shape.n <= _MOST_SHARED for each in made]
+    few: list[FewSteps | None] = [steps_at_rest(each) if one else None for each, one in zip(made, small, strict=True)]
     for number, found in enumerate(few):
         groups.setdefault(-1 - number if found is None else id(found.program), []).append(number)
     rows: dict[int, Evaluation] = {}
@@ -77,8 +78,3 @@ def _may_fold(request: Request) -> bool:
     """Return whether steps of a request may repeat each other: all but what depends on chance, stops and turns."""
     varies = request.disorder.is_random or request.disorder.stop or request.expands
     return request.schedule.order.waits and not varies and request.counts is None
-
-
-def _may_share(request: Request) -> bool:
-    """Return whether a request may be run together with others: steps repeat, and few micro-batches need no folding."""
-    return _may_fold(request) and request.shape.m * request.shape.n <= _MOST_SHARED

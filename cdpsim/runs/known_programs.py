@@ -60,7 +60,6 @@ def structure_of(request: Request) -> ProgramFacts:
         request.prefetch,
         request.slot_order,
         request.state,
-        request.overlap_all_reduce,
         request.counts,
         request.runtime,
         request.rendezvous,

@@ -80,7 +80,6 @@ def _run_with_times(
 
 
 def _run_of_all(request: Request, tick: float, engine: EngineName) -> Run:
-    """Return the run of a request with a program of all replicas."""
     program = assemble_replicas(request)
     return run(program, replace(price_resolved(program, request_of(program)), tick=tick), engine)
 

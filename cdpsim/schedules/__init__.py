@@ -140,7 +140,7 @@ class Schedule:
     rule: Rule
     state: State = REPLICATED
     m: int | None = None  # micro-batches in a training step, where a request cannot change that
-    vertical_sync: Rule | None = None  # the rule that --vertical-sync stands for
+    takes_vertical_sync: bool = False  # whether it takes --rule vertical-sync
     shape: Shape | None = None  # of an order from a file: the only one that it has
     torch_sends: str = "until-step-end"  # how long torch's runtime for such a pipeline holds what it has sent
     usual_m: int | None = None  # micro-batches where a request does not say; None: as many as stages
@@ -229,10 +229,6 @@ class Schedule:
         """Return the rule by default: in a line of more micro-batches than stages the newest that exists for each."""
         return rules.NEWEST if shape.workers and self.is_line and self.rule == rules.CDP_V2 else self.rule
 
-    def with_local(self, local: LocalSteps) -> "Schedule":
-        """Return it with other local steps."""
-        return replace(self, order=replace(self.order, local=local))
-
     def splits(self, shape: Shape) -> bool:
         """Return whether backwards have a part of their own for the weights."""
         return self.order.lists is not None and self.actions(shape).splits
@@ -288,7 +284,6 @@ _EXAMPLE = 'write a list for each device, such as [["F0", "B0"], ["F0", "B0"]]'
 
 
 def _written_out(name: str, about: str, actions: Actions, *, together: bool) -> Schedule:
-    """Return the schedule of actions that are written out."""
     shape = Shape(int(actions.stage.max()) + 1, int(actions.micro_batch.max()) + 1)
     schedule = pipeline(name, about, partial(_actions_as_listed, actions), together=together)
     return replace(schedule, shape=shape, m=shape.m)
@@ -423,7 +418,7 @@ _OTHER_SCHEDULES = (
         BY_STAGE,
         rules.NEWEST,
         m=1,
-        vertical_sync=rules.VERTICAL_SYNC,
+        takes_vertical_sync=True,
     ),
     Schedule("pipedream-2bw", "1f1b without flush, two versions", STREAMED, BY_STAGE, rules.CDP_V1),
     Schedule("pipemare", "1f1b without flush, one version for all", STREAMED, BY_STAGE, rules.NEWEST_EACH),

@@ -213,7 +213,6 @@ def _bad_numbers(actions: Actions, at: Callable[[int], str]) -> Iterator[str]:
 
 
 def _duplicates(actions: Actions, order: Ints, at: Callable[[int], str]) -> Iterator[str]:
-    """Yield actions that are there twice."""
     columns = (column[order] for column in (actions.micro_batch, actions.stage, actions.kind))
     for again in np.setdiff1d(np.arange(len(order)), group_starts(*columns), assume_unique=True).tolist():
         earlier, later = sorted(order[again - 1 : again + 1].tolist())

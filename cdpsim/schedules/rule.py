@@ -305,9 +305,10 @@ def _theta_before(version: Ints) -> Ints:
 DP = Rule("dp", _none)
 CDP_V1 = Rule("cdp-v1", _one_step, barrier=True)
 CDP_V2 = Rule("cdp-v2", _one_step_while_in_flight)
-RULES = {rule.name: rule for rule in (DP, CDP_V1, CDP_V2)}  # those that --rule can name
+RULES = {rule.name: rule for rule in (DP, CDP_V1, CDP_V2)}  # those that --rule can name for any schedule
 NEWEST = Rule("newest", _newest)
 VERTICAL_SYNC = Rule("vertical-sync", _newest_at_first_stage)
+NAMED_RULES = (*RULES, VERTICAL_SYNC.name)
 NEWEST_EACH = Rule("newest-each", _newest, backward=_none)
 # Each update is beside the next interval, whose tasks read the version before it.
 DPU = Rule("dpu", _one_step)
@@ -384,7 +385,7 @@ def find_rule(given: object) -> Rule:
     if name in ALL_RULES:
         return ALL_RULES[name]
     if not (os.path.lexists(name) or name.endswith(".csv") or "/" in name):
-        hint = f"{suggestion(name, RULES)} (or a CSV file of 0 and 1)"
+        hint = f"{suggestion(name, NAMED_RULES)} (or a CSV file of 0 and 1)"
         raise UnknownName("rule", f"unknown rule {short_repr(name)}; {hint}")
     rows = [[cell.strip() for cell in row] for row in read_csv(name) if row]
     for i, row in enumerate(rows):

@@ -16,7 +16,7 @@ from cdpsim.errors import RequestError, UnknownName, choose, in_known_case, refu
 from cdpsim.model import UNIT_MODELS
 from cdpsim.presets import find_model
 from cdpsim.request import Request
-from cdpsim.request.options import DEFAULTS, OPTION_NAMES, OPTIONS, read_value
+from cdpsim.request.options import DEFAULTS, OPTION_NAMES, OPTIONS, read_value, refuse_renamed
 from cdpsim.request.reading import LEAST_STEPS, least_steps, read_cluster
 from cdpsim.request.sharing import named_zero
 from cdpsim.request.taken import Asked, refuse_taken_by_none, taken_options, untaken_by
@@ -57,7 +57,7 @@ def compare(
     named: list[Compared] = []
     for given in schedules:
         named += [given] if isinstance(given, str | Schedule | Run | Mapping) else given
-    refuse_unknown("compare", options, (*OPTION_NAMES, "devices", "batch", "runs", "sort"))
+    refuse_unknown("compare", options, (*OPTION_NAMES, "devices", "batch", "runs", "sort"), refuse_renamed)
     columns = [name.replace("-", "_") for name in known_columns(quantiles=runs is not None)]
     sort = choose("sort", sort or ("given" if named else "throughput"), ("throughput", "given", *columns))
     devices = None if devices is None else whole_number("devices", devices, at_least=1)

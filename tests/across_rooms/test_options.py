@@ -57,7 +57,7 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "zero": [({"replicas": 2}, level) for level in (1, 2, 3)],
     "buckets": [({"replicas": 2}, "25 B"), ({"replicas": 2}, "25 B,50 B")],
     "whole_first_step": [({"replicas": 2, "buckets": "25 B"}, True)],
-    "reduce": [({"replicas": 2}, when) for when in ("end", "last", "each")],
+    "reduce": [(needs, when) for needs in ({}, {"replicas": 2}) for when in ("end", "last", "each")],
     "reshard": [({"shard": 4}, how) for how in ("yes", "no", "root", "step", 2)],
     "gather": [
         ({"zero": 1, "shard": 2}, "step"),
@@ -68,19 +68,16 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "clip": [({"shard": 2}, True), ({"replicas": 2}, True)],
     "update_in": [({"shard": 2, "optimizer": "adam", "update_time": "memory"}, "stream")],
     "by_layer": [({"zero": 1, "shard": 2}, True)],
-    "overlap_all_reduce": [({}, True), ({"replicas": 2}, True)],
-    "vertical_sync": [({}, True)],
     "prefetch": [({}, 2)],
     "slot_order": [({}, "backward-first")],
     "warm_up": [({"steps": 3}, 2)],
     "local_steps": [({}, 3)],
     "outer": [({}, "sgd:1")],
-    "rule": [({}, "dp"), ({}, "cdp-v1"), ({}, "cdp-v2")],
+    "rule": [({}, name) for name in ("dp", "cdp-v1", "cdp-v2", "vertical-sync")],
     "collective": [(needs, name) for needs in ({}, {"replicas": 4}) for name in ("ring", "halving-doubling")],
     "expand_collectives": [({}, True), ({"replicas": 2}, True)],
     "contention": [({}, "fair"), ({}, "queue")],
     "rendezvous": [({"cluster": alone}, how) for alone in ALONE for how in ("megatron", "torch")],
-    "defer_receives": [({"cluster": alone}, True) for alone in ALONE],
     "runtime": [
         ({}, "torch"),
         ({}, "paper:sends=until-step-end"),
@@ -114,8 +111,8 @@ OTHER = {
 }
 # Of a schedule's value alone nothing tells in whose run it does something: these change nothing in many.
 IDLE = {
-    *("defer_receives", "rendezvous", "collective", "runtime", "seed", "run", "prefetch", "rule", "by_layer"),
-    *("reduce", "reshard", "gather", "update_in", "padding", "clip", "whole_first_step", "overlap_all_reduce"),
+    *("rendezvous", "collective", "runtime", "seed", "run", "prefetch", "rule", "by_layer"),
+    *("reduce", "reshard", "gather", "update_in", "padding", "clip", "whole_first_step"),
     *("expand_collectives", "contention", "link_jitter", "buckets", "zero", "replicas", "slot_order"),
 }
 
@@ -181,8 +178,7 @@ def is_served(name: str, option: str) -> bool:
                 with suppress(RequestError):
                     changes.add(differ(run_unless_impossible(option, asked), before))
                 continue
-            word = "rendezvous" if option == "defer_receives" else option.replace("_", "-")  # its new name
-            with pytest.raises(RequestError, match=f"^{word}: {name} does not take this option"):
+            with pytest.raises(RequestError, match=f"^{option.replace('_', '-')}: {name} does not take this option"):
                 simulate(**asked)
             assert any(accepts(other, option) for other in SCHEDULES.values())
     if option not in IDLE:

@@ -24,7 +24,6 @@ FLUSHING = (
         ("1f1b --shard 2 --reshard root", "root keeps parameters for one micro-batch at a time, and a pipeline has"),
         ("dp --shard 0", "shard=0 must be at least 1"),
         ("dp --shard 2.5", "shard=2.5 must be a whole number of at least 1"),
-        ("zbv --replicas 2 --overlap-all-reduce --reduce end", "is another name of --reduce last; leave either out"),
         # stages of ZeRO, and schedules that do not take them
         ("dp --zero 4 --shard 2", "zero=4, and ZeRO's stages are 0 to 3; give one of these"),
         ("ddp --zero 3 --shard 2", "ddp is dp --zero 0, and --zero asks for 3; leave either out"),
@@ -39,7 +38,7 @@ FLUSHING = (
             "zero-dp --shard 2",
             "shard: zero-dp does not take this option (it takes prefetch, compress); pp-cdp, dp,",
         ),
-        ("multi-dp --zero 1", "zero: multi-dp does not take this option (it takes m, compress, overlap-all-reduce)"),
+        ("multi-dp --zero 1", "zero: multi-dp does not take this option (it takes m, reduce, compress)"),
         # buckets
         ("dp --replicas 2 --buckets 0B", "buckets: '0B' has a bucket of no bytes; give at least 1 B"),
         ("dp --replicas 2 --buckets 1MiB,0B", "buckets: '1MiB,0B' has a bucket of no bytes; give at least 1 B"),
@@ -79,6 +78,7 @@ FLUSHING = (
         # when
         ("dp --zero 1 --shard 2 --reduce each", "--zero 1 has whole gradients on all 2 ranks; give --zero 2, or last"),
         # devices and memory
+        ("1f1b --stage-replicas 2,1,1 --reduce each", "in one piece, and --reduce asks for more; leave either out"),
         ("1f1b --stage-replicas 2,1,1 --shard 2", "all-reduce their gradients in one piece, and --shard asks for more"),
         ("1f1b --stage-replicas 2,1,1 --zero 0 --buckets none", "in one piece, and --buckets asks for more; leave"),
         ("dp --shard 2 --offload activations", "has something on its host, and nothing says how long that takes to"),

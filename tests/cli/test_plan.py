@@ -44,12 +44,12 @@ row 1: cdpsim compare zb-h1 -n 4 -m 8 --model unit-split
 
 def test_lists_switches_and_objectives_are_searched(command: Command) -> None:
     words = ["plan", "--model", "gpt2", "--cluster", "a100-nodes", "--devices", "2", "--batch", "32", "-n", "1,2"]
-    words += ["--schedules", "1f1b,dp", "--recompute", "none,layer", "--overlap-all-reduce", "--objective", "memory"]
+    words += ["--schedules", "1f1b,dp", "--recompute", "none,layer", "--clip", "--objective", "memory"]
     written = json.loads(command(*words, "--top", "3", "--format", "json").out)
     sizes = [row["memory"] for row in written["rows"]]
     assert sizes == sorted(sizes)
     assert (written["objective"], len(sizes), written["proved"]) == ("memory", 3, True)
-    every = {row["request"].get("overlap_all_reduce") for row in written["front"]}
+    every = {row["request"].get("clip") for row in written["front"]}
     assert every <= {None, True}
     assert written["searched"]["candidates"] > 16
 

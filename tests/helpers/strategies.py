@@ -254,11 +254,10 @@ def schedules(draw: st.DrawFn, most: int, where: Need = anything) -> dict[str, A
     if accepts(schedule, "stage_replicas") and shape.m > 1 and draw(st.booleans()):
         widths = draw(st.lists(st.integers(1, min(shape.m, 3)), min_size=shape.n, max_size=shape.n))
         asked |= {"stage_replicas": widths} if set(widths) != {1} else {}
-    if accepts(schedule, "overlap_all_reduce"):
-        all_reduces = shape.m > 1 if schedule.placement.replicas else shape.replicas > 1
-        asked["overlap_all_reduce"] = all_reduces and draw(st.booleans())
-    if accepts(schedule, "vertical_sync"):
-        asked["vertical_sync"] = draw(st.booleans())
+    if accepts(schedule, "reduce"):
+        asked["reduce"] = draw(st.sampled_from([None, "end", "last"]))
+    if schedule.takes_vertical_sync:
+        asked["rule"] = draw(st.sampled_from([None, "vertical-sync"]))
     if accepts(schedule, "prefetch"):
         asked["prefetch"] = draw(st.integers(0, 3))
     if accepts(schedule, "slot_order"):
@@ -291,7 +290,7 @@ def sharing(draw: st.DrawFn, asked: dict[str, Any]) -> dict[str, Any]:
         options["gather"] = draw(st.sampled_from([None, "step", "early"]))
     if not _accepts(asked, options):
         return asked
-    return {name: value for name, value in asked.items() if name != "overlap_all_reduce"} | options
+    return asked | options
 
 
 @st.composite

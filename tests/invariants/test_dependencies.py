@@ -98,7 +98,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "pp-cdp, deferred": real("pp-cdp", 3, **MET, jitter="lognormal:0.5"),
     "single-cdp, by host": real("single-cdp", 3, **by_hosts(3)),
     "pipedream": real("pipedream", 4, steps=7),
-    "pipedream, vertical": real("pipedream", 3, steps=6, vertical_sync=True),
+    "pipedream, vertical": real("pipedream", 3, steps=6, rule="vertical-sync"),
     "pipedream-2bw": real("pipedream-2bw", 3, m=4, model=model(3, update=0.3)),
     "pipemare": real("pipemare", 3, m=3, **by_hosts(3)),
     # States in one place.
@@ -112,13 +112,13 @@ RUNS: dict[str, dict[str, Any]] = {
     "zero-cdp, prefetch": real("zero-cdp", 3, prefetch=2, model=model(3, update=0.4)),
     # Replicas and all-reduces.
     "multi-dp, seconds": real("multi-dp", 3, jitter="lognormal:0.3"),
-    "multi-dp, at once": real("multi-dp", 3, overlap_all_reduce=True, model=model(3, update=0.2)),
+    "multi-dp, at once": real("multi-dp", 3, reduce="last", model=model(3, update=0.2)),
     "multi-dp, ring": real("multi-dp", 3, expand_collectives=True, collective="ring", link_jitter="lognormal:0.5"),
     "multi-dp, doubling": real(
-        "multi-dp", 5, m=5, expand_collectives=True, steps=1, overlap_all_reduce=True, jitter="lognormal:0.3"
+        "multi-dp", 5, m=5, expand_collectives=True, steps=1, reduce="last", jitter="lognormal:0.3"
     ),
     "1f1b, replicas": real("1f1b", 3, m=4, replicas=2, jitter="lognormal:0.3"),
-    "pipedream, replicas": real("pipedream", 2, replicas=2, steps=6, vertical_sync=True, link_jitter="lognormal:0.5"),
+    "pipedream, replicas": real("pipedream", 2, replicas=2, steps=6, rule="vertical-sync", link_jitter="lognormal:0.5"),
     "pipedream-2bw, replicas": real("pipedream-2bw", 2, m=2, replicas=2, steps=5, link_jitter="lognormal:0.9"),
     "pp-cdp, v1, replicas": real(
         "pp-cdp", 2, rule="cdp-v1", steps=3, replicas=3, **by_hosts(2), jitter="lognormal:0.5"
@@ -142,7 +142,7 @@ RUNS: dict[str, dict[str, Any]] = {
     # Split backwards.
     "zb-h1": real("zb-h1", 3, m=4),
     "zbv, by hosts": real("zbv", 4, m=4, **by_hosts(4)),
-    "dualpipe": real("dualpipe", 4, m=8, steps=1, overlap_all_reduce=True),
+    "dualpipe": real("dualpipe", 4, m=8, steps=1, reduce="last"),
     # Streams, and messages that share links.
     "multi-cdp, stream": real("multi-cdp", 3, cluster=cluster(overlap="stream"), rule="cdp-v1", steps=3, prefetch=9),
     "multi-cdp, alone": real("multi-cdp", 3, cluster=cluster(overlap="none"), prefetch=1, model=model(3, update=0.4)),
@@ -231,7 +231,7 @@ def test_what_is_recounted_times_the_run(request: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"schedule": "pipedream", "vertical_sync": True, "steps": 6},
+        {"schedule": "pipedream", "rule": "vertical-sync", "steps": 6},
         {"schedule": "pipedream-2bw", "m": 2, "steps": 6},
         {"schedule": "pp-cdp", "rule": "cdp-v1", "steps": 6},
     ],

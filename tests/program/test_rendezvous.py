@@ -261,10 +261,10 @@ def test_a_buffer_is_there_while_its_message_is_on_its_way(how: Rendezvous) -> N
 
 
 def test_a_trace_of_both_ends_is_opened_again(tmp_path: Any) -> None:
-    """Its request says how it was made, in the words of today where it was asked for in old ones."""
-    trace = simulate("pp-cdp", 3, model=LONG_FIRST, cluster=on(), defer_receives=True)
+    """Its request says how it was made."""
+    trace = simulate("pp-cdp", 3, model=LONG_FIRST, cluster=on(), rendezvous="megatron")
     trace.save(tmp_path / "a")
-    assert trace.request["rendezvous"] == "megatron" and "defer_receives" not in trace.request
+    assert trace.request["rendezvous"] == "megatron"
     again = reopen(tmp_path / "a")
     assert isinstance(again, Run) and np.array_equal(again.start, trace.start)
     plain = simulate("pp-cdp", model=LONG_FIRST, cluster=on("full"))

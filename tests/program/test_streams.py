@@ -22,8 +22,6 @@ from cdpsim.schedules import TABLE_1
 from cdpsim.studies.breakeven import scale_links
 from cdpsim.timing.engine import ENGINES
 from cdpsim.trace import TABLES
-from tests.conftest import Command
-from tests.helpers.command_line import refuse
 from tests.helpers.message_turn_player import play
 from tests.helpers.run_times import makespan, named
 from tests.helpers.strategies import fitting, streamed_requests, taken, without_rounds
@@ -97,9 +95,7 @@ def test_all_reduces_hide_behind_the_backward_as_in_buckets(forward: float, back
     k = 4
     stage = Stage(forward=forward / k, backward=backward / k, parameters=1)
     cluster = on("stream", Link(latency=carry / k))
-    trace = simulate(
-        "multi-dp", k, m=2, steps=6, model=Model(stages=(stage,) * k), cluster=cluster, overlap_all_reduce=True
-    )
+    trace = simulate("multi-dp", k, m=2, steps=6, model=Model(stages=(stage,) * k), cluster=cluster, reduce="last")
     expected = max(forward + backward + carry / k, forward + backward / k + carry)
     assert trace.summary()["period"] == pytest.approx(expected)
 
@@ -320,28 +316,18 @@ def test_an_unknown_overlap_is_refused() -> None:
 def test_a_rendezvous_changes_nothing_where_messages_overlap_with_tasks(overlap: str, how: Rendezvous) -> None:
     """Both ends wait for each other only where a message has its devices to itself."""
     plain = simulate("pp-cdp", 2, model=EVEN, cluster=on(overlap))
-    for asked in ({"rendezvous": how}, {"defer_receives": True}):
-        meeting = simulate("pp-cdp", 2, model=EVEN, cluster=on(overlap), **asked)
-        assert (meeting.tasks, meeting.messages) == (plain.tasks, plain.messages)
+    meeting = simulate("pp-cdp", 2, model=EVEN, cluster=on(overlap), rendezvous=how)
+    assert (meeting.tasks, meeting.messages) == (plain.tasks, plain.messages)
 
 
 def test_a_rendezvous_is_one_of_two() -> None:
-    """The old name is that of one of them, and stands beside no other."""
+    """Another one is refused, and one that has no message to wait for is not."""
     asked: dict[str, Any] = {"model": EVEN, "cluster": on("none")}
     with pytest.raises(RequestError, match="rendezvous: unknown rendezvous 'nccl'"):
         simulate("pp-cdp", 2, **asked, rendezvous="nccl")  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="defer-receives: is the old name of --rendezvous megatron"):
-        simulate("pp-cdp", 2, **asked, rendezvous="torch", defer_receives=True)
     assert not len(
         simulate("multi-dp", 1, model=Model(stages=EVEN.stages[:1]), cluster=on("none"), rendezvous="torch").messages
     )
-    old, new = (simulate("pp-cdp", 2, **asked, **how) for how in ({"defer_receives": True}, {"rendezvous": "megatron"}))
-    assert old.request == new.request and old.request["rendezvous"] == "megatron"
-
-
-def test_the_command_line_has_both_names(command: Command, tmp_path: Path) -> None:
-    """But not for one run."""
-    refuse(command, tmp_path, "simulate pp-cdp -n 2 -o x --rendezvous torch --defer-receives", "is the old name of")
 
 
 def test_a_picture_tells_what_a_lane_waits_for() -> None:

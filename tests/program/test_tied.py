@@ -196,7 +196,7 @@ def test_it_may_be_summed_before_the_step_ends() -> None:
     """Stages 1 and 3 of an interleaved pipeline are through before stage 0 is."""
     tied = model(Tie(stages=(1, 2), parameters=30))
     asked: dict[str, Any] = {"m": 2, "chunks": 2, "model": tied, "cluster": SLOW}
-    late, early = (simulate("interleaved-1f1b", 4, **asked, overlap_all_reduce=at_once) for at_once in (False, True))
+    late, early = (simulate("interleaved-1f1b", 4, **asked, reduce=when) for when in ("end", "last"))
     starts = [trace.messages["start"][trace.messages["stage"] == -1][0] for trace in (late, early)]
     tasks = early.tasks
     gives = (tasks["kind"] == "B") & np.isin(tasks["stage"], (1, 2)) & (tasks["step"] == 0)

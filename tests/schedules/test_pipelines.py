@@ -137,7 +137,7 @@ def test_pipedream_stashes_a_version_for_each_in_flight(n: int) -> None:
 
 @pytest.mark.parametrize("n", [2, 4])
 def test_with_vertical_sync_all_stages_read_one_version(n: int) -> None:
-    trace = simulate("pipedream", n, steps=4 * n, vertical_sync=True)
+    trace = simulate("pipedream", n, steps=4 * n, rule="vertical-sync")
     tasks = trace.program.tasks
     version = tasks.version[trace.program.tasks_of_kind(Kind.F)]
     assert (version == version[:, :1]).all()
@@ -203,7 +203,7 @@ def test_all_reduces_overlap_if_they_may() -> None:
     model = Model(stages=(Stage(forward=1.0, backward=2.0, parameters=10**9),) * 3)
     cluster = Cluster(link=Link(bandwidth=1e9))
     asked: dict[str, Any] = {"model": model, "cluster": cluster, "m": 4, "chunks": 3, "replicas": 2, "steps": 1}
-    flushed, early = (simulate("interleaved-1f1b", overlap_all_reduce=on, **asked) for on in (False, True))
+    flushed, early = (simulate("interleaved-1f1b", reduce=when, **asked) for when in ("end", "last"))
     for run, begins in ((flushed, [36.0, 37.0, 38.0]), (early, [36.0, 34.0, 32.0])):
         messages, first = run.program.messages, len(run.program.tasks)
         rows = first + np.flatnonzero(messages.op == Op.ALL_REDUCE)
@@ -212,11 +212,35 @@ def test_all_reduces_overlap_if_they_may() -> None:
     assert early.end.max() <= flushed.end.max()
 
 
+@pytest.mark.parametrize(
+    ("asked", "earlier"),
+    [
+        (
+            {"schedule": "interleaved-1f1b", "n": 4, "m": 4, "chunks": 2, "replicas": 2, "counts": [[4, 3], [4, 4]]},
+            [0, 0, 2, 2],
+        ),
+        ({"schedule": "1f1b", "n": 3, "m": 4, "replicas": 2, "stage_replicas": [2, 1, 1]}, [0, 0, 0]),
+    ],
+)
+def test_sums_in_no_common_order_begin_when_they_may(asked: dict[str, Any], earlier: list[int]) -> None:
+    """Where steps are unlike, the last backward of a device's other stage is two slots before that of its first one.
+
+    Where devices have one stage each, the end is the only moment.
+    """
+    starts = []
+    for when in ("end", "last"):
+        sums = simulate(**asked, reduce=when).messages
+        first = (sums.op == "all_reduce") & (sums.step == 0)
+        starts.append(dict(zip(sums.stage[first].tolist(), sums.start[first].tolist(), strict=True)))
+    late, early = starts
+    assert [late[stage] - early[stage] for stage in range(len(earlier))] == earlier
+
+
 @pytest.mark.every_case
 @pytest.mark.parametrize("zero", range(4))
 @pytest.mark.parametrize(("name", "replicas"), [("zbv", 2), ("chimera", 1), ("gems", 1), ("dualpipe", 1)])
 def test_each_word_for_when_gradients_are_summed_is_one_run(name: str, replicas: int, zero: int) -> None:
-    """--overlap-all-reduce gives the times of --reduce last, and no option those of --reduce end."""
+    """No option gives the times of --reduce end without ZeRO, and others at all stages of it."""
     stage = Stage(forward=1.0, backward=2.0, weight_backward=1.0, parameters=10**9)
     asked: dict[str, Any] = {"model": Model(stages=(stage,) * 4), "cluster": Cluster(link=Link(bandwidth=1e9))}
     asked |= {"m": 8, "replicas": replicas, "steps": 1}
@@ -225,10 +249,10 @@ def test_each_word_for_when_gradients_are_summed_is_one_run(name: str, replicas:
         return [float(end) for end in simulate(name, 4, **asked, **options).messages.end]
 
     last, end = (ends(zero=zero, reduce=when) for when in ("last", "end"))
-    assert ends(zero=zero, overlap_all_reduce=True) == last != end
+    assert last != end
     if zero == 0:
         assert ends() == ends(reduce="end") == end
-        assert ends(overlap_all_reduce=True) == last
+        assert ends(reduce="last") == last
 
 
 def test_two_directions_share_a_stage() -> None:
@@ -318,13 +342,19 @@ def test_an_order_from_outside_that_is_none_is_refused(devices: list[list[tuple[
         ({"schedule": "pipedream", "n": 4, "m": 4}, "m: pipedream does not take this option"),
         ({"schedule": "gpipe", "n": 4, "chunks": 2}, "chunks: gpipe does not take this option"),
         ({"schedule": "gpipe", "n": 4, "rule": "cdp-v2"}, "'cdp-v2' does not go with the gpipe timing"),
-        ({"schedule": "gpipe", "n": 4, "vertical_sync": True}, "vertical-sync: gpipe does not take this option"),
+        (
+            {"schedule": "gpipe", "n": 4, "rule": "vertical-sync"},
+            "gpipe does not take vertical-sync; pipedream does",
+        ),
+        (
+            {"schedule": "acco", "n": 4, "rule": "vertical-sync"},
+            "acco does not take vertical-sync; pipedream does",
+        ),
         ({"schedule": "multi-cdp", "n": 4, "replicas": 2}, "replicas: multi-cdp does not take this option"),
         (
             {"schedule": "pipedream-2bw", "n": 4, "zero": 1, "replicas": 2, "gather": "step", "model": "gpt2"},
             "gather: pipedream-2bw does not take this option",
         ),
-        ({"schedule": "pipedream", "n": 4, "vertical_sync": True, "rule": "dp"}, "leave either out"),
         ({"schedule": "zb-h1", "model": Model(stages=(Stage(forward=1.0, backward=2.0),))}, "zb-h1 splits backwards"),
         ({"schedule": "1f1b", "n": 4, "replicas": 0}, "replicas=0 must be at least 1"),
     ],
@@ -352,8 +382,8 @@ def test_what_is_saved_is_opened_again_with_its_run(name: str, tmp_path: Any) ->
     """A record has its replicas, chunks and rule, so that the run behind files is found again."""
     schedule = SCHEDULES[name]
     asked: dict[str, Any] = {"replicas": 2, "steps": 3}
-    asked |= {"chunks": 2, "overlap_all_reduce": True} if accepts(schedule, "chunks") else {}
-    asked |= {"vertical_sync": True} if accepts(schedule, "vertical_sync") else {}
+    asked |= {"chunks": 2, "reduce": "last"} if accepts(schedule, "chunks") else {}
+    asked |= {"rule": "vertical-sync"} if schedule.takes_vertical_sync else {}
     trace = simulate(name, 4, **asked)
     trace.save(tmp_path)
     again = reopen(tmp_path)

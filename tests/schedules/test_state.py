@@ -91,8 +91,8 @@ def test_copied_gradients_stay_until_the_update_and_owned_ones_leave_before(grad
     "asked",
     [
         {"schedule": "1f1b", "n": 4, "m": 8, "replicas": 3},
-        {"schedule": "interleaved-1f1b", "n": 4, "m": 8, "chunks": 2, "replicas": 2, "overlap_all_reduce": True},
-        {"schedule": "chimera", "n": 4, "m": 4, "replicas": 2, "overlap_all_reduce": True},
+        {"schedule": "interleaved-1f1b", "n": 4, "m": 8, "chunks": 2, "replicas": 2, "reduce": "last"},
+        {"schedule": "chimera", "n": 4, "m": 4, "replicas": 2, "reduce": "last"},
         {"schedule": "zbv", "n": 4, "m": 8, "replicas": 2},
         {"schedule": "gpipe", "n": 2, "m": 3, "replicas": 2, "model": "gpt2", "cluster": "a100-nodes"},
         {"schedule": "pipedream-2bw", "n": 3, "m": 4, "replicas": 2},
@@ -104,10 +104,9 @@ def test_copied_gradients_stay_until_the_update_and_owned_ones_leave_before(grad
 def test_free_links_give_all_states_the_same_times(asked: dict[str, Any]) -> None:
     """Law: whether one holder updates or all do, tasks run when they run with copies, where messages take no time."""
     asked = dict(asked)
-    name = asked.pop("schedule")
-    reduced = State(C, C, O)
-    owned = replace(SCHEDULES[name], name="owned", state=reduced)
-    one, other = (sound(simulate(schedule, steps=4, **asked)) for schedule in (owned, name))
+    name, when = asked.pop("schedule"), asked.pop("reduce", None)
+    owned = replace(SCHEDULES[name], name="owned", state=State(C, C, O, reduce=When(when or "end")))
+    one, other = (sound(simulate(owned, steps=4, **asked)), sound(simulate(name, steps=4, reduce=when, **asked)))
     if "cluster" not in asked:
         compute = slice(one.program.compute)
         assert are_close(one.end[compute], other.end[compute])

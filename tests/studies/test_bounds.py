@@ -92,8 +92,7 @@ def test_bounds_are_at_most_what_a_simulation_gives(part: int, examples: Example
 
 # Values of all options that a plan takes, but for sizes, which are drawn with the schedule.
 VALUES: dict[str, tuple[Any, ...]] = {
-    "rule": ("cdp-v1", "cdp-v2"),
-    "vertical_sync": (True,),
+    "rule": ("cdp-v1", "cdp-v2", "vertical-sync"),
     "prefetch": (0, 1, 3),
     "slot_order": ("backward-first",),
     "buckets": ("torch", "deepspeed", "20 MB", "none"),
@@ -106,7 +105,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "clip": (True,),
     "update_in": ("stream",),
     "by_layer": (True, False),
-    "overlap_all_reduce": (True,),
     "optimizer": ("sgd", "adafactor"),
     "mixed_precision": (False,),
     "gradients": ("fp32", "bf16"),
@@ -116,7 +114,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "expand_collectives": (True,),
     "contention": ("fair", "queue"),
     "rendezvous": ("torch", "megatron"),
-    "defer_receives": (True,),
     "runtime": ("held", "torch"),
     "engine": ("simpy",),
     "collective": ("tree", "halving-doubling", "hierarchical", "best"),

@@ -117,5 +117,5 @@ def test_a_run_that_ends_before_a_stop_is_as_without_it() -> None:
     """A single pass through six stages and back takes 12 slots; that later steps would not end does not matter."""
     stopped = simulate("pipedream", 6, steps=1, stop=["0:16"])
     assert (stopped.makespan, stopped.steady_state.period) == (12, 12)
-    vertical = simulate("pipedream", 6, vertical_sync=True, steps=1, stop=["0:16"])
+    vertical = simulate("pipedream", 6, rule="vertical-sync", steps=1, stop=["0:16"])
     assert vertical.summary()["mean_staleness"] == 5

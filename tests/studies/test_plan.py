@@ -366,7 +366,7 @@ def test_the_same_bytes_whatever_the_hash_seed() -> None:
 
 
 def test_lists_of_other_options_are_searched_and_left_out_where_they_do_nothing() -> None:
-    """Pipelines take --overlap-all-reduce; one that flushes has two candidates, one that does not has one."""
+    """A pipeline that flushes sums gradients at two moments, as two candidates; one that does not has one."""
     options: dict[str, Any] = {"devices": 4, "batch": 8, "recompute": "none", "seconds": 0}
     model, cluster = stages(4), box()
     one = plan(model, cluster, schedules=["gpipe", "pipemare"], rule="dp", replicas=2, shard=1, **options)
@@ -377,7 +377,7 @@ def test_lists_of_other_options_are_searched_and_left_out_where_they_do_nothing(
         rule="dp",
         replicas=2,
         shard=1,
-        overlap_all_reduce=[False, True],
+        reduce=["end", "last"],
         **options,
     )
 
@@ -417,7 +417,7 @@ def test_all_that_is_restricted_is_left_out() -> None:
 
 
 def test_counts_add_up_where_none_fits_and_the_smallest_is_refused_only_when_it_runs() -> None:
-    options: dict[str, Any] = {"schedules": ["dpu", "zb-h2"], "overlap_all_reduce": [False, True]}
+    options: dict[str, Any] = {"schedules": ["dpu", "zb-h2"], "reduce": ["end", "last"]}
     found = plan("gpt2", "a100-nodes", devices=1, batch=48, memory="3 GB", update_time="memory", **options)
     counts = dict(found.searched)
     refused = sum(counts.pop(REFUSED).values())

@@ -101,7 +101,7 @@ def test_steady_figures_do_not_depend_on_the_steps_asked_for(name: str) -> None:
 def test_staleness_is_the_mean_lag_at_rest(steps: int) -> None:
     """Of PipeDream (n-1)/2, with vertical sync n-1; of PipeMare the mean of ceil((n-1-j-i)/m), at least 0."""
     assert measure(simulate("pipedream", 4, steps=steps)).staleness == 1.5
-    assert measure(simulate("pipedream", 4, steps=steps, vertical_sync=True)).staleness == 3
+    assert measure(simulate("pipedream", 4, steps=steps, rule="vertical-sync")).staleness == 3
     lags = [max(-((i - (8 - 1 - j)) // 2), 0) for i in range(2) for j in range(8)]
     assert measure(simulate("pipemare", 8, m=2, steps=steps)).staleness == sum(lags) / 16 == 1.75
     assert simulate("multi-cdp", 5, steps=steps).summary()["mean_staleness"] == 0.4  # (N-1)/2N

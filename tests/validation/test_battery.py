@@ -443,12 +443,11 @@ OPTIONS: dict[str, set[Any]] = {
     "shard": {3},
     "zero": {2, 3},
     "buckets": {"8KiB"},
-    "reduce": {"each"},
+    "rule": {"vertical-sync"},
+    "reduce": {"last", "each"},
     "reshard": {2},
     "layers": {"0,2,4,6"},
     "prefetch": {1},
-    "overlap_all_reduce": {True},
-    "vertical_sync": {True},
     "recompute": {"full", "sqrt"},
     "offload": {"optimizer", "all"},
     "autocast": {"bf16"},
@@ -460,7 +459,7 @@ OPTIONS: dict[str, set[Any]] = {
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_option_is_replayed_and_named(device: str) -> None:
-    """As a whole: in one process, and some by ranks; names of trials and the table's column have the same words."""
+    """As a whole: in one process, and some by ranks; names of trials and the table's columns have the same words."""
     trials = [trial for trial in list_trials(device) if trial.group.name in ("options", "options-ranks", "workers")]
     found = [(trial, trial.case) for trial in trials if trial.case]
     assert {trial.alone for trial, _ in found} == {True, False}
@@ -469,6 +468,7 @@ def test_every_option_is_replayed_and_named(device: str) -> None:
         assert replayable(case, alone=trial.alone).left_out == (), trial.name
         request = request_of(case, trial.alone)
         words = replace(Made().report(), request=request).options_text.split()
+        words = [f"rule={request['rule']}"] * bool(request["rule"]) + words
         assert trial.name.split("+") == [f"{trial.group.name}/{case.schedule}", *words]
         assert words
         for option, values in seen.items():

@@ -64,16 +64,16 @@ SCHEDULED = {
     "zero-cdp arrives as early as it can": Case("zero-cdp", 4, prefetch=100, optimizer=CASES["adam"], steps=2),
     "zero-dp has a stage twice": Case("zero-dp", 3, prefetch=2, steps=2),
     "multi-cdp arrives early": Case("multi-cdp", 4, prefetch=1, model="transformer", steps=2),
-    "sums early": Case("multi-dp", 3, overlap_all_reduce=True, optimizer=CASES["momentum"]),
-    "replicas sum early": Case("interleaved-1f1b", 4, chunks=2, replicas=2, overlap_all_reduce=True, steps=2),
-    "reads one version": Case("pipedream", 3, vertical_sync=True, optimizer=CASES["momentum"], steps=6),
+    "sums early": Case("multi-dp", 3, reduce="last", optimizer=CASES["momentum"]),
+    "replicas sum early": Case("interleaved-1f1b", 4, chunks=2, replicas=2, reduce="last", steps=2),
+    "reads one version": Case("pipedream", 3, rule="vertical-sync", optimizer=CASES["momentum"], steps=6),
 }
 
 
 @pytest.mark.parametrize("case", SCHEDULED.values(), ids=SCHEDULED)
 def test_an_option_of_a_schedule_is_replayed_and_changes_the_run(case: Case) -> None:
     prepared, measured, _ = replayed(case)
-    without = replace(case, prefetch=0, overlap_all_reduce=False, vertical_sync=False)
+    without = replace(case, prefetch=0, reduce=None)
     plan = prepare(known(without)).plan
     changed = (memory.simulated_memory(plan).shape != measured.shape) or (
         memory.simulated_memory(plan) != measured
@@ -85,7 +85,7 @@ def test_an_option_of_a_schedule_is_replayed_and_changes_the_run(case: Case) -> 
 
 def test_vertical_sync_reads_in_all_stages_what_the_first_one_had() -> None:
     """The first of three stages has seen none of the last two micro-batches' updates: a lag of two everywhere."""
-    case = Case("pipedream", 3, steps=6, vertical_sync=True, optimizer=CASES["momentum"])
+    case = Case("pipedream", 3, steps=6, rule="vertical-sync", optimizer=CASES["momentum"])
     _, _, found = replayed(case)
     lags = np.full((1, 3), 2)
     for stage, theta in enumerate(evaluate(make_training("mlp", 3), case.optimizer, lags, 6)):

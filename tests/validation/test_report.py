@@ -102,7 +102,7 @@ def test_the_allocators_account_has_columns_where_there_is_one(results: Path) ->
     assert [np.asarray(dots.get_offsets()).tolist() for dots in hollow] == [[[120, 120], [121, 120]]]
 
 
-OPTIONS: dict[str, Scalar] = {"recompute": "sqrt", "prefetch": 1, "overlap_all_reduce": True, "dtype": "bfloat16"}
+OPTIONS: dict[str, Scalar] = {"recompute": "sqrt", "prefetch": 1, "reduce": "last", "dtype": "bfloat16"}
 
 
 def test_options_have_a_column_where_a_run_has_some(results: Path) -> None:
@@ -121,12 +121,28 @@ def test_options_have_a_column_where_a_run_has_some(results: Path) -> None:
         "-",
         "-",
         "-",
-        "recompute=sqrt (only full replayed) prefetch=1 (not replayed) overlap-all-reduce bfloat16",
-        "recompute=sqrt prefetch=1 overlap-all-reduce bfloat16",
+        "reduce=last recompute=sqrt (only full replayed) prefetch=1 (not replayed) bfloat16",
+        "reduce=last recompute=sqrt prefetch=1 bfloat16",
     ]
     rows = csv.DictReader(StringIO(report.write_reports_table(results, form="csv")))
     said = json.loads(report.write_reports_table(results, form="json"))
     assert [row["options"] for row in rows] == [each["options"] for each in said]
+
+
+OLD_NAMES = {"overlap_all_reduce": ("reduce", "last"), "vertical_sync": ("rule", "vertical-sync")}
+
+
+@pytest.mark.parametrize("name", OLD_NAMES)
+def test_reports_and_trials_of_before_are_read_by_the_names_of_today(name: str, results: Path) -> None:
+    """In a report of its own, and in a battery."""
+    option, value = OLD_NAMES[name]
+    made, path = Made("multi-dp").report(), results / "report-3.json"
+    reportform.write_report(path, replace(made, request=made.request | {option: value}))
+    new, old = path.read_text(), json.loads(path.read_text())
+    old["request"] |= {option: None, name: True}
+    assert reportform.decode_report(json.dumps(old), "old") == reportform.decode_report(new, "new")
+    trial = reportform.TrialResult(name=f"options/multi-dp+replicas=2+{name.replace('_', '-')}+adam", state="ok")
+    assert trial.name == f"options/multi-dp+replicas=2+{option}={value}+adam"
 
 
 def test_a_file_of_peers_is_named_with_the_command_that_shows_it(

@@ -15,6 +15,7 @@ from cdpsim.model import Model
 from cdpsim.program import Category
 from cdpsim.request.sharing import SHARING
 from cdpsim.schedules import SCHEDULES, TABLE_1
+from cdpsim.schedules.rule import NAMED_RULES
 from validation.calibrate.results import Calibration
 from validation.comparison import memory
 from validation.comparison.account import is_accounted
@@ -56,9 +57,9 @@ def case_of(report: Report, battery: Battery) -> Case:
     """Return the request of a report's simulation; options of training are in its model file."""
     asked = report.request
     model = Model.from_builtins(battery.models[str(asked["model_sha256"])], "model")
-    assert asked["rule"] is None, "the battery replays schedules by their own rules"
-    own = ["schedule", "n", "steps", "m", "chunks", "replicas", "slot_order", "prefetch", "overlap_all_reduce"]
-    own += ["vertical_sync", "zero", "shard", *(field.name for field in fields(Case) if field.name in SHARING)]
+    assert asked["rule"] in (None, *NAMED_RULES), "the battery replays schedules by rules that have names"
+    own = ["schedule", "n", "steps", "m", "chunks", "replicas", "slot_order", "prefetch"]
+    own += ["rule", "zero", "shard", *(field.name for field in fields(Case) if field.name in SHARING)]
     case = Case(
         **{name: asked[name] for name in own},  # type: ignore[arg-type]
         **{name: asked.get(name) for name in ("warm_up", "local_steps", "outer")},  # type: ignore[arg-type]

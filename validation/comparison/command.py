@@ -21,7 +21,7 @@ from cdpsim.request.reading import shape_of
 from cdpsim.request.sharing import goes_by_layer, named_zero, read_ranks
 from cdpsim.request.taken import accepts, refuse_untaken
 from cdpsim.schedules import Schedule, find_schedule
-from cdpsim.schedules.rule import RULES, find_rule
+from cdpsim.schedules.rule import NAMED_RULES, find_rule
 from cdpsim.schedules.shape import Shape
 
 from ..program import harness_command
@@ -129,14 +129,12 @@ _MACHINE = argument_group(
     argument("-o", "--output", required=True, metavar="FILE.json", help="the report to write"),
     argument("--force", action="store_true", help="overwrite a report that exists"),
     argument("--steps", default="3", metavar="T", help="training steps (default 3)"),
-    argument("--rule", metavar="RULE", help="dp, cdp-v1, cdp-v2 or a CSV file (default: its own)"),
+    argument("--rule", metavar="RULE", help=f"{', '.join(NAMED_RULES)} or a CSV file (default: its own)"),
     argument("--timeout", metavar="SECONDS", help="how long ranks may take for a run (default 120)"),
     argument(
         "--slot-order", metavar="ORDER", help="as for `cdpsim simulate`: forward-first (default) or backward-first"
     ),
     argument("--prefetch", metavar="K", help="let parameters arrive K tasks before their reader"),
-    argument("--overlap-all-reduce", action="store_true", help="sum a stage's gradients as soon as they are complete"),
-    argument("--vertical-sync", action="store_true", help="read in all stages the version of the first one"),
     argument(
         "--split",
         metavar="HOW",
@@ -256,7 +254,7 @@ def _split(given: str | None, schedule: Schedule, shape: Shape) -> Split:
 
 
 def _rule(given: str | None, shape: Shape) -> str | tuple[tuple[bool, ...], ...] | None:
-    if given is None or given in RULES:
+    if given is None or given in NAMED_RULES:
         return given
     return tuple(map(tuple, find_rule(given).matrix(shape.n, shape.m).tolist()))
 

@@ -42,11 +42,12 @@ class Trial(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The group, the schedule and its options."""
+        """The group, the schedule, another rule than its own, and its options."""
         if self.case is None:
             return self.group.name
-        options = option_words(request_of(self.case, self.alone)).values()
-        return "+".join([f"{self.group.name}/{self.case.schedule}", *options])
+        asked = request_of(self.case, self.alone)
+        rule = [f"rule={asked['rule']}"] if asked["rule"] else []
+        return "+".join([f"{self.group.name}/{self.case.schedule}", *rule, *option_words(asked).values()])
 
 
 def list_trials(device: str) -> list[Trial]:
@@ -179,8 +180,8 @@ def _with_options(small: Case) -> Iterator[Case]:
     for schedule, options in (
         ("zero-dp", {"prefetch": 1}),
         ("zero-cdp", {"prefetch": 1}),
-        ("multi-dp", {"overlap_all_reduce": True}),
-        ("interleaved-1f1b", {"chunks": 2, "replicas": 2, "overlap_all_reduce": True}),
+        ("multi-dp", {"reduce": "last"}),
+        ("interleaved-1f1b", {"chunks": 2, "replicas": 2, "reduce": "last"}),
         ("interleaved-1f1b", {"chunks": 2, "zero": 2, "replicas": 2, "reduce": "each"}),
         (
             "zb-h1",
@@ -195,7 +196,7 @@ def _with_options(small: Case) -> Iterator[Case]:
         ),
         ("gpipe", {"zero": 3, "replicas": 4, "reshard": 2, "n": 2}),
         ("dp", {"zero": 3, "shard": 3, "replicas": 2, **mixed}),
-        ("pipedream", {"vertical_sync": True, "steps": 6}),
+        ("pipedream", {"rule": "vertical-sync", "steps": 6}),
         ("gpipe", {"recompute": "full", **deep}),
         ("1f1b", {"recompute": "sqrt", **deep}),
         ("multi-cdp", {"recompute": "sqrt", **deep}),
@@ -218,7 +219,7 @@ def _with_options_by_ranks(small: Case) -> Iterator[Case]:
     """Return the case with options that change what ranks send, or keep on their hosts."""
     adam = replace(OPTIMIZERS["adam"], mixed_precision=True)
     yield replace(small, schedule="zero-cdp", prefetch=1, dtype="bfloat16", optimizer=adam)
-    yield replace(small, schedule="multi-dp", overlap_all_reduce=True)
+    yield replace(small, schedule="multi-dp", reduce="last")
     yield replace(small, schedule="1f1b", recompute="full", offload="all", sizes=(("layers", 4),))
     yield replace(small, schedule="zb-h1", split="twice")
 

@@ -46,7 +46,7 @@ from .updates import KINDS
 
 FILES = ("curves.csv", "learn.svg", "learn.json")  # the last one is the seal
 LIMIT_FILES = ("limits.csv", "limits.svg", "limits.json")
-LAG_OPTIONS = ("m", "chunks", "vertical_sync", "replicas", "local_steps", "outer")  # of a request, which lags depend on
+LAG_OPTIONS = ("m", "chunks", "replicas", "local_steps", "outer")  # of a request, which lags depend on
 _SCHEDULES = argument_group(
     "what is asked of schedules, of those that take it",
     lambda group: add_options(group, LAG_OPTIONS),

@@ -92,8 +92,6 @@ class Case:
     rule: str | tuple[tuple[bool, ...], ...] | None = None  # a name, or u[i][j]; None: the schedule's own
     slot_order: str | None = None  # the task that a device does first in a slot with several
     prefetch: int | None = None  # how many tasks before their reader parameters arrive
-    overlap_all_reduce: bool = False
-    vertical_sync: bool = False
     model: str = "mlp"
     optimizer: Optimizer = field(default_factory=Optimizer)
     batch: int = 4

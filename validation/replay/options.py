@@ -15,8 +15,6 @@ ON_HOSTS = ("none", "optimizer", "activations", "all")  # what is kept there in 
 _USUAL = {
     **dict.fromkeys(("zero", "shard", "buckets", "whole_first_step", "reduce", "reshard", "gather")),
     "prefetch": None,
-    "overlap_all_reduce": False,
-    "vertical_sync": False,
     "recompute": "none",
     "autocast": None,
     "offload": "none",

@@ -8,6 +8,7 @@ import msgspec
 
 from cdpsim.errors import RequestError
 from cdpsim.files import writing as files
+from cdpsim.request.options import RENAMED, with_new_names
 
 Scalar: TypeAlias = str | int | float | bool | None
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -19,6 +20,8 @@ MessageFault: TypeAlias = Literal["superfluous", "missing", "doubled", "wrong ve
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 
+# What names of trials say of options that have another name today.
+_RENAMED_WORDS = {name.replace("_", "-"): f"{now}={value}" for name, (now, value) in RENAMED.items()}
 MEASURED = ("ok", "not within tolerance")
 CALIBRATION = "calibration"  # the name of the trial that is no replay
 
@@ -248,6 +251,7 @@ class Report(_Form, frozen=True, kw_only=True):
         return " ".join(f"{word} ({states[name]})" if name in states else word for name, word in words)
 
     def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "request", with_new_names(self.request))
         msgspec.convert(self.request, ReplayRequest)  # refused when a report is read, not when it is drawn
 
 
@@ -282,6 +286,10 @@ class TrialResult(_Form, frozen=True, kw_only=True):
     seconds: Seconds = 0.0
     failure: FailureKind | None = None
     reason: str | None = None  # one line
+
+    def __post_init__(self) -> None:
+        words = [_RENAMED_WORDS.get(word, word) for word in self.name.split("+")]
+        msgspec.structs.force_setattr(self, "name", "+".join(words))
 
 
 class Battery(_Form, frozen=True, kw_only=True):
@@ -334,8 +342,6 @@ _UNNAMED: dict[str, tuple[Scalar, ...]] = {
     "recompute": ("none",),
     "offload": ("none",),
     "prefetch": (),
-    "overlap_all_reduce": (),
-    "vertical_sync": (),
     "dtype": ("float32", "float64"),
     "mixed_precision": (),
     "autocast": (),

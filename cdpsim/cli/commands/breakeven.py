@@ -143,7 +143,6 @@ def _points(curves: Sequence[StepCurve], factors: Sequence[float]) -> list[dict[
 
 
 def _cell_text(name: str, value: Any) -> str:
-    """Return a cell for people."""
     if value is None:
         return "-" if name == "bandwidth" else "never"
     if name in ("break_even", "factor") and value == 0:

@@ -81,15 +81,10 @@ def request_arguments(*, must_fit: bool = True, without: Collection[str] = (), *
         for group in GROUPS:
             names = [name for name in group.__annotations__ if OPTIONS[name].typed and name not in left_out]
             if names:
-                option_arguments(names, _group_title(group), **defaults)(parser)
+                about = str(group.__doc__).removesuffix(".")
+                option_arguments(names, f"{about[0].lower()}{about[1:]}", **defaults)(parser)
 
     return add
-
-
-def _group_title(group: type) -> str:
-    """Return the title of a group of options in help: its docstring."""
-    about = str(group.__doc__).removesuffix(".")
-    return f"{about[0].lower()}{about[1:]}"
 
 
 def look_arguments(parser: Any) -> None:

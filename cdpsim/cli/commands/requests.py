@@ -71,8 +71,6 @@ def options_of(args: argparse.Namespace, name: str | Schedule | None = None) -> 
     elif base is None:
         raise RequestError("NAME", "is missing; name a schedule or an experiment file, or give --from")
     given = given_options(args)
-    if "rendezvous" in given:
-        options.pop("defer_receives", None)  # the old name of one rendezvous
     if given and _has_rounds(options["schedule"]):
         options.pop("counts", None)  # those of a record are not those of other options, and are found
     return options | given

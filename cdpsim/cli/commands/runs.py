@@ -89,13 +89,9 @@ def simulate_command(args: argparse.Namespace) -> int:
     elif form == "json":
         write_stdout(summary_text(run.summary()))
     else:
-        write_stdout("".join(_overview_line(name, text) for name, text in overview(run, runs).items()))
+        short = {name: textwrap.shorten(text, 87, placeholder=" …") for name, text in overview(run, runs).items()}
+        write_stdout("".join(f"{name:11}  {text}\n" for name, text in short.items()))
     return 0
-
-
-def _overview_line(name: str, text: str) -> str:
-    """Return a fact of a summary as a line of at most 100 characters."""
-    return f"{name:11}  {textwrap.shorten(text, 87, placeholder=' …')}\n"
 
 
 @command(

@@ -16,6 +16,7 @@ from cdpsim.errors import choose, refuse_unknown, whole_number
 from cdpsim.model import UNIT_MODELS
 from cdpsim.numeric.paths import expect_many_runs
 from cdpsim.request.check_only import end_check
+from cdpsim.request.options import refuse_renamed
 from cdpsim.schedules import Schedule
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.evaluate import evaluate
@@ -57,7 +58,7 @@ def plan(
     option is searched, too. Several models are one network, profiled at other batches.
     """
     begun = monotonic()
-    refuse_unknown("plan", options, PLAN_OPTIONS)
+    refuse_unknown("plan", options, PLAN_OPTIONS, refuse_renamed)
     objective, top = choose("objective", objective, OBJECTIVES), whole_number("top", top, at_least=1)
     limits: dict[str, Any] = {"devices": devices, "batch": batch, "memory": memory, "staleness": staleness}
     wanted = read_wanted(model, cluster, options, schedules=schedules, fewer=fewer, **limits)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cdpsim.cluster import Cluster
-from cdpsim.errors import RequestError, choose, short_repr, suggestion
+from cdpsim.errors import RequestError, short_repr, suggestion
 from cdpsim.files.shipped import is_preset, read_preset
 from cdpsim.model import UNIT_MODELS, Model
+from cdpsim.request.options import choose_option
 from cdpsim.studies.sweep.axes import SweepFile, canonical, dimensions_of, left_out_of, lowest_form
 from cdpsim.studies.sweep.points import SweepPlan, value_key
 from cdpsim.studies.sweep.questions import find_question
@@ -28,7 +29,7 @@ def sweep_plan_of(given: SweepFile, folder: Path) -> SweepPlan:
     plan = SweepPlan(given.what, fixed, dimensions, left_out_of(given, dimensions))
     paths = [axis.of for axis in plan.axes if "." in axis.of]
     for option in [*fixed, *(axis.of for axis in plan.axes if axis.of not in paths)]:
-        choose("option", option, question.options)
+        choose_option(option, question.options)
     for option in question.needed:
         if option not in fixed and option not in (axis.of for axis in plan.axes):
             raise RequestError(option, f"is missing, and {given.what} needs it; give it in [fixed] or as an axis")

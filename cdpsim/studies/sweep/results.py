@@ -111,11 +111,8 @@ def table_rows(folder: Path) -> Iterator[list[Any]]:
         kind, value = store.outcome(name)
         cells = completed(question, value) if kind == DONE else [None] * len(question.columns)
         ends = [value if kind == REFUSED else None, value if kind == FAILED else None]
-        yield [*map(_axis_cell, points.values(index)), *(cells[k] for k in kept), *ends]
-
-
-def _axis_cell(value: Any) -> Any:
-    return value_key(value) if isinstance(value, list | dict) else value
+        axes = (value_key(each) if isinstance(each, list | dict) else each for each in points.values(index))
+        yield [*axes, *(cells[k] for k in kept), *ends]
 
 
 def table_of(folder: Path) -> dict[str, list[Any]]:
