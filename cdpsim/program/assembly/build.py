@@ -65,7 +65,7 @@ class _GrowingColumns:
             return
         for pieces, column, kind in zip(self._pieces, columns, self._types, strict=True):
             piece = np.asarray(column, dtype=kind)
-            pieces.append(piece if piece.shape == (rows,) else np.full(rows, piece))
+            pieces.append(piece if piece.shape == (rows,) else np.broadcast_to(piece, rows))
         self.rows += rows
 
     def columns(self) -> list[Ints]:
