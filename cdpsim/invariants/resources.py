@@ -18,7 +18,8 @@ from cdpsim.cluster.devices import FULL, NONE
 from cdpsim.errors import RequestError
 from cdpsim.invariants import exchanges, gradients, local, passes, versions
 from cdpsim.invariants.recount import NO_NEEDS, Needs, Recount, combine
-from cdpsim.numeric.columns import Flags, Ints, Times, find_rows, group_numbers, group_starts, matching_pairs
+from cdpsim.numeric.calendars import never
+from cdpsim.numeric.columns import Flags, Ints, Times, group_numbers, group_starts, matching_pairs, row_numbers
 from cdpsim.program import NO_PARTS, Content, EdgeKind, Edges, Kind, Op, Program
 from cdpsim.program.rendezvous import posting_turns
 from cdpsim.program.streams import PartOrder, find_endpoints, merge_with_tasks, order_parts, queue_in_streams
@@ -200,10 +201,21 @@ def _follow_on_their_devices(run: Recount, late: Ints) -> Flags:
     collective = whole.part_of[node[in_pieces]]
     follows = np.zeros(program.nodes, dtype=np.bool_)
     for own, key in ((node[in_pieces], (collective, device[in_pieces])), (node[in_streams], (device[in_streams],))):
-        _, rank = np.unique(np.concatenate([run.end[own], run.start[own]]), return_inverse=True)
-        ended, began = rank[: len(own)], rank[len(own) :]
-        follows[own[find_rows((*key, ended), (*key, began)) >= 0]] = True
+        before = _last_end_before(run.end[own], run.start[own], row_numbers(key))
+        if run.costs.calendar is not None:  # by which a device goes on later
+            before, _ = run.costs.calendar.worked(own, before, run.costs.duration[own])
+        follows[own[before == run.start[own]]] = True
     return follows[late]
+
+
+def _last_end_before(end: Times, start: Times, group: Ints) -> Times:
+    """Return the last end in the group of each row until the row starts; never where there is none."""
+    _, rank = np.unique(np.concatenate([end, start]), return_inverse=True)
+    ended, began = (group * len(rank) + half for half in np.split(rank, 2))
+    order = np.argsort(ended)
+    place = np.searchsorted(ended[order], began, side="right") - 1
+    found = order[np.maximum(place, 0)]
+    return np.where((place >= 0) & (group[found] == group), end[found], never(end.dtype))
 
 
 def pulled_messages_find_room(run: Recount) -> Iterator[str]:

@@ -52,7 +52,7 @@ class Compression:
 
 def read_compression(given: Any) -> str | None:
     """Return the text of a compression, and None for `none`; refuse anything else."""
-    if given == COMPRESSIONS[0]:
+    if isinstance(given, str) and given == COMPRESSIONS[0]:
         return None
     find_compression(given, 1)
     return str(given)

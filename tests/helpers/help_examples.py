@@ -101,9 +101,7 @@ EXAMPLES = {
         "zb-h1 8 … 12.7 % … Schedules side by side; n = 8, m = 16"  # 7 / (3 * 16 + 7)
     ),
     "compare 1f1b mine.csv -n 4 -m 8": "1f1b 4 0.3636 0.0909 27.3 % … mine.csv 4 0.3636 0.0909 27.3 %",  # 8 / 22
-    "compare dp --replicas 8 --compress none,int8,topk:0.01 --model gpt2 --cluster pcie-box": (
-        "dp topk:0.01 8 … dp int8 8 … dp none 8"
-    ),
+    "compare dp --replicas 8 --compress none,topk:0.01 --model gpt2 --cluster pcie-box": ("dp topk:0.01 8 … dp none 8"),
     "compare --model toy.toml --cluster box.toml --format markdown": "| single-dp | 1 | 4.167 /s |",  # 1 / 0.24 s
     "compare multi-dp pp-cdp --model toy.toml --jitter exponential:0.2 --runs 99": (
         "step 5% step 50% step 95% … multi-dp 8 … pp-cdp 8"

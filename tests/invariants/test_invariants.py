@@ -806,3 +806,21 @@ def test_there_is_a_fault_for_each_and_at_least_fifteen() -> None:
     """The list is complete."""
     assert set(FAULTS) == set(INVARIANTS)
     assert len(INVARIANTS) >= 15
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"schedule": "1f1b", "n": 2, "m": 2, "stop": ["0:2s:1s"], "steps": 1},
+        {"schedule": "acco", "n": 1, "m": 1, "steps": 2, "replicas": 2, "contention": "fair", "stop": ["0:242s:12s"]},
+    ],
+    ids=lambda asked: str(asked["schedule"]),
+)
+def test_a_device_that_stands_still_when_a_message_ends_goes_on_later(asked: dict[str, Any]) -> None:
+    """It communicates between its tasks; the message ends while it stands still, and the next task comes after that."""
+    stage = Stage(forward=1.0, backward=2.0, weight_backward=1.0, activation=1, boundary=1, parameters=1)
+    link = Link(latency=121.0 if asked["schedule"] == "acco" else 1.0)
+    cluster = Cluster(devices=(Devices(overlap="none"),), link=link)
+    run = simulate(**asked, model=Model(stages=(stage,) * asked["n"]), cluster=cluster)
+    assert (run.start == (254.0 if asked["schedule"] == "acco" else 3.0)).any()
+    assert violations(run) == {}
