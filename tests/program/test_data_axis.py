@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cdpsim import SCHEDULES, Cluster, Model, Request, Stage, assemble
+from cdpsim import SCHEDULES, Cluster, Model, Request, Stage, assemble, simulate
 from cdpsim.cluster import Devices, Link
-from cdpsim.program import Kind, Op, Program
+from cdpsim.program import Category, Kind, Op, Program
 from cdpsim.program.assembly import data_axis
 from cdpsim.schedules.state import Home, State
 from tests.helpers.every_row import every_row
@@ -103,3 +103,22 @@ def test_functions_of_the_drawing_are_there() -> None:
     names = [name for pair in named for name in pair if name]
     assert len(names) > 4
     assert not [name for name in names if not hasattr(data_axis, name)]
+
+
+@pytest.mark.parametrize("buckets", ["torch", "10 MB", "none"])
+def test_whole_gradients_stay_until_the_last_of_their_messages_has_ended(buckets: str) -> None:
+    """A layer's tensors go in several buckets, of which those nearest to the model's end go first."""
+    run = simulate("dp", model="gpt2", cluster="a100-nodes", shard=4, zero=2, m=1, steps=1, buckets=buckets)
+    program, messages, buffers = run.program, run.program.messages, run.program.buffers
+    sums = np.flatnonzero(messages.op == Op.REDUCE_SCATTER)
+    whole = run.request.timed_model.size("gradients")
+    several = 0
+    for stage, size in enumerate(whole.tolist()):
+        covers = sums[(messages.stage[sums] <= stage) & (stage < messages.stage[sums] + messages.stages[sums])]
+        several += len(covers) > 1
+        rows = np.flatnonzero((buffers.category == Category.GRADIENTS) & (buffers.stage == stage))
+        (row,) = rows[(buffers.device[rows] == 0) & (buffers.size[rows] == size)]
+        end = buffers.end[row]
+        assert end % 2 == 1
+        assert run.end[end // 2] == run.end[len(program.tasks) + covers].max()
+    assert (several > 5) == (buckets != "none")

@@ -132,7 +132,8 @@ def sum_units(axis: DataAxis, plan: UnitPlan, t: Ints, given: Ints) -> tuple[Int
     _hold_encoded(axis, plan, across, t, (given, mine, final))
     if axis.state.one_step:
         _join_updates(axis, plan, across, final[:, -1], update[:, 0])
-    last = np.append(group_starts(row)[1:], len(row)) - 1  # of several units of a copy, the highest
+    order = sort_by(row, plan.unit[plan.message])
+    last = order[group_starts(row[order])]  # of several units of a copy, the lowest goes last
     taken[:, :, row[last]] = mine[:, :, last]
     return taken, [Ends(final[:, -1].ravel(), np.repeat(t, len(row)), np.tile(device, len(t)))]
 
