@@ -130,11 +130,18 @@ def _refuse_in_slots(shape: Shape, options: Mapping[str, Any]) -> None:
         raise RequestError("buckets", "have sizes in bytes, and slots have none; give a --model")
 
 
-def _read_compression(schedule: Schedule, shape: Shape, state: State, model: Model | None, given: str) -> Compression:
-    """Return how gradients are compressed; refuse numbers of single ranks where no rank needs those of all others."""
+def _read_compression(
+    schedule: Schedule, shape: Shape, state: State, model: Model | None, given: str
+) -> Compression | None:
+    """Return how gradients are compressed, where any are summed.
+
+    Refuse numbers of single ranks where no rank needs those of all others.
+    """
     if model is None or model.is_unit:
         raise RequestError("compress", "changes bytes, and slots have none; give a --model")
     compression = find_compression(given, _element_bytes(model))
+    if schedule.is_pipeline and not (shape.widths or schedule.has_copies(shape)):
+        return None
     split, rounds = state.optimizer is Home.SPLIT, schedule.order.rounds is not None
     groups = split and (shape.shard < shape.replicas or schedule.has_copies(replace(shape, replicas=1)))
     for applies, problem, remedy in (

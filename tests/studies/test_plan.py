@@ -23,7 +23,7 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.studies.plan.bounds import Bound, Bounds
-from cdpsim.studies.plan.plan_table import candidate_cells, plan_table
+from cdpsim.studies.plan.plan_table import candidate_cells, option_columns, plan_table
 from cdpsim.studies.plan.search import FATES, OPEN, REFUSED, SIMULATED, TOO_LARGE, TWIN, WORSE
 from cdpsim.studies.plan.space import Candidate
 from tests.helpers.every_row import every_row
@@ -557,3 +557,13 @@ def test_bounds_that_are_too_high_would_be_noticed(monkeypatch: pytest.MonkeyPat
 
 def test_the_package_has_plans() -> None:
     assert cdpsim.plan is plan
+
+
+def test_a_list_of_an_option_has_a_column_also_where_one_value_is_none() -> None:
+    """And a value that changes nothing is no further candidate: one rank sums with no other."""
+    found = plan(
+        "gpt2", box(), devices=4, batch=32, schedules="1f1b,gpipe", compress=[None, "topk:0.05"], recompute="none"
+    )
+    assert "compress" in option_columns(found)
+    alone = [one for one in found.search.space.candidates if one.options.get("n") == 4 and not one.refusal]
+    assert {one.options.get("compress") for one in alone} == {None}

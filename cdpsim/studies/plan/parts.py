@@ -18,7 +18,7 @@ from cdpsim.schedules.rule import Rule, find_rule
 from cdpsim.schedules.shape import Shape
 
 ReadPart = TypeVar("ReadPart")
-_IN_STATE = (*SHARING, "prefetch")  # all that these do is in the request's state and prefetch
+_IN_STATE = (*SHARING, "compress", "prefetch")  # all that these do is in the request's state and prefetch
 
 
 class Variant(NamedTuple):

@@ -307,10 +307,8 @@ def _count_lines(plan: Plan) -> list[str]:
 
 def option_columns(plan: Plan) -> list[str]:
     """Return the options of which a table of all candidates has columns: sizes, and those with several values."""
-    values: dict[str, set[str]] = {}
-    for candidate in plan.search.space.candidates:
-        for name, value in candidate.options.items():
-            values.setdefault(name, set()).add(str(value))
+    variants = plan.wanted.variants
+    values = {name: {str(each.options.get(name)) for each in variants} for one in variants for name in one.options}
     several = [name for name, known in values.items() if len(known) > 1 and name not in ("schedule", *SIZE_AXES)]
     return ["schedule", *SIZE_AXES, *sorted(several)]
 
