@@ -295,7 +295,10 @@ def _expand_buffers(program: Program, number: Ints, collectives: list[_Placed]) 
             if source[row] & 1 == 0:  # what arrives is written over it
                 column[row] = 2 * received[0]
                 continue
-            last = received if buffers.category[buffer] == Category.COMMUNICATION else carried
+            arrives = (
+                buffers.category[buffer] == Category.COMMUNICATION and buffers.begin[buffer] >> 1 == source[row] >> 1
+            )
+            last = received if arrives else carried
             column[row] = 2 * last[-1] + 1
             keep(buffer, last[:-1])
     moments = {"begin": begin, "end": end, "kept": np.concatenate(kept), "kept_until": np.concatenate(kept_until)}

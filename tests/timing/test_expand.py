@@ -14,7 +14,7 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.cluster.topology import Cable, Topology
 from cdpsim.files.units import Work
 from cdpsim.invariants import violations
-from cdpsim.program import Op
+from cdpsim.program import Category, Content, Op
 from cdpsim.program.check import check_program
 from cdpsim.program.collectives import COLLECTIVES, algorithm
 from cdpsim.schedules import TABLE_1
@@ -219,3 +219,21 @@ def test_messages_that_are_of_no_collective_take_what_they_took() -> None:
     assert whole is not None and pieces is not None
     kept = pieces.costs.duration[: len(whole.program.tasks) + int((whole.program.messages.op == Op.P2P).sum())]
     assert sorted(set(kept.tolist())) == [0.5, 1.0, 3.0]
+
+
+def test_what_a_rank_has_encoded_stays_until_it_has_been_sent() -> None:
+    """In a binomial reduction an inner rank receives before it sends."""
+    stage = Stage(forward=1.0, backward=2.0, activation=4, boundary=4, parameters=4096)
+    cluster = Cluster(devices=(Devices(),), link=Link(latency=1e-3, bandwidth=1e4))
+    asked: dict[str, Any] = {"model": Model(stages=(stage,) * 4), "cluster": cluster, "compress": "int8", "steps": 1}
+    run = simulate("zero-dp", 4, **asked, expand_collectives=True)
+    program, messages, buffers = run.program, run.program.messages, run.program.buffers
+    encoded = 1024 + 2 * 4  # a byte for each of 1,024 numbers, and two scales
+    rows = np.flatnonzero((buffers.category == Category.COMMUNICATION) & (buffers.size == encoded))
+    assert len(rows) == 4 * 4
+    for row in rows.tolist():
+        moments = [buffers.end[row], *buffers.kept_until[buffers.kept == row]]
+        sent = (messages.src == buffers.device[row]) & (messages.stage == buffers.stage[row])
+        sent &= messages.content == Content.GRADIENT
+        ends = run.end[len(program.tasks) + np.flatnonzero(sent)]
+        assert run.end[np.array(moments) // 2].max() >= ends.max(initial=0)
