@@ -1,4 +1,4 @@
-"""Invariants: laws that hold in every run, read off its program, costs and times, one law at a time.
+"""Invariants, independent on purpose: laws that hold in every run, read off its program, costs and times.
 
 `cdpsim.program.check` asks whether a program is well formed, before it runs; this asks whether a run makes sense,
 after. No invariant relies on how the assembly derives things: each recounts from tasks, messages, times and the
