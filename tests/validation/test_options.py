@@ -73,7 +73,7 @@ SCHEDULED = {
 @pytest.mark.parametrize("case", SCHEDULED.values(), ids=SCHEDULED)
 def test_an_option_of_a_schedule_is_replayed_and_changes_the_run(case: Case) -> None:
     prepared, measured, _ = replayed(case)
-    without = replace(case, prefetch=0, reduce=None)
+    without = replace(case, prefetch=0, reduce=None, rule=None)
     plan = prepare(known(without)).plan
     changed = (memory.simulated_memory(plan).shape != measured.shape) or (
         memory.simulated_memory(plan) != measured

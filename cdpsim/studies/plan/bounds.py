@@ -91,7 +91,7 @@ class Bounds:
 
     def _probe_of_case(self, number: int, m: int) -> Probe:
         case = self._cases[number]
-        request = case.with_micro_batches(m)
+        request = case.with_micro_batches(m).with_own_sharing()
         key = number, few_micro_batches(request, case.shape.m)
         if key not in self._probes:
             self._probes[key] = probe_of(request, case.shape.m)
