@@ -5,7 +5,7 @@ A rate is read from the request's text here, and its bytes are counted in fracti
 
 from collections.abc import Iterator
 from fractions import Fraction
-from math import ceil
+from math import ceil, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -22,12 +22,13 @@ _WIDTHS = {"bf16": Fraction(2), "fp16": Fraction(2), "int8": Fraction(1), "int4"
 
 
 class _Rate(NamedTuple):
-    """What a request asks for: bytes of a number on its way and in memory, numbers with a scale, the share sent."""
+    """What a request asks for: bytes of a number on its way and in memory, numbers with a scale, the share or rank."""
 
     sent: Fraction
     own: int
     block: int | None = None
     share: Fraction | None = None
+    rank: int = 0  # of matrices' factors
 
     def bytes_of(self, size: int) -> int:
         """Return the bytes in which gradients of a size are sent."""
@@ -54,6 +55,8 @@ def _rate_of(run: Recount) -> _Rate | None:
     width = PRECISIONS.get(model.precision, 4)
     own = max(1, width * sums // weights) if weights else width
     name, _, number = given.partition(":")
+    if name == "powersgd":
+        return _Rate(Fraction(own), own, rank=int(number))
     if name == "topk":
         return _Rate(Fraction(0), own, share=Fraction(number))
     return _Rate(_WIDTHS[name], own, block=int(number or 512) if name in ("int8", "int4") else None)
@@ -65,6 +68,39 @@ def _own_gradients(run: Recount) -> Ints:
     for tie in run.shared:
         own[list(tie.stages)] -= 0 if run.owned else tie.gradient_bytes
     return own
+
+
+def _bytes_in_turn(run: Recount, rate: _Rate, stage: int) -> list[int]:
+    """Return the bytes of what a stage sends as it is, then of all left factors, then of all right ones."""
+    held, shapes = run.model.stages[stage], [*run.model.stages[stage].tensors]
+    numbers = sum(map(prod, shapes))
+    for tie in run.shared:
+        tied = [
+            each for each in shapes if stage in tie.stages and prod(each) * held.parameters == tie.parameters * numbers
+        ]
+        shapes.remove(tied[0]) if tied else None
+    sent = [0, 0, 0]
+    for high, *others in shapes:
+        wide, rank = prod(others), rate.rank
+        small = high * wide > 2 * rank * (high + wide)
+        of_shape = (0, rank * high, rank * wide) if small else (high * wide, 0, 0)
+        sent = [before + each for before, each in zip(sent, of_shape, strict=True)]
+    if not shapes:
+        return [int(_own_gradients(run)[stage]), 0, 0]
+    return [each * held.gradient_bytes // numbers for each in sent]
+
+
+def _wrong_factors(run: Recount, rate: _Rate) -> Iterator[str]:
+    """Report whole stages of which what is no factor does not go first, then left factors, then right ones."""
+    sums, first = exchanges.find_sums(run), len(run.program.tasks)
+    begin = run.collapsed.start[sums.node]  # of messages that take no time the last one has the first row
+    order = np.lexsort((-sums.node, begin, sums.turn, sums.device, sums.stage, sums.step))
+    key = [column[order] for column in sums.key]
+    for rows in np.split(order, group_starts(*key)[1:]) if len(order) else ():
+        row, wanted = sums.node[rows] - first, _bytes_in_turn(run, rate, int(sums.stage[rows[0]]))
+        sent = run.collapsed.program.messages.size[row].tolist()
+        if sent != ([each for each in wanted if each] or [0]):
+            yield f"{_name(run, int(row[0]))}, and those after it, carry {sent} B, not {wanted} B"
 
 
 def gradients_take_their_bytes_along(run: Recount) -> Iterator[str]:
@@ -84,12 +120,14 @@ def gradients_take_their_bytes_along(run: Recount) -> Iterator[str]:
         size = run.shared[-1 - stage].gradient_bytes if stage < 0 else int(own[stage])
         compressed = rate is not None and (stage >= 0 or _is_of_several_ranks(run, row))
         wanted = size
-        if rate is not None and compressed:
+        if rate is not None and compressed and not rate.rank:
             wanted = rate.bytes_of(size) * (_members(run, row) if sparse else 1)
         if messages.size[row] != wanted:
             yield f"{_name(run, row)} carries {messages.size[row]} B of gradients, not {wanted} B"
     if streamed:
         yield from _wrong_bytes_in_streams(run, own, rate)
+    if rate is not None and rate.rank and run.program.state.buckets is None:
+        yield from _wrong_factors(run, rate)
 
 
 def _name(run: Recount, row: int) -> str:
@@ -121,7 +159,9 @@ def _wrong_bytes_in_streams(run: Recount, own: Ints, rate: _Rate | None) -> Iter
         sent = round(float((messages.size[row] * parts).sum()))
         whole = int(own[np.unique(sums.stage[rows])].sum())
         least, spare = Fraction(whole), Fraction(run.shard - 1)
-        if rate is not None:
+        if rate is not None and rate.rank:
+            least = Fraction(sum(sum(_bytes_in_turn(run, rate, j)) for j in np.unique(sums.stage[rows]).tolist()))
+        elif rate is not None:
             least = Fraction(whole, rate.own) * rate.least
             once = 1 if gathered.all() else run.shard
             spare = once * (1 + _SCALE + rate.least) + (rate.own + _INDEX if gathered.all() else 0) + run.shard
@@ -138,7 +178,7 @@ def ranks_have_room_for_what_they_encode(run: Recount) -> Iterator[str]:
     if rate is None or not run.together:
         return
     buffers = run.program.buffers
-    spans = [_find_encoded(run, rate)] + ([_find_residuals(run)] if rate.share is not None else [])
+    spans = [_find_encoded(run, rate)] + ([_find_residuals(run, rate)] if rate.share is not None or rate.rank else [])
     there = np.flatnonzero(buffers.category == Category.COMMUNICATION)
     begins, ends = memory.buffer_spans(buffers, run.start, run.end)
     held = _Held(buffers.device[there], begins[there], ends[there], -buffers.size[there])
@@ -157,27 +197,30 @@ class _Held(NamedTuple):
     size: Ints
 
 
-def _find_residuals(run: Recount) -> _Held:
-    """Return what devices hold, until their last tasks, of the gradients that they sum with others."""
+def _find_residuals(run: Recount, rate: _Rate) -> _Held:
+    """Return what devices hold, until their last tasks, of the gradients that they sum with others, and of factors."""
     tasks, compute = run.program.tasks, run.program.compute
     until = np.zeros(run.program.devices, dtype=run.end.dtype)
     np.maximum.at(until, tasks.device[:compute], run.end[:compute])
-    size = np.array([_residual(run, device) for device in range(len(until))])
+    size = np.array([_residual(run, rate, device) for device in range(len(until))])
     return _Held(np.arange(len(until)), np.full_like(until, run.start.min()), until, size)
 
 
-def _residual(run: Recount, device: int) -> int:
-    """Return the bytes of gradients that a device sums with others."""
+def _residual(run: Recount, rate: _Rate, device: int) -> int:
+    """Return the bytes of gradients that a device sums with others, and of their factors."""
     messages, tasks = run.collapsed.program.messages, run.program.tasks
     mine = np.unique(tasks.stage[run.givers[tasks.device[run.givers] == device]])
     sums = np.flatnonzero((messages.content == Content.GRADIENT) & (messages.stage >= 0))
     low, high = messages.stage[sums], messages.stage[sums] + messages.stages[sums]
     shared = [stage for stage in mine.tolist() if ((low <= stage) & (stage < high)).any()]
-    return int(run.sizes_on("gradients", np.full(len(shared), device), np.array(shared, dtype=np.int64)).sum())
+    factors = sum(sum(_bytes_in_turn(run, rate, stage)[1:]) for stage in shared if rate.rank)
+    return factors + int(
+        run.sizes_on("gradients", np.full(len(shared), device), np.array(shared, dtype=np.int64)).sum()
+    )
 
 
 def _find_encoded(run: Recount, rate: _Rate) -> _Held:
-    """Return what members have encoded for each sum."""
+    """Return what members have encoded for each sum; of whole stages that go as factors, a copy until the last sum."""
     program, messages, first = run.program, run.collapsed.program.messages, len(run.program.tasks)
     needs = gradients.sum_needs(run)
     row = needs.after - first
@@ -185,7 +228,12 @@ def _find_encoded(run: Recount, rate: _Rate) -> _Held:
     whole = [each for each in np.unique(row[messages.stage[row] < 0]) if not _is_of_several_ranks(run, each)]
     given &= ~np.isin(row, whole)
     task, row = needs.before[given], row[given]
-    if rate.share is None:  # what is larger than this is really smaller than it was
+    if rate.rank:
+        order = np.lexsort((run.collapsed.end[first + row], task))
+        order = order[np.append(group_starts(task[order])[1:], len(order)) - 1 if len(order) else []]
+        order = order[(messages.stage[row[order]] >= 0) & (run.program.state.buckets is None)]
+        task, row = task[order], row[order]
+    elif rate.share is None:  # what is larger than this is really smaller than it was
         fewest = 5 * rate.own / (rate.own - rate.least) if rate.own > rate.least else np.inf
         few = messages.size[row] <= float(fewest)
         task, row = task[~few], row[~few]
@@ -198,4 +246,5 @@ def _find_encoded(run: Recount, rate: _Rate) -> _Held:
     pieces = number >= 0
     end[pieces] = run.collapsed.arrived[number[pieces], device[pieces]]
     many = np.where(messages.op[row] == Op.REDUCE_SCATTER, run.shard, 1)
-    return _Held(device, run.end[task], end, messages.size[row] * many)
+    size = _own_gradients(run)[messages.stage[row]] if rate.rank else messages.size[row] * many
+    return _Held(device, run.end[task], end, size)

@@ -94,12 +94,18 @@ def _givers_of(run: Recount, sums: StreamedSums) -> tuple[Ints, Ints]:
 
 
 def needs_of_streamed_sums(run: Recount) -> Needs:
-    """Return the needs of sums inside groups for gradients, and of those across groups for the sums inside."""
+    """Return the needs of sums inside groups for gradients, and of those across groups for the sums inside.
+
+    Of factors each sum needs the one before it, of the same stages.
+    """
     sums = find_sums(run)
     task, row = _givers_of(run, sums)
     inside, across = sums.take(sums.across == 0), sums.take(sums.across == 1)
     summed, on = matching_pairs(inside.same, across.same)
-    return combine(Needs(task, sums.node[row]), Needs(inside.node[summed], across.node[on]))
+    later = sums._replace(number=sums.number - 1)
+    then, before = matching_pairs((*sums.same, sums.stage, sums.turn), (*later.same, later.stage, later.turn))
+    chain = Needs(sums.node[then], sums.node[before]) if run.in_factors else NO_NEEDS
+    return combine(Needs(task, sums.node[row]), Needs(inside.node[summed], across.node[on]), chain)
 
 
 def pace_needs(run: Recount) -> Needs:
@@ -355,7 +361,7 @@ def gradients_enter_one_sum(run: Recount) -> Iterator[str]:
     """
     if not run.program.state.streams:
         return
-    sums, program = find_sums(run), run.collapsed.program
+    sums, program, most = find_sums(run), run.collapsed.program, 3 if run.in_factors else 1
     step, stage, device = np.unique(np.stack(run.key_of(run.givers)), axis=1)
     own = np.zeros(run.program.steps, dtype=bool)
     own[run.program.tasks.step[run.updates[run.program.is_own(run.program.tasks.version[run.updates])]]] = True
@@ -375,7 +381,7 @@ def gradients_enter_one_sum(run: Recount) -> Iterator[str]:
         wanted = step[of], stage[of], device[of], turn
         inner = (mine.first < mine.stage) & (mine.stage < mine.first + mine.stages - 1)
         many, within = _count(mine.key, wanted), _count(mine.take(inner).key, wanted)
-        for row in np.flatnonzero(np.where(alone[of], many > 0, (many < 1) | ((many > 1) & (within > 0)))).tolist():
+        for row in np.flatnonzero(np.where(alone[of], many > 0, (many < 1) | ((many > most) & (within > 0)))).tolist():
             where = f"(t={wanted[0][row]},j={wanted[1][row]}) of device {wanted[2][row]}"
             yield f"{many[row]} sums take the gradients {where}"
 

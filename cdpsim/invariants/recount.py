@@ -316,6 +316,11 @@ class Recount:
         counts = self.counts.ravel()
         return expand_ranges(np.zeros_like(counts), counts)[1]
 
+    @property
+    def in_factors(self) -> bool:
+        """Whether gradients go as factors, so that sums of the same stages follow each other."""
+        return str(self.request.given["compress"]).startswith("powersgd:")
+
     @cached_property
     def shared(self) -> list[Tie]:
         """The tied tensors that several devices have for different stages; sharded states' owners always have."""

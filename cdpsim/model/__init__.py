@@ -268,6 +268,14 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         others = tuple(tie for tie in self.tied if tie not in ties)
         return msgspec.structs.replace(self, stages=tuple(stages), tied=others)
 
+    def without_ties(self, ties: Sequence[Tie]) -> list[Stage]:
+        """Return the stages without tied tensors."""
+        stages = list(self.stages)
+        for tie in ties:
+            for j in tie.stages:
+                stages[j] = without_tied(stages[j], tie)
+        return stages
+
     def _group_of(self, n: int) -> list[int]:
         """Return the number of each stage's group, of n."""
         return [k for k, (begin, end) in enumerate(self._bounds(n)) for _ in range(begin, end)]

@@ -322,7 +322,8 @@ class DataOptions(TypedDict, total=False):
             "RATE",
             "what gradients take on their way between data ranks: bf16 or fp16 (2 bytes a number), int8 or int4 (1 or "
             "1/2 byte, and 4 bytes for each block of 512 numbers; int8:128 has blocks of 128), topk:F (each rank's "
-            "largest numbers, a share F of all, each with an index of 4 bytes), or none",
+            "largest numbers, a share F of all, each with an index of 4 bytes), powersgd:R (of matrices two factors of "
+            "rank R), or none",
             usual="none",
             read=read_compression,
             known=lambda: COMPRESSIONS,

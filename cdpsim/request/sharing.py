@@ -6,6 +6,7 @@ from typing import Any
 
 from cdpsim.errors import RequestError, choose, in_known_case, short_repr, whole_number
 from cdpsim.model import PRECISIONS, Model
+from cdpsim.model.stage import Stage
 from cdpsim.request.options import OPTIONS, RESHARD
 from cdpsim.request.taken import accepts, is_given
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule
@@ -135,24 +136,36 @@ def _read_compression(
 ) -> Compression | None:
     """Return how gradients are compressed, where any are summed.
 
-    Refuse numbers of single ranks where no rank needs those of all others.
+    Refuse numbers of single ranks where no rank needs those of all others, and factors where not all ranks sum them.
     """
     if model is None or model.is_unit:
         raise RequestError("compress", "changes bytes, and slots have none; give a --model")
     compression = find_compression(given, _element_bytes(model))
     if schedule.is_pipeline and not (shape.widths or schedule.has_copies(shape)):
         return None
-    split, rounds = state.optimizer is Home.SPLIT, schedule.order.rounds is not None
+    split, rounds, factors = state.optimizer is Home.SPLIT, schedule.order.rounds is not None, compression.rank > 0
     groups = split and (shape.shard < shape.replicas or schedule.has_copies(replace(shape, replicas=1)))
     for applies, problem, remedy in (
         (state.optimizer is Home.OWNED, f"{schedule.name} sums gradients at one device of each stage", ""),
-        (rounds and split, f"each worker of {schedule.name} sums a share of all gradients", ""),
+        (rounds and (split or factors), f"each worker of {schedule.name} sums a share of all gradients", ""),
+        (factors and split, "each rank updates a share of all parameters", ", or --zero 0"),
         (state.gradients is Home.SPLIT, "each rank keeps a share of all gradients", ", or --zero 1"),
         (groups, "shares are summed across groups", ", or --zero 0"),
+        (factors and not state.streams, "here one message sums each stage, in no stream", ", or dp"),
     ):
-        if compression.is_sparse and applies:
-            way = f"{given} gives every rank the largest numbers of all others"
-            raise RequestError("compress", f"{way}, and {problem}; give int8 or int4{remedy}")
+        if compression.leaves_some and applies:
+            way = (
+                "lets all ranks sum whole matrices' factors"
+                if factors
+                else "gives every rank the largest numbers of all others"
+            )
+            raise RequestError("compress", f"{given} {way}, and {problem}; give int8 or int4{remedy}")
+    if factors:
+        _refuse_without_shapes(model.stages, "compress")
+        _refuse_without_shapes(model.without_ties(model.tied), "compress")
+        if any(stage.numbers and stage.gradient_bytes % stage.numbers for stage in model.stages):
+            problem = "sums factors of matrices, and gradients of some stage have parts of bytes a number"
+            raise RequestError("compress", f"{problem}; correct its gradients or tensors, or give int8 or int4")
     return compression
 
 
@@ -216,11 +229,15 @@ def _read_gather(schedule: Schedule, zero: int, given: str | None) -> str:
 def _read_padding(shape: Shape, model: Model | None, given: str | None) -> str | None:
     if given is None or shape.shard == 1 or model is None:
         return None
-    for j, stage in enumerate(model.stages):
+    _refuse_without_shapes(model.stages, "padding")
+    return given
+
+
+def _refuse_without_shapes(stages: Sequence[Stage], option: str) -> None:
+    for j, stage in enumerate(stages):
         if stage.parameters and not stage.tensors:
             problem = f"depends on the shapes of parameters, and stage {j} does not have any (`tensors`)"
-            raise RequestError("padding", f"{problem}; profile the model, or leave it out")
-    return given
+            raise RequestError(option, f"{problem}; profile the model, or leave it out")
 
 
 def goes_by_layer(zero: int, buckets: object) -> bool:

@@ -100,24 +100,42 @@ class Units(NamedTuple):
     first: Ints
     last: Ints
     size: Ints
+    held: Ints  # what each rank has copied of gradients until they are summed
+    follows: Ints  # 1 if it is sent after the unit in the next row, of the same stages; else 0
 
     @classmethod
     def of_stages(cls, size: Ints) -> "Units":
         """Return a unit for each stage."""
         stage = np.arange(len(size), dtype=np.int32)
-        return cls(stage, stage, size)
+        return cls(stage, stage, size, *np.zeros((2, len(size)), dtype=np.int64))
 
     @classmethod
-    def of_buckets(cls, tensors: Sequence[Sequence[int]], ends: Sequence[int], buckets: Buckets) -> "Units":
+    def of_buckets(cls, tensors: Sequence[Sequence[tuple[int, ...]]], ends: Sequence[int], buckets: Buckets) -> "Units":
         """Return the buckets of stages with these tensors' gradients; none goes beyond the stages at which a run ends.
 
-        Gradients come from the last stage to the first, and in each from its last tensor to its first.
+        Gradients come from the last stage to the first, and in each from its last tensor to its first. Of each tensor
+        there are all its bytes, then those of the parts in which buckets go, one after another, if there are any.
         """
-        rows: list[tuple[int, int, int]] = []
+        rows = []
         for low, high in zip([0, *ends], ends, strict=False):
             stage = [j for j in reversed(range(low, high)) for _ in tensors[j]]
-            sizes = [size for j in reversed(range(low, high)) for size in reversed(tensors[j])]
-            for bucket in assign_buckets(sizes, buckets.sizes, most=buckets.most):
-                rows.append((stage[bucket[-1]], stage[bucket[0]], sum(sizes[k] for k in bucket)))
-        columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, 3).T
-        return cls(columns[0].astype(np.int32), columns[1].astype(np.int32), columns[2])
+            coming = [tensor for j in reversed(range(low, high)) for tensor in reversed(tensors[j])]
+            for bucket in assign_buckets([whole for whole, *_ in coming], buckets.sizes, most=buckets.most):
+                whole, *parts = map(sum, zip(*(coming[k] for k in bucket), strict=True))
+                rows.append((stage[bucket[-1]], stage[bucket[0]], whole, parts))
+        in_parts = any(parts for *_, parts in rows)
+        rows.reverse()
+        rows.sort(key=lambda row: row[:2] if in_parts else row[:3])  # what comes last is first
+        units = [(low, high, *unit) for low, high, whole, parts in rows for unit in _send_parts(whole, parts)]
+        first, last, size, held = np.array(units, dtype=np.int64).reshape(-1, 4).T
+        follows = np.append((np.diff(first) == 0) & (np.diff(last) == 0), False)[: len(size)] & in_parts
+        return cls(first.astype(np.int32), last.astype(np.int32), size, held, follows.astype(np.int64))
+
+
+def _send_parts(whole: int, parts: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the units of a bucket, its last one first: bytes, and those of copies (of the first part, of all)."""
+    sent = [k for k, part in enumerate(parts) if part]
+    if not sent:
+        return [(whole, 0)]
+    copied = {k: parts[0] * (k == 0) + whole * (k == sent[-1]) for k in sent}
+    return [(parts[k], copied[k]) for k in reversed(sent)]

@@ -101,6 +101,11 @@ class State:
         return "replicated" if self.parameters is Home.COPIED else "sharded"
 
     @property
+    def in_factors(self) -> bool:
+        """Whether gradients of matrices go as factors."""
+        return self.compress is not None and self.compress.rank > 0
+
+    @property
     def splits(self) -> bool:
         """Whether each rank of a sharding group has a share of something."""
         return Home.SPLIT in self.homes

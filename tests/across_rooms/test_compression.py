@@ -8,6 +8,8 @@ are 15 numbers of 4 bytes, each with 4 bytes of index.
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
+from pytest import approx
 
 from cdpsim import Cluster, Model, RequestError, Run, Stage, Tie, compare, plan, simulate
 from cdpsim.cluster import Link
@@ -206,6 +208,109 @@ def test_two_directions_are_two_groups_of_shares() -> None:
     assert {*sizes(ran("chimera", 2, m=2, compress="int8", **asked), "all_reduce")} == {HALF["int8"]}
     with pytest.raises(RequestError, match="shares are summed across groups; give int8 or int4, or --zero 0"):
         ran("chimera", 2, m=2, compress=TOP, **asked)
+
+
+# Factors of rank 2: of 30 x 40 numbers 60 and 80, of 20 x 50 (4 x 5 x 10 within each) 40 and 100; the others stay
+
+SHAPES = ((30, 40), (100,), (20, 5, 10), (2, 3))
+WHOLE, LEFT, RIGHT, ALL = 4 * (100 + 6), 4 * (60 + 40), 4 * (80 + 100), 4 * (1200 + 100 + 1000 + 6)
+
+
+def mixed(n: int = 1, *, shapes: tuple[tuple[int, ...], ...] = SHAPES, **more: Any) -> Model:
+    """n stages of two matrices, a vector, and a matrix too small for factors, in fp32."""
+    stage = Stage(forward=1.0, backward=2.0, parameters=ALL, activation=9, tensors=shapes)
+    return Model(stages=(stage,) * n, precision="fp32", **more)
+
+
+def factored(schedule: str = "dp", n: int = 1, **options: Any) -> Run:
+    return ran(schedule, n, **{"model": mixed(n), "replicas": 4, "compress": "powersgd:2"} | options)
+
+
+def in_turn(run: Run, stage: int = 0) -> list[int]:
+    """The bytes of the second step's sums, as they begin, that have a stage as their lowest."""
+    rows = [row for row in run.messages if (row.content, row.step, row.stage) == ("gradient", 1, stage)]
+    return [row.size for row in sorted(rows, key=lambda row: row.start)]
+
+
+def test_factors_are_summed_one_after_the_other() -> None:
+    """Each all-reduce takes 6 latencies over a ring of four, and 6/4 of its bytes over the bandwidth."""
+    run, time = factored(steps=1), 3.0
+    for row, size in zip(run.messages, (WHOLE, LEFT, RIGHT), strict=True):
+        end = time + 6 * 0.5 + 6 / 4 * size / 1000
+        assert (row.op, row.size) == ("all_reduce", size)
+        assert (row.start, row.end) == approx((time, end))
+        time = row.end
+    assert {row.start for row in run.tasks if row.kind == "U"} == {time}
+    assert sent("dp", model=mixed(), replicas=4, compress="powersgd:2") == {2 * 3 * (WHOLE + LEFT + RIGHT) // 4}
+
+
+@every_row(
+    ("options", "carried"),
+    [
+        ({"buckets": "none"}, [WHOLE, LEFT, RIGHT]),
+        ({"buckets": "1 B"}, [4 * 6, 4 * 40, 4 * 100, 4 * 100, 4 * 60, 4 * 80]),
+        ({"buckets": "25 B"}, [4 * 6, 4 * 40, 4 * 100, 4 * 100, 4 * 60, 4 * 80]),
+        ({"buckets": "4025 B"}, [4 * 106, 4 * 40, 4 * 100, 4 * 60, 4 * 80]),
+        ({"compress": "powersgd:8"}, [ALL - 4 * 1200, 4 * 240, 4 * 320]),
+        ({"compress": "powersgd:9"}, [ALL]),
+        ({"model": mixed(shapes=((2306,),))}, [ALL]),
+        ({"model": mixed(2)}, [2 * WHOLE, 2 * LEFT, 2 * RIGHT]),
+        ({"gradients": "bf16"}, [WHOLE // 2, LEFT // 2, RIGHT // 2]),
+    ],
+)
+def test_buckets_of_whole_tensors_go_one_after_another(options: dict[str, Any], carried: list[int]) -> None:
+    """Gradients come from the last tensor on. Factors go where they are less than half: 16 (30 + 40) of 1,200 are."""
+    assert in_turn(factored(n=options.get("model", mixed()).n, **options)) == carried
+
+
+def test_pipelines_sum_factors_of_each_stage() -> None:
+    run = factored("1f1b", 2, m=2, replicas=2)
+    assert [in_turn(run, stage) for stage in (0, 1)] == [[WHOLE, LEFT, RIGHT]] * 2
+
+
+def test_tied_tensors_are_not_factored() -> None:
+    """The other matrix is."""
+    tied = mixed(2, tied=(Tie(stages=(0, 1), parameters=4000),))
+    run = factored("gpipe", 2, m=2, replicas=2, model=tied)
+    assert [in_turn(run, stage) for stage in (0, 1, -1)] == [[WHOLE, 240, 320], [WHOLE, 240, 320], [4000]]
+
+
+def test_what_factors_leave_takes_room() -> None:
+    """Residuals and factors always do; a copy of what goes as it is until that is summed, and one of all until the end.
+
+    Ranks that have nothing to sum have none of it.
+    """
+    run, always = factored(steps=1), ALL + LEFT + RIGHT
+    first, _, last = (row.end for row in run.messages)
+    assert held(run) == [(0.0, always), (3.0, always + ALL + WHOLE), (first, always + ALL), (last, 0)]
+    assert held(factored(replicas=1)) == []
+
+
+@pytest.mark.parametrize("options", [{"schedule": "dp"}, {"schedule": "1f1b", "n": 2, "m": 2, "reduce": "each"}])
+def test_both_engines_agree_on_factors(options: dict[str, Any]) -> None:
+    for more in ({}, {"buckets": "1 B"}, {"expand_collectives": True}):
+        one, other = (factored(engine=engine, **options, **more) for engine in ("fast", "simpy"))
+        for table in ("tasks", "messages", "memory"):
+            assert [*getattr(one, table)] == [*getattr(other, table)]
+
+
+def test_plans_search_factors() -> None:
+    given: dict[str, Any] = {"model": mixed(4), "cluster": Cluster(link=Link(bandwidth=100.0)), "schedules": ["dp"]}
+    rows = plan(devices=4, batch=4, zero=0, recompute="none", compress=[None, "powersgd:2"], **given).rows
+    assert [row.options.get("compress") for row in rows] == ["powersgd:2", None]
+
+
+@every_row(
+    ("wrong", "problem"),
+    [
+        (model(), "depends on the shapes of parameters, and stage 0 does not have any"),
+        (mixed(2, tied=(Tie(stages=(0, 1), parameters=8),)), "stage 0 does not have any"),
+        (Model(stages=(replace(mixed().stages[0], gradients=ALL + 1),)), "gradients of some stage have parts of bytes"),
+    ],
+)
+def test_factors_need_shapes(wrong: Model, problem: str) -> None:
+    with pytest.raises(RequestError, match=f"^compress: .*{problem}"):
+        factored("gpipe", wrong.n, m=2, model=wrong)
 
 
 def test_slots_have_no_bytes() -> None:

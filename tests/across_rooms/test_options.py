@@ -64,7 +64,7 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
         ({"zero": 1, "shard": 2, "optimizer": "adam", "update_time": "memory"}, "early"),
     ],
     "padding": [({"shard": 4}, "rows"), ({"zero": 1, "shard": 2}, "megatron")],
-    "compress": [(needs, rate) for needs in ({}, {"replicas": 2}) for rate in ("int8", "topk:0.2")],
+    "compress": [(needs, rate) for needs in ({}, {"replicas": 2}) for rate in ("int8", "topk:0.2", "powersgd:1")],
     "clip": [({"shard": 2}, True), ({"replicas": 2}, True)],
     "update_in": [({"shard": 2, "optimizer": "adam", "update_time": "memory"}, "stream")],
     "by_layer": [({"zero": 1, "shard": 2}, True)],

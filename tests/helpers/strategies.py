@@ -41,7 +41,9 @@ updates = {True: st.none() | works, False: st.none() | seconds}
 
 
 shares = st.sampled_from([0.25, 0.5, 0.7])
-rates = st.sampled_from([None, None, "bf16", "int8", "int8:3", "int4:64", "topk:0.01", "topk:0.3"])
+rates = st.sampled_from(
+    [None, None, "bf16", "int8", "int8:3", "int4:64", "topk:0.01", "topk:0.3", "powersgd:1", "powersgd:7"]
+)
 
 
 Need = Callable[[Schedule, Shape], bool]
@@ -293,10 +295,26 @@ def sharing(draw: st.DrawFn, asked: dict[str, Any]) -> dict[str, Any]:
     return asked | options
 
 
+def with_shapes(model: Model) -> Model:
+    """Return a model whose stages have a matrix each, and a vector of the numbers that are left; a tie is a vector."""
+    tied, stages = [0] * model.n, []
+    ties = [msgspec.structs.replace(tie, gradients=None) for tie in model.tied]
+    for tie in ties:
+        for j in tie.stages:
+            tied[j] = tie.parameters
+    for stage, shared in zip(model.stages, tied, strict=True):
+        columns, left = divmod(stage.parameters - shared, 32)
+        shapes = [(32, columns)] * (columns > 0) + [(left,)] * (left > 0) + [(shared,)] * (shared > 0)
+        stages.append(msgspec.structs.replace(stage, gradients=None, tensors=tuple(shapes)))
+    return msgspec.structs.replace(model, stages=tuple(stages), tied=tuple(ties))
+
+
 @st.composite
 def compressing(draw: st.DrawFn, asked: dict[str, Any]) -> dict[str, Any]:
     """Draw what gradients are compressed to, if anything; return the same request where that is impossible."""
     options = asked | {"compress": draw(rates)}
+    if str(options["compress"]).startswith("powersgd"):
+        options["model"] = with_shapes(options["model"])
     try:
         Request(**options)
     except RequestError:

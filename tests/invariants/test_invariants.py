@@ -420,6 +420,41 @@ def without_residuals() -> Run:
     return column(run, "buffers", "size", rows[:1], 0)
 
 
+def factoring(**options: Any) -> Run:
+    """Two ranks sum matrices of 40 x 50 numbers by their factors, and vectors."""
+    stage = Stage(forward=1.0, backward=2.0, parameters=8400, tensors=((40, 50), (100,)))
+    asked: dict[str, Any] = {"model": Model(stages=(stage,) * 2, precision="fp32"), "compress": "powersgd:1"}
+    return sound("dp", 2, replicas=2, cluster=SLOW_LINKS, **asked | options)
+
+
+def factored_in_part(**options: Any) -> Run:
+    """A right factor has some bytes less."""
+    run = factoring(**options)
+    row = message(run, "all_reduce gradient(t=1,j=0)")
+    return column(run, "messages", "size", row, run.program.messages.size[row] - 8)
+
+
+def right_before_left() -> Run:
+    """Right factors go before left ones."""
+    run = factoring(buckets="none")
+    row = message(run, "all_reduce gradient(t=1,j=0)")
+    return column(run, "messages", "size", [row, row + 1], run.program.messages.size[[row + 1, row]])
+
+
+def without_factors() -> Run:
+    """A rank keeps what factors leave of its gradients, but no factors."""
+    run = factoring()
+    rows = np.flatnonzero((run.program.buffers.category == Category.COMMUNICATION) & (run.program.buffers.begin < 0))
+    return column(run, "buffers", "size", rows[:1], 8400)
+
+
+def without_copies() -> Run:
+    """A rank has no copy of the gradients that its factors stand for."""
+    run = factoring(buckets="none")
+    copies = (run.program.buffers.category == Category.COMMUNICATION) & (run.program.buffers.size == 8400)
+    return column(run, "buffers", "size", np.flatnonzero(copies & (run.program.buffers.begin >= 0))[:1], 0)
+
+
 def gathered_in_part() -> Run:
     """A gather brings less than the whole stage."""
     run = sharing()
@@ -723,6 +758,19 @@ def another_algorithm() -> Run:
         ),
         (gathered_largest, "gradients_take_their_bytes_along", "all_gather .* carry 2388 B for 12000 B of gradients"),
         (summed_by_another_operation, "gradients_take_their_bytes_along", "another operation than its numbers are"),
+        (
+            factored_in_part,
+            "gradients_take_their_bytes_along",
+            "those beside it, carry 1512 B for 16800 B of gradients",
+        ),
+        (right_before_left, "gradients_take_their_bytes_along", r"carry \[400, 200, 160\] B, not \[400, 160, 200\] B"),
+        (
+            lambda: shifted(factoring(), "all_reduce gradient(t=1,j=0)", start=-0.25),
+            "gradients_are_sent_after_they_are_made",
+            "has ended, whose gradient it takes along",
+        ),
+        (without_factors, "ranks_have_room_for_what_they_encode", "device 0 has no room for what it has encoded"),
+        (without_copies, "ranks_have_room_for_what_they_encode", "device 0 has no room for what it has encoded"),
         (without_residuals, "ranks_have_room_for_what_they_encode", "device 0 has no room for what it has encoded"),
         (
             one_sum_less,

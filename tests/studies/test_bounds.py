@@ -101,7 +101,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "reshard": ("yes", "no", "step", 2),
     "gather": ("units", "step", "early"),
     "padding": ("megatron",),
-    "compress": ("bf16", "int8", "topk:0.05"),
+    "compress": ("bf16", "int8", "topk:0.05", "powersgd:4"),
     "clip": (True,),
     "update_in": ("stream",),
     "by_layer": (True, False),

@@ -62,5 +62,5 @@ def exchange_values(
     hold_sums(axis, sums, brought, gathered)
     hold_parameters(axis, sums, brought)
     hold_optimizers(axis)
-    if axis.state.compress is not None and axis.state.compress.is_sparse:
-        hold_residuals(axis)
+    if axis.state.compress is not None and axis.state.compress.leaves_some:
+        hold_residuals(axis, axis.state.compress)

@@ -7,9 +7,11 @@ from cdpsim.program import Category
 from cdpsim.program.assembly.axis import Brought, DataAxis, Sums, earlier_sums, readers
 from cdpsim.program.assembly.build import Location, end, start
 from cdpsim.program.assembly.gathered import Gathered, hold_given, hold_reduced
+from cdpsim.program.assembly.gradient_sums import split_tensors
 from cdpsim.program.assembly.runtime import gradients_at_first, hold_gradients
-from cdpsim.program.assembly.tied import give_shared, unshared_gradients
+from cdpsim.program.assembly.tied import give_shared, unshared_gradients, unshared_stages
 from cdpsim.program.assembly.update import base_is_still_needed
+from cdpsim.schedules.compression import Compression
 from cdpsim.schedules.state import Home, When
 
 
@@ -136,10 +138,14 @@ def hold_optimizers(axis: DataAxis) -> None:
     axis.build.hold(Category.OPTIMIZER, where, size[last], -1, end(updates.node[last]))
 
 
-def hold_residuals(axis: DataAxis) -> None:
-    """Hold what the largest numbers leave of gradients always: each rank adds it to its next ones."""
+def hold_residuals(axis: DataAxis, compress: Compression) -> None:
+    """Hold what is left of gradients always: each rank adds it to its next ones. Next factors start from the last."""
+    size = axis.whole.gradients.copy()
+    if compress.rank:
+        stages = [split_tensors(compress, stage) for stage in unshared_stages(axis.tables, axis.model)]
+        size += np.array([sum(sum(factors) for _, _, *factors in stage) for stage in stages])[axis.copies.stage]
     rows = np.flatnonzero(axis.several[axis.copies.of[: axis.copies.in_step]])
     where = axis.copies.where.take(rows)
     until = end(axis.tables.lanes.step_ends[-1, where.device])
-    held = axis.build.hold(Category.COMMUNICATION, where, axis.whole.gradients[rows], -1, until)
+    held = axis.build.hold(Category.COMMUNICATION, where, size[rows], -1, until)
     axis.keeping.keep_for_good(held, where.device)

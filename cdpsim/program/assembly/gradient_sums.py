@@ -1,12 +1,15 @@
 """Sums of gradients over data ranks as messages carry them: whole, or compressed (`cdpsim.schedules.compression`).
 
 Where ranks send different numbers no message can sum them: each rank gathers those of all others, and adds them up.
+Of matrices that go in two factors, the second one is made of the sum of the first.
 """
 
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
+from cdpsim.model.stage import Stage
 from cdpsim.numeric.columns import Ints, group_starts, sort_by
 from cdpsim.program import Category, Op
 from cdpsim.program.assembly.build import Builder, end
@@ -25,7 +28,7 @@ class Carried(NamedTuple):
 def carry(compress: Compression | None, op: Op, size: Ints, members: Ints | int) -> Carried:
     """Return how gradients of these bytes are summed by an operation over so many members."""
     part = -(-size // members) if op == Op.REDUCE_SCATTER else size
-    if compress is None:
+    if compress is None or compress.rank:  # whose units are factors already
         return Carried(op, part, np.zeros_like(part))
     if compress.is_sparse:
         gathered = members * compress.encode(size)
@@ -33,6 +36,16 @@ def carry(compress: Compression | None, op: Op, size: Ints, members: Ints | int)
     sent = compress.encode(part)
     whole = sent * members if op == Op.REDUCE_SCATTER else sent
     return Carried(op, sent, np.where(sent < part, whole, 0))
+
+
+def split_tensors(compress: Compression, stage: Stage) -> list[tuple[int, ...]]:
+    """Return the bytes of the gradient of each tensor of a stage: all, those sent as they are, and two factors'."""
+    rows = []
+    for shape in stage.tensors:
+        whole, factors = prod(shape), compress.factor(shape)
+        numbers = whole, 0 if any(factors) else whole, *factors
+        rows.append(tuple(stage.gradient_bytes * each // stage.numbers for each in numbers))
+    return rows or [(stage.gradient_bytes, stage.gradient_bytes, 0, 0)]
 
 
 def hold_encoded(tables: Tables, build: Builder, copy: Ints, given: Ints, message: Ints, held: Ints) -> None:

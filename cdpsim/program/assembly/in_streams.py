@@ -17,12 +17,13 @@ from cdpsim.numeric.columns import Ints, expand_ranges, group_numbers, group_sta
 from cdpsim.program import Content, EdgeKind, Op, Stream
 from cdpsim.program.assembly.axis import Brought, DataAxis, Ends, Sums, readers
 from cdpsim.program.assembly.build import Location, without_root
-from cdpsim.program.assembly.gradient_sums import Carried, carry, hold_encoded
-from cdpsim.program.assembly.tied import sum_shared, unshared_gradients
+from cdpsim.program.assembly.gradient_sums import Carried, carry, hold_encoded, split_tensors
+from cdpsim.program.assembly.tied import sum_shared, unshared_gradients, unshared_stages
 from cdpsim.schedules.buckets import Buckets, Units
 from cdpsim.schedules.state import Home, When
 
 _NORM_BYTES = 4  # a number in fp32
+_IN_ONE = Buckets((2**62,))  # one for all gradients
 
 
 class UnitPlan(NamedTuple):
@@ -45,21 +46,25 @@ def plan_messages(axis: DataAxis, units: Units) -> UnitPlan:
     return UnitPlan(units, unit, groups.number[group], row, first[of[pair]] + groups.place[groups.of[row]])
 
 
-def units_of(axis: DataAxis, sizes: Ints, buckets: Buckets | None, tensors: list[list[int]] | None = None) -> Units:
-    """Return what goes in one message: a stage with all its bytes or, with buckets, several tensors."""
-    if buckets is None:
+def units_of(
+    axis: DataAxis, sizes: Ints, buckets: Buckets | None, tensors: list[list[tuple[int, ...]]] | None = None
+) -> Units:
+    """Return what goes in one message: a stage with all its bytes or, with buckets, several tensors; or their parts."""
+    if buckets is None and not axis.state.in_factors:
         return Units.of_stages(sizes)
     first = np.append(axis.copies.first[: axis.passes.n], axis.copies.in_step).tolist()
     devices = [axis.device[low:high].tobytes() for low, high in pairwise(first)]
     ends = [j for j in range(1, len(devices) + 1) if devices[j - 1 : j] != devices[j : j + 1]]  # of equal devices
-    return Units.of_buckets(tensors or [[size] for size in sizes.tolist()], ends, buckets)
+    if buckets is None:
+        ends, buckets = [*range(1, len(devices) + 1)], _IN_ONE
+    return Units.of_buckets(tensors or [[(size,)] for size in sizes.tolist()], ends, buckets)
 
 
 def _eras(axis: DataAxis) -> Iterator[tuple[Ints, Buckets | None]]:
     """Yield steps with their buckets: in the first step torch may have one for all."""
     buckets, steps = axis.state.buckets, np.arange(axis.passes.steps)
     if buckets is not None and buckets.whole_first_step:
-        yield steps[:1], Buckets((2**62,))
+        yield steps[:1], _IN_ONE
         steps = steps[1:]
     yield steps, buckets
 
@@ -83,10 +88,7 @@ def sum_in_streams(axis: DataAxis) -> Sums:
     """Sum gradients to where updates are made."""
     copies, build, steps = axis.copies, axis.build, axis.passes.steps
     sizes, given, ends, parts = unshared_gradients(axis.tables, axis.model), _giving(axis), [], []
-    tensors = [
-        [*each] if sum(each) == size else [size]  # in one, where a stage shares some with others
-        for each, size in zip(axis.model.gradient_tensors(), sizes.tolist(), strict=True)
-    ]
+    tensors = _list_tensors(axis, sizes)
     for t, buckets in _eras(axis):
         part, last = sum_units(axis, plan_messages(axis, units_of(axis, sizes, buckets, tensors)), t, given)
         parts.append(part)
@@ -105,6 +107,14 @@ def sum_in_streams(axis: DataAxis) -> Sums:
     return Sums(given, taken, ends)
 
 
+def _list_tensors(axis: DataAxis, sizes: Ints) -> list[list[tuple[int, ...]]]:
+    """Return the bytes of the tensors of each stage, each with its parts, if any go by themselves."""
+    if axis.state.compress is not None and axis.state.in_factors:
+        return [split_tensors(axis.state.compress, stage) for stage in unshared_stages(axis.tables, axis.model)]
+    each = zip(axis.model.gradient_tensors(), sizes.tolist(), strict=True)
+    return [[(part,) for part in own] if sum(own) == size else [(size,)] for own, size in each]  # some share others
+
+
 def sum_units(axis: DataAxis, plan: UnitPlan, t: Ints, given: Ints) -> tuple[Ints, list[Ends]]:
     """Send the sums of a plan in steps t, of what tasks have `given`: a table by step, round and copy.
 
@@ -117,6 +127,9 @@ def sum_units(axis: DataAxis, plan: UnitPlan, t: Ints, given: Ints) -> tuple[Int
     if not (len(t) and len(row)):
         return taken, []
     inside = send_sums(axis, plan, t, rounds)
+    later = np.flatnonzero(plan.units.follows[plan.unit])
+    many = axis.groups.many[plan.units.first[plan.unit[later]]]  # messages of a unit
+    build.link(inside[:, :, later + many], inside[:, :, later])
     mine = final = inside[:, :, plan.message]
     if (across.message >= 0).any():
         far = send_sums(axis, across, t, rounds, across=True)
@@ -166,7 +179,8 @@ def _carry_units(axis: DataAxis, units: Units, *, across: bool) -> Carried:
     """Return how each unit is summed in a group, or its shares across groups."""
     op = Op.REDUCE_SCATTER if axis.state.splits and not across else Op.ALL_REDUCE
     size, members = axis.share(units.size) if across else units.size, axis.groups.members[axis.groups.first]
-    return carry(axis.state.compress, op, size, members[units.first])
+    carried = carry(axis.state.compress, op, size, members[units.first])
+    return carried._replace(held=carried.held + units.held)
 
 
 def _send_units(

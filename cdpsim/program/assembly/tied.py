@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.model import Model
-from cdpsim.model.stage import Tie
+from cdpsim.model.stage import Stage, Tie
 from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.build import Builder, start, without_root
@@ -119,6 +119,11 @@ def unshared_gradients(tables: Tables, model: Model) -> Ints:
     for tie in _shared_ties(tables, model):
         gradients[list(tie.stages)] -= tie.gradient_bytes
     return gradients
+
+
+def unshared_stages(tables: Tables, model: Model) -> list[Stage]:
+    """Return the stages without the tensors that they share."""
+    return model.without_ties(_shared_ties(tables, model))
 
 
 def _shared_ties(tables: Tables, model: Model) -> tuple[Tie, ...]:
