@@ -55,7 +55,7 @@ LINES = {
     "program": 5185,
     "timing": 2175,
     "trace": 1895,
-    "request": 1965,
+    "request": 1970,
     "invariants": 2530,
     "runs": 1795,
     "api": 190,
