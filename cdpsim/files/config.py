@@ -173,7 +173,7 @@ def _encode_field(value: Any, kind: Any) -> object:
     if isinstance(value, ConfigTable):
         return encode(value)
     if isinstance(value, tuple):
-        return [encode(part) if isinstance(part, ConfigTable) else part for part in value]
+        return [_encode_field(part, None) for part in value]
     return value
 
 

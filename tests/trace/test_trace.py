@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from cdpsim import SCHEDULES, RequestError, Trace, __version__, load, simulate
+from cdpsim import SCHEDULES, Model, RequestError, Stage, Trace, __version__, load, simulate
 from cdpsim.program import Op
 from tests.helpers.strategies import requests
 
@@ -440,3 +440,10 @@ def test_a_trace_is_not_overwritten_unless_forced(tmp_path: Path) -> None:
 
 def test_every_schedule_of_the_paper_is_tried() -> None:
     assert set(PAPER) <= set(SCHEDULES)
+
+
+def test_shapes_of_tensors_come_back_as_they_were_saved(tmp_path: Path) -> None:
+    stage = Stage(forward=1.0, backward=2.0, activation=1, parameters=14, tensors=((2, 3), (1,)))
+    trace = simulate("dp", 1, model=Model(stages=(stage,)))
+    trace.save(tmp_path / "a")
+    assert_same(trace, load(tmp_path / "a"))
