@@ -22,7 +22,7 @@ _WIDTHS = {"bf16": Fraction(2), "fp16": Fraction(2), "int8": Fraction(1), "int4"
 
 
 class _Rate(NamedTuple):
-    """What a request asks for: bytes of a number on its way and in memory, numbers with a scale, the share or rank."""
+    """A rate of a request: bytes of a number on its way and in memory, numbers with a scale, the share or the rank."""
 
     sent: Fraction
     own: int
@@ -189,7 +189,7 @@ def ranks_have_room_for_what_they_encode(run: Recount) -> Iterator[str]:
 
 
 class _Held(NamedTuple):
-    """What devices hold: a row for each device and span of time."""
+    """Bytes on devices: a row for each device and span of time."""
 
     device: Ints
     begin: Times

@@ -56,7 +56,7 @@ def held(run: Run, device: int = 0) -> list[tuple[float, int]]:
     return [(row.time, row.size) for row in run.memory if row.device == device and row.category == "communication"]
 
 
-# What is sent: 2 (k-1)/k of an all-reduce, k-1 shares of a reduce-scatter, k-1 times its own of an all-gather
+# Bytes sent: 2 (k-1)/k of an all-reduce, k-1 shares of a reduce-scatter, k-1 times its own of an all-gather
 
 
 @pytest.mark.parametrize("rate", [*FP32])
@@ -121,7 +121,7 @@ def test_tied_tensors(rate: str, op: str, size: int) -> None:
     assert sizes(ran("gpipe", 2, m=2, model=tied, compress=rate), "all_reduce", "all_gather") == [1600]
 
 
-# What is held: what is encoded, from the last gradient until the sum has ended; and residuals
+# Bytes held: encoded gradients, from the last gradient until the sum has ended; and residuals
 
 
 @every_row(

@@ -20,7 +20,7 @@ MessageFault: TypeAlias = Literal["superfluous", "missing", "doubled", "wrong ve
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 
-# What names of trials say of options that have another name today.
+# Suffixes in names of trials, for options that have another name today.
 _RENAMED_WORDS = {name.replace("_", "-"): f"{now}={value}" for name, (now, value) in RENAMED.items()}
 MEASURED = ("ok", "not within tolerance")
 CALIBRATION = "calibration"  # the name of the trial that is no replay
