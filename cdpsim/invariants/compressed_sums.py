@@ -155,7 +155,8 @@ def _wrong_bytes_in_streams(run: Recount, own: Ints, rate: _Rate | None) -> Iter
         node = np.unique(sums.node[rows])
         row = node - first
         gathered = messages.op[row] == Op.ALL_GATHER
-        parts = np.where(gathered, 1 / _members(run, int(row[0])), run.shard)
+        whole_sums = rate is not None and rate.rank  # of factors, which no rank has a share of
+        parts = np.where(gathered, 1 / _members(run, int(row[0])), 1 if whole_sums else run.shard)
         sent = round(float((messages.size[row] * parts).sum()))
         whole = int(own[np.unique(sums.stage[rows])].sum())
         least, spare = Fraction(whole), Fraction(run.shard - 1)

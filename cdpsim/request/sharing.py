@@ -148,7 +148,6 @@ def _read_compression(
     for applies, problem, remedy in (
         (state.optimizer is Home.OWNED, f"{schedule.name} sums gradients at one device of each stage", ""),
         (rounds and (split or factors), f"each worker of {schedule.name} sums a share of all gradients", ""),
-        (factors and split, "each rank updates a share of all parameters", ", or --zero 0"),
         (state.gradients is Home.SPLIT, "each rank keeps a share of all gradients", ", or --zero 1"),
         (groups, "shares are summed across groups", ", or --zero 0"),
         (factors and not state.streams, "here one message sums each stage, in no stream", ", or dp"),

@@ -241,7 +241,8 @@ def test_factors_are_summed_one_after_the_other() -> None:
         assert (row.start, row.end) == approx((time, end))
         time = row.end
     assert {row.start for row in run.tasks if row.kind == "U"} == {time}
-    assert sent("dp", model=mixed(), replicas=4, compress="powersgd:2") == {2 * 3 * (WHOLE + LEFT + RIGHT) // 4}
+    for ranks in ({"replicas": 4}, {"shard": 4, "zero": 1}):
+        assert sent("dp", model=mixed(), **ranks, compress="powersgd:2") == {2 * 3 * (WHOLE + LEFT + RIGHT) // 4}
 
 
 @every_row(

@@ -59,7 +59,7 @@ FLUSHING = (
         ("dp --replicas 2 --compress powersgd", "'powersgd' does not say of which rank factors are; give at least 1"),
         ("dp --replicas 2 --compress powersgd:0", "'powersgd:0' does not say of which rank factors are"),
         ("dp --replicas 2 --compress powersgd:1.5", "give at least 1, such as powersgd:4"),
-        ("dp --shard 2 --zero 1 --compress powersgd:4", "each rank updates a share of all parameters; give int8 or"),
+        ("dp --shard 2 --zero 1 --replicas 2 --compress powersgd:4", "shares are summed across groups; give int8 or"),
         ("dp --shard 2 --compress powersgd:4", "powersgd:4 lets all ranks sum whole matrices' factors, and each rank"),
         ("zero-dp --compress powersgd:4", "and zero-dp sums gradients at one device of each stage; give int8 or int4"),
         (

@@ -28,8 +28,10 @@ class Carried(NamedTuple):
 def carry(compress: Compression | None, op: Op, size: Ints, members: Ints | int) -> Carried:
     """Return how gradients of these bytes are summed by an operation over so many members."""
     part = -(-size // members) if op == Op.REDUCE_SCATTER else size
-    if compress is None or compress.rank:  # whose units are factors already
+    if compress is None:
         return Carried(op, part, np.zeros_like(part))
+    if compress.rank:  # units are factors already, of which all ranks need the whole sums
+        return Carried(Op.ALL_REDUCE, size, np.zeros_like(size))
     if compress.is_sparse:
         gathered = members * compress.encode(size)
         return Carried(Op.ALL_GATHER, gathered, gathered)
