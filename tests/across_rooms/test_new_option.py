@@ -148,7 +148,7 @@ print(json.dumps({{
 
 
 def test_a_plan_is_proved_with_it(tmp_path: Path) -> None:
-    """One word leaves a twentieth of the bytes of gradients, the other halves the times of tasks: the best has both."""
+    """One word leaves a twentieth of the bytes of gradients, another halves the times of tasks; bounds follow both."""
     program = """
 from functools import cached_property
 from msgspec.structs import replace
