@@ -52,7 +52,7 @@ LINES = {
     "model": 1835,
     "presets": 65,
     "schedules": 2740,
-    "program": 5185,
+    "program": 5190,
     "timing": 2175,
     "trace": 1895,
     "request": 1970,

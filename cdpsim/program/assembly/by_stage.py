@@ -35,10 +35,12 @@ def sum_by_stage(axis: DataAxis) -> Sums:
     """Sum gradients over the copies of each stage."""
     copies, build, update = axis.copies, axis.build, axis.update
     size = axis.model.size("gradients") if axis.owned else unshared_gradients(axis.tables, axis.model)
-    members = axis.groups.members[axis.groups.first]
-    op, size, held = carry(axis.state.compress, Op.REDUCE if axis.owned else Op.ALL_REDUCE, size, members)
+    op, held = Op.REDUCE if axis.owned else Op.ALL_REDUCE, None
+    if axis.state.compress is not None:
+        op, size, held = carry(axis.state.compress, op, size, axis.groups.members[axis.groups.first])
     at, rows, consumer = _exchange(axis, op, Content.GRADIENT, axis.several, size)
-    hold_encoded(axis.tables, build, rows, copies.last_task[rows], consumer[rows], held[copies.stage[rows]])
+    if held is not None:
+        hold_encoded(axis.tables, build, rows, copies.last_task[rows], consumer[rows], held[copies.stage[rows]])
     if axis.waits_for_end:
         ends = axis.tables.lanes.step_ends[copies.step[rows], copies.device[rows]]
         build.link(ends, consumer[rows], EdgeKind.BARRIER)
