@@ -52,7 +52,7 @@ LINES = {
     "model": 1835,
     "presets": 65,
     "schedules": 2740,
-    "program": 5190,
+    "program": 5195,
     "timing": 2175,
     "trace": 1895,
     "request": 1970,
@@ -60,7 +60,7 @@ LINES = {
     "runs": 1795,
     "api": 190,
     "studies": 6890,
-    "draw": 5755,
+    "draw": 5770,
     "export": 1135,
     "cli": 1875,
 }

@@ -23,7 +23,7 @@ from cdpsim.numeric.columns import Flags, Ints, Times, group_numbers, group_star
 from cdpsim.program import NO_PARTS, Content, EdgeKind, Edges, Kind, Op, Program
 from cdpsim.program.rendezvous import posting_turns
 from cdpsim.program.streams import PartOrder, find_endpoints, merge_with_tasks, order_parts, queue_in_streams
-from cdpsim.schedules.state import Home, When
+from cdpsim.schedules.state import Placed, When
 
 _TIME_ERROR = 1e-9  # of times, after many sums
 
@@ -109,7 +109,7 @@ def host_needs(run: Recount) -> Needs:
     elsewhere = program.state.updates_in_stream or len(program.lane_tasks) > program.compute
     if elsewhere or not run.costs.duration[updates].any():
         return NO_NEEDS
-    made = program.state.reduce is not When.END and program.state.optimizer is not Home.OWNED and run.together
+    made = program.state.reduce is not When.END and program.state.optimizer is not Placed.OWNED and run.together
     if program.averaged is not None or ((program.together or program.barrier) and not made):
         follows = tasks.step[updates]
     else:  # of several lanes, places tell no order; a list has one

@@ -43,7 +43,7 @@ from cdpsim.request.sharing import read_sharing
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape, Widths
-from cdpsim.schedules.state import Home, State
+from cdpsim.schedules.state import Placed, State
 from cdpsim.timing.stage_times import pyramid_of, reached, with_transfer_times
 
 # The order of a record: that of its first version. Options that are not named here come last.
@@ -71,9 +71,9 @@ class Request(Mapping[str, Any]):
     the cluster has a topology, and by recursive doubling elsewhere. `expand_collectives` runs every collective as the
     messages of its algorithm, and so does `contention` (fair or queue), by which messages share the links of their
     routes. `rendezvous` (megatron or torch) lets both ends of a message wait for each other where nothing overlaps.
-    `runtime` (paper, torch, or a table of habits) says what is held beyond what the schedule needs; the model's, where
-    None. `max_memory` is how much memory of this machine the run may take, in bytes or as "8 GB"; `ignore_memory` is
-    about the simulated devices. Disturbances (`slow`, `jitter`, `link_jitter`, `stop`: objects, or texts as on the
+    `runtime` (paper, torch, or a table of behaviours) says what is held beyond what the schedule needs; the model's,
+    where None. `max_memory` is how much memory of this machine the run may take, in bytes or as "8 GB"; `ignore_memory`
+    is about the simulated devices. Disturbances (`slow`, `jitter`, `link_jitter`, `stop`: objects, or texts as on the
     command line) are those of the cluster, where not given; `seed` and the number of the `run` decide all that is
     random.
 
@@ -209,7 +209,7 @@ class Request(Mapping[str, Any]):
         Nothing disturbs one of them or tells it apart, and they exchange only what each has a copy or a share of.
         """
         counts_differ = self.counts is not None and any(len({*row}) > 1 for row in self.counts)
-        apart = counts_differ or self.expands or self.disorder != Disorder() or Home.OWNED in self.state.homes
+        apart = counts_differ or self.expands or self.disorder != Disorder() or Placed.OWNED in self.state.placements
         return self.shape.replicas > 1 and not apart
 
     @property

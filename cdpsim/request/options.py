@@ -484,7 +484,7 @@ class PlatformOptions(TypedDict, total=False):
         Option(
             "RUNTIME",
             "what a runtime holds beyond what the schedule needs: paper (nothing; default), held (what estimates "
-            "cannot do without) or torch (as its own pipelines and DDP); habits may be changed: "
+            "cannot do without) or torch (as its own pipelines and DDP); behaviours may be changed: "
             "torch:sends=until-sent,returned_outputs=no (`cdpsim simulate --help-all` has them all)",
             known=lambda: RUNTIMES,
             record=lambda r: r.given["runtime"] and config.encode(r.given["runtime"]),

@@ -171,8 +171,8 @@ def _rule_and_steps(
     steps = least_steps(shape.warm_up) if given is None else whole_number("steps", given, at_least=1)
     _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots)
     if options["rule"] == VERTICAL_SYNC != schedule.rule and not schedule.takes_vertical_sync:
-        takers = ", ".join(name for name, other in SCHEDULES.items() if other.takes_vertical_sync)
-        raise RequestError("rule", f"{schedule.name} does not take {VERTICAL_SYNC.name}; {takers} does")
+        accepting = ", ".join(name for name, other in SCHEDULES.items() if other.takes_vertical_sync)
+        raise RequestError("rule", f"{schedule.name} does not take {VERTICAL_SYNC.name}; {accepting} does")
     refuse_untaken(schedule, options, shape.parts)
     if not schedule.order.waits:
         return _rule_of_rounds(schedule, shape, steps, options["rule"]), steps

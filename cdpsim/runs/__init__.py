@@ -155,8 +155,8 @@ class Run(Trace):
             {"mismatched": staleness.mismatched(program) * program.fold} if program.versions_differ else {}
         )
         held = {"peak_memory": self.peaks}
-        later = steady_state.is_steady and not self.reaches_rest
-        held |= {"peak_memory_at_rest": steady_state.run.peaks} if later else {}
+        later = steady_state.is_steady and not self.reaches_steady_state
+        held |= {"steady_peak_memory": steady_state.run.peaks} if later else {}
         rare |= {"untied": [list(stages) for stages in program.untied]} if program.untied else {}
         rare |= {"places": self._places()} if self.request.shape.layers else {}
         return {
@@ -168,7 +168,7 @@ class Run(Trace):
             "makespan": self.makespan,
             "period": json_number(steady_state.period),
             "period_is": steady_state.period_is,
-            **({} if self.reaches_rest else {"reaches_rest": False}),
+            **({} if self.reaches_steady_state else {"reaches_steady_state": False}),
             "bubble": steady_state.bubble,
             "idle_of_run": utilisation.idle_share(program, self.start, self.end, self.costs.calendar),
             "mean_staleness": steady_state.staleness,
@@ -233,12 +233,12 @@ class Run(Trace):
     def steady_state(self) -> SteadyState:
         """The steady state of the run's steps, by runs of other numbers of steps where that is needed.
 
-        Where there is no room for these, or where they do not end, the figures are those of the run's own steps.
+        Where there is no room for these, or where they do not end, the metrics are those of the run's own steps.
         """
         return find_steady_state(self)
 
     @cached_property
-    def reaches_rest(self) -> bool:
+    def reaches_steady_state(self) -> bool:
         """Whether the run's own steps come to be like those of its steady state, and hold as much as these."""
         rest, steps = self.steady_state, self.program.steps
         if not rest.is_steady:

@@ -123,7 +123,7 @@ from cdpsim.schedules.placement import (
 from cdpsim.schedules.rounds import OverlappedRounds
 from cdpsim.schedules.rule import ACCO, DPU, WP, Rule
 from cdpsim.schedules.shape import Shape, Widths
-from cdpsim.schedules.state import ALONG, BESIDE, MEAN, OWNER, REPLICATED, TRAVELLING, Home, State
+from cdpsim.schedules.state import ALONG, BESIDE, MEAN, OWNER, REPLICATED, TRAVELLING, Placed, State
 from cdpsim.schedules.table import KINDS, parse_actions, read_actions
 
 _TRUSTED_ORDERS = f"{__name__}.pipelines."  # whose orders are checked by tests, and not again when they run
@@ -182,7 +182,7 @@ class Schedule:
     @property
     def sums_at_ends(self) -> bool:
         """Whether devices sum gradients at the end of their steps, unless asked to do it before."""
-        owned = self.state.parameters is Home.OWNED
+        owned = self.state.parameters is Placed.OWNED
         return self.order.together and not (self.placement.lanes or owned or self.order.one_place)
 
     @property
@@ -193,7 +193,7 @@ class Schedule:
     @property
     def fetches(self) -> bool:
         """Whether devices get parameters from others."""
-        return self.placement.replicas and (self.state.parameters is Home.OWNED or not self.order.together)
+        return self.placement.replicas and (self.state.parameters is Placed.OWNED or not self.order.together)
 
     @property
     def is_line(self) -> bool:
@@ -202,8 +202,8 @@ class Schedule:
 
     @property
     def all_reduces(self) -> bool:
-        """Whether all holders of a stage have the same tasks, and sum gradients by an all-reduce."""
-        return self.placement.replicas and self.order.together and self.state.parameters is Home.COPIED
+        """Whether all copies of a stage have the same tasks, and sum gradients by an all-reduce."""
+        return self.placement.replicas and self.order.together and self.state.parameters is Placed.COPIED
 
     def micro_batches(self, n: int) -> int:
         """Return the number of micro-batches in a training step, by default."""

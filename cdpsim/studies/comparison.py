@@ -186,7 +186,7 @@ class _Rows:
         if isinstance(name, str) and name in ZERO_NAMES:
             measured = replace(measured, schedule=name)
         asked = {name: option_text(taken[name]) for name in self.lists if name in taken}
-        if not (self.lists and any(_same_figures(measured, asked, other) for other in self.measured)):
+        if not (self.lists and any(_same_metrics(measured, asked, other) for other in self.measured)):
             self.measured.append(replace(measured, asked=asked))
         self.request = request
         return True
@@ -212,8 +212,8 @@ class _Rows:
         return found if sort == "given" else found.by_throughput() if sort == "throughput" else found.sorted_by(sort)
 
 
-def _same_figures(measured: Measured, asked: Mapping[str, str], other: Measured) -> bool:
-    """Return whether a row with these values of options has the figures of another with some of them, or more."""
+def _same_metrics(measured: Measured, asked: Mapping[str, str], other: Measured) -> bool:
+    """Return whether a row with these values of options has the metrics of another with some of them, or more."""
     within = asked.items() <= other.asked.items() or other.asked.items() <= asked.items()
     return within and replace(measured, asked=other.asked) == other
 

@@ -33,7 +33,7 @@ class SampledRuns:
     makespan: Floats
     ends: Floats  # a row for each run, a column for each step
     steady: Floats  # the ends of steps if nothing were random
-    steady_period: float  # the time of a step at rest if nothing were random
+    steady_period: float  # the time of a step in steady state if nothing were random
     steps: range  # the steps over which the time of a step is averaged
     in_rounds: Floats | None = None  # the mean time of an update in each run, where runs have rounds
 
@@ -118,8 +118,8 @@ def _sample_rounds(run: Run, runs: int) -> SampledRuns:
     rested = simulate(run.request.with_run(0).without_chance())
     makespan, ends, periods = (np.array(column) for column in zip(*found, strict=True))
     of_updates = range(int(update[steps.start]), int(update[steps.stop - 1]) + 1)
-    at_rest = _ends_of_updates(rested), float(rested.steady_state.period)
-    return SampledRuns(makespan, ends, *at_rest, of_updates, periods)
+    steady = _ends_of_updates(rested), float(rested.steady_state.period)
+    return SampledRuns(makespan, ends, *steady, of_updates, periods)
 
 
 def _ends_of_updates(run: Run) -> Floats:

@@ -796,7 +796,7 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_ticker_counts_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal: each count, then the end; of the event engine's nodes and of the front door's parts."""
+    """On a terminal: each count, then the end; of the event engine's nodes and of the parts of `simulate`."""
     said: list[object] = []
 
     class Bar:

@@ -90,8 +90,8 @@ def test_engines_agree_and_all_gradients_are_summed() -> None:
         step, stage = (
             int(column[message - len(program.tasks)]) for column in (program.messages.step, program.messages.stage)
         )
-        givers = [f"B(t={step},i={i},j={stage})" for i in range(sum(COUNTS[step]))]
-        assert {row(program, name) for name in givers} <= set(before.tolist())
+        producers = [f"B(t={step},i={i},j={stage})" for i in range(sum(COUNTS[step]))]
+        assert {row(program, name) for name in producers} <= set(before.tolist())
     assert len(sums) == 4
 
 
@@ -194,7 +194,7 @@ def test_a_request_may_say_how_many_passes_each_replica_has(name: str, tmp_path:
 
 
 def test_counts_of_m_are_no_counts() -> None:
-    """All of them: nothing is recorded, and the run is at rest as ever."""
+    """All of them: nothing is recorded, and the run is in steady state as ever."""
     run = simulate("1f1b", 2, m=3, counts=[[3], [3], [3], [3]])
     assert "counts" not in run.request and run.steady_state.certified
     with pytest.raises(RequestError, match=r"^counts: have shape \(2, 1\) instead of \(3, 1\), steps by replicas"):

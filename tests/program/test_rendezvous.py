@@ -117,7 +117,7 @@ def met_requests(draw: st.DrawFn, where: Need = meeting) -> dict[str, Any]:
 @given(met_requests())
 @settings(max_examples=100, deadline=None)
 def test_streams_do_what_queues_do(request: dict[str, Any]) -> None:
-    """By events, in the order of the unit-cost run: the same times but for ticks, and both engines to the last bit."""
+    """By events, in the order of the unit-cost run: the same times but for quanta, and both engines to the last bit."""
     run = simulate(**request)
     plain = simulate(**whole(request))
     start, end = play(plain, request["cluster"].overlaps(run.program.devices), request["rendezvous"] == "megatron")

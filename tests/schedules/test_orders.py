@@ -17,7 +17,7 @@ from tests.helpers.declared_orders import ORDERS, cases
 
 BOTH_WAYS = ("chimera", "gems")
 
-# Orders of pipelines that ship; test_orders_zero.py plays those of zero bubbles, folds and DualPipe.
+# Orders of pipelines that ship; test_orders_zero.py plays those of zero bubbles, V shapes and DualPipe.
 SHIPPED = {
     name: one.order.lists.actions for name, one in SCHEDULES.items() if one.order.lists and not one.order.one_place
 }

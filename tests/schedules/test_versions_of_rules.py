@@ -129,7 +129,7 @@ def test_versions_that_lose_or_repeat_gradients_are_refused(versions: Versions, 
 
 
 @pytest.mark.parametrize("name", ["multi-cdp", "pp-cdp", "zero-cdp"])
-def test_versions_need_holders_that_update_together(name: str) -> None:
+def test_versions_need_copies_that_update_together(name: str) -> None:
     """One after another they pass on one line of versions."""
     with pytest.raises(RequestError, match="versions: start from one another in a line"):
         simulate(replace(SCHEDULES[name], name="ruled", rule=acco), 3)

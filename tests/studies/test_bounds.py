@@ -361,7 +361,7 @@ PATCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 def simulated(asked: dict[str, Any]) -> Measured:
-    """Return the figures of a whole run, which no earlier one is asked for."""
+    """Return the metrics of a whole run, which no earlier one is asked for."""
     return measure(simulate(Request(**asked, ignore_memory=True)))
 
 

@@ -378,7 +378,7 @@ def test_a_loaded_trace_is_refused(tmp_path: Any) -> None:
 
 
 def test_the_bound_needs_no_steps_of_its_own() -> None:
-    """Five uneven stages under CDP-v2 take more than two steps to become periodic; the bound is of the run at rest."""
+    """Five uneven stages under CDP-v2 take more than two steps to become periodic; the bound is of the steady state."""
     times = [(1.0, 9.0), (7.0, 2.0), (3.0, 3.0), (9.0, 1.0), (2.0, 8.0)]
     model = Model(stages=tuple(Stage(forward=f, backward=b) for f, b in times))
     few, many = (pyramid(simulate("multi-cdp", model=model, steps=steps)) for steps in (1, 40))

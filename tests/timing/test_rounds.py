@@ -196,7 +196,7 @@ def test_a_worker_may_have_made_all_tasks_when_a_communication_ends(lasts: int) 
         ("co2", {"local_steps": 2}),
     ],
 )
-def test_figures_by_chance_are_those_of_steps_behind_a_warm_up(
+def test_metrics_by_chance_are_those_of_steps_behind_a_warm_up(
     name: str, options: dict[str, Any], how: dict[str, Any]
 ) -> None:
     """With hardly any chance: those of the run without it."""
@@ -273,7 +273,7 @@ def test_staleness_is_that_of_later_updates(name: str, stale: int, how: dict[str
 
 @pytest.mark.parametrize("overlap", ["full", "none"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_without_room_for_others_has_figures_of_its_own(name: str, overlap: str) -> None:
+def test_a_run_without_room_for_others_has_metrics_of_its_own(name: str, overlap: str) -> None:
     """As few updates as were asked for are simulated where more do not fit."""
     cluster = replace_overlap(Cluster(link=Link(bandwidth=4e6)), overlap)
     model = Model(stages=(Stage(forward=1, backward=2, parameters=4_000_000),))

@@ -14,7 +14,7 @@ from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.files.units import Work
 from cdpsim.program import EdgeKind, Program
 from cdpsim.runs import Run
-from cdpsim.schedules.state import Home
+from cdpsim.schedules.state import Placed
 from cdpsim.studies.compare import measure
 from cdpsim.timing.engine import fast
 from cdpsim.trace.metrics import utilisation, waiting
@@ -229,8 +229,8 @@ def walk(run: Run, task: int, since: float) -> tuple[list[tuple[float, float, in
     parts: list[tuple[float, float, int]] = []
     late = ended(node)
     takes = (program.edges.after == message) & np.isin(program.edges.kind, [EdgeKind.DATA, EdgeKind.BARRIER])
-    givers = [task for task in program.edges.before[takes].tolist() if task < program.compute]
-    if message >= 0 and 0 <= node < program.compute and tasks.device[task] in tasks.device[givers]:
+    producers = [task for task in program.edges.before[takes].tolist() if task < program.compute]
+    if message >= 0 and 0 <= node < program.compute and tasks.device[task] in tasks.device[producers]:
         here, there = (released(run, of) for of in (lane_before(run, task), node))
         late -= max(there - here, 0) if here else 0
     bounds.append((MESSAGE, ended(node), late))
@@ -258,7 +258,7 @@ def lane_before(run: Run, task: int) -> int:
 
 def is_update_for(program: Program, node: int, task: int) -> bool:
     """Whether a node is an update on a task's device, or of any share where ranks have shares of what they update."""
-    shares = program.state.optimizer is Home.SPLIT
+    shares = program.state.optimizer is Placed.SPLIT
     return program.compute <= node < len(program.tasks) and (
         shares or bool(program.tasks.device[node] == program.tasks.device[task])
     )

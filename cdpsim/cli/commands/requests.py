@@ -42,7 +42,7 @@ def listed_option(name: str, value: Any) -> Any:
         return value
     values: list[str] = []
     for part in value.split(","):
-        if name == "runtime" and values and "=" in part and ":" not in part:  # one more habit of the runtime before
+        if name == "runtime" and values and "=" in part and ":" not in part:  # one more behaviour of the runtime before
             values[-1] += f",{part}"
         else:
             values.append(part.strip())

@@ -99,7 +99,7 @@ def broadcast_for_uses(axis: DataAxis, prefetch: int) -> Gathered:
     each = np.repeat(np.arange(len(message)), np.repeat(np.diff(passes.first), passes.phases))
     build.link(message[each], reader)
     pull(lanes, build, message[each], lanes.rank[reader], 1 + prefetch)
-    if axis.habits.gathers == "missing":  # what the owner has needs no copy
+    if axis.behaviours.gathers == "missing":  # what the owner has needs no copy
         missing = np.flatnonzero(passes.task_device[reader] != root[each])
         each, reader = each[missing], reader[missing]
     where = Location(passes.task_device[reader], stage[each], step[each])

@@ -20,7 +20,7 @@ def zbv(devices: int, m: int, chunks: int = 2) -> Actions:
     """
     # Fewer micro-batches go as the first ones of as many as fill the pipeline.
     enough = max(m, 2 * devices - 1)
-    actions = _fold(_zbv_letters, devices, enough, chunks)
+    actions = _in_a_v(_zbv_letters, devices, enough, chunks)
     there = actions.micro_batch < m
     rows = actions.kind[there], actions.stage[there], actions.micro_batch[there]
     return Actions(actions.first // enough * m, *rows)
@@ -34,10 +34,10 @@ def dualpipev(devices: int, m: int, chunks: int = 2) -> Actions:
     .   1F0 2F0 1F1 2F1 1F2 2B0 2B0 2F2 1B0 1B0 1F3 2B1 2B1 2F3 1B1 1B1 2B2 2B2 1B2 1B2 2I3 1I3 2W3 1W3
     """
     requirements.require_full_pipeline(devices, m)
-    return _fold(eight_steps, devices, m, chunks)
+    return _in_a_v(eight_steps, devices, m, chunks)
 
 
-def _fold(letters: Callable[[int, int, int], str], devices: int, m: int, chunks: int) -> Actions:
+def _in_a_v(letters: Callable[[int, int, int], str], devices: int, m: int, chunks: int) -> Actions:
     """Return the order of a V, by the letters of each device: its second stages go back over the devices."""
     requirements.require_two_chunks(chunks)
     actions = actions_from_letters([letters(device, devices, m) for device in range(devices)])

@@ -71,5 +71,5 @@ def plan(
 
 
 def _evaluate_candidate(options: Mapping[str, Any]) -> Measured:
-    """Return the figures of a candidate."""
+    """Return the metrics of a candidate."""
     return evaluate(**{"steps": _ENOUGH_STEPS, **options})

@@ -41,7 +41,7 @@ class Probe:
 
     @cached_property
     def duration_of_passes(self) -> Floats:
-        """The time of tasks and of what stages pass on; none for updates, or for what holders of a stage exchange."""
+        """The time of tasks and of what stages pass on; none for updates, or for what copies of a stage exchange."""
         program, messages = self.program, self.program.messages
         times, first = self.duration.copy(), len(program.tasks)
         times[program.compute : first] = 0
