@@ -14,9 +14,9 @@ from cdpsim import simulate
 from cdpsim.numeric import paths
 from cdpsim.schedules import KNOWN_ACTIONS, SCHEDULES
 from cdpsim.schedules.actions import Actions, check_actions
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.placement import Shape
 from cdpsim.studies.compare import measure
-from cdpsim.timing.engine import fast
+from cdpsim.timing import engine
 
 LARGE: list[tuple[str, int, dict[str, int]]] = [
     ("1f1b", 512, {"m": 1024}),
@@ -115,7 +115,7 @@ def test_without_compiled_code(name: str, benchmark: Any, monkeypatch: pytest.Mo
     """Find longest paths without numba: a level has hundreds of nodes in 1f1b, one or two in GEMS."""
     run = simulate(name, 512, m=1024, steps=1)
     monkeypatch.setattr(paths, "compiled_loops", lambda: None)
-    benchmark.pedantic(fast, (run.program, run.costs), rounds=3, warmup_rounds=1)
+    benchmark.pedantic(engine, (run.program, run.costs), rounds=3, warmup_rounds=1)
     per_second(benchmark, run.program.nodes)
 
 

@@ -18,26 +18,28 @@ from cdpsim.errors import RequestError
 from cdpsim.model import Model
 from cdpsim.numeric.columns import Times
 from cdpsim.program import Program
-from cdpsim.request import Request
-from cdpsim.request.check_only import end_check
+from cdpsim.request import Request, end_check
 from cdpsim.request.options import SIGNATURE, Options
 from cdpsim.runs import Run
 from cdpsim.runs.assembling import (
     algorithms_by_collective,
+    are_replicas_alike,
     assemble_replicas,
+    play_of_request,
+    price_resolved,
     program_key,
+    refuse_other_counts,
+    request_of,
     resolve_request,
     unexpanded_costs,
+    with_counts,
 )
-from cdpsim.runs.counting import play_of_request, refuse_other_counts, with_counts
 from cdpsim.runs.playing import NODES_AT_ONCE, quantized, refuse_other_costs, run, run_request
-from cdpsim.runs.pricing import price_resolved, request_of
-from cdpsim.runs.replicas import are_replicas_alike
 from cdpsim.schedules import Schedule
 from cdpsim.timing.costs import Costs
-from cdpsim.timing.engine.fast import sweep_together
+from cdpsim.timing.engine import sweep_together
 from cdpsim.timing.quanta import are_exact
-from cdpsim.timing.rounds import as_rows
+from cdpsim.timing.round_times import as_rows
 from cdpsim.trace import TABLES, Trace, load
 from cdpsim.trace.metrics import memory
 from cdpsim.trace.table import RoundRow, Table

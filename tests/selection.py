@@ -82,7 +82,7 @@ def chance(*words: str) -> float:
 def kind_of(schedule: Schedule) -> str:
     """Return the kind of a schedule: the first of ten that it is of."""
     order, listed = schedule.order, schedule.order.lists
-    module = getattr(listed.actions, "__module__", "").rpartition(".")[2] if listed else ""
+    shape = getattr(listed.actions, "__name__", "") if listed else ""
     kinds = {
         "rounds": order.rounds,
         "local steps": order.local,
@@ -90,8 +90,8 @@ def kind_of(schedule: Schedule) -> str:
         "sharded": schedule.state.parameters is Placed.OWNED,
         "cyclic": order is CYCLIC,
         "looped": order.any_chunks,
-        "V": module == "fold",
-        "both ways": module in ("both_ways", "dual"),
+        "V": shape in ("zbv", "dualpipev"),
+        "both ways": shape in ("chimera", "gems", "dualpipe"),
         "asynchronous": not order.together,
         "flushed": True,
     }

@@ -11,7 +11,7 @@ from cdpsim.draw.canvas import label
 from cdpsim.errors import RequestError, one_line
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Kind, Op, Stream
-from cdpsim.request.description import describe_disorder, describe_request
+from cdpsim.request import describe_disorder, describe_request
 from cdpsim.runs import Run
 from cdpsim.trace import Trace, names_of
 

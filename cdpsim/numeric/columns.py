@@ -1,8 +1,14 @@
-"""Sorting and grouping rows of integer columns."""
+"""Sorting and grouping rows of integer columns.
 
-from collections.abc import Mapping, Sequence
+Real times that rounding alone keeps apart.
+
+Values that were asked for last, as many as are not too large together.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,3 +155,53 @@ def _common_numbers(rows: Sequence[Ints], wanted: Sequence[Ints]) -> tuple[Ints,
     """Number the rows of two tables so that equal ones, of either, have equal numbers."""
     number = row_numbers([np.concatenate(pair) for pair in zip(rows, wanted, strict=True)])
     return number[: len(rows[0])], number[len(rows[0]) :]
+
+
+CLOSE_TIMES = 1e-9  # relative to the run: real times that are closer together count as equal
+
+
+def merge_close_times(time: NDArray[Any], end: float) -> NDArray[Any]:
+    """Return the times of a run until `end`, real ones that differ by rounding alone made equal; integers as they are.
+
+    So a buffer that one device frees, and another takes at the same time, is not counted twice.
+    """
+    if time.dtype.kind == "i" or not time.size:
+        return time
+    distinct, place = np.unique(time, return_inverse=True)
+    first = np.diff(distinct, prepend=-np.inf) > CLOSE_TIMES * end
+    merged: NDArray[Any] = distinct[first][np.cumsum(first)[place] - 1].reshape(time.shape)
+    return merged
+
+
+Value = TypeVar("Value")
+
+
+class Kept(Generic[Value]):
+    """Values by their keys, so many at least; others, not asked for longest, go where all are too large together."""
+
+    def __init__(self, most: int, least: int = 1) -> None:
+        self.most, self.least = most, least
+        self._values: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
+        self._size = 0
+
+    def __iter__(self) -> Iterator[Value]:
+        return (value for value, _ in self._values.values())
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def __getitem__(self, key: Hashable) -> Value:
+        self._values.move_to_end(key)
+        return self._values[key][0]
+
+    def keep(self, key: Hashable, value: Value, size: int) -> None:
+        """Keep a value, and let others go."""
+        self._values[key] = value, size
+        self._size += size
+        while self._size > self.most and len(self._values) > self.least:
+            self._size -= self._values.popitem(last=False)[1][1]
+
+    def forget(self) -> None:
+        """Let all values go."""
+        self._values.clear()
+        self._size = 0

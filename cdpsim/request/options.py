@@ -28,11 +28,10 @@ from cdpsim.model import (
 from cdpsim.model.runtime import RUNTIMES, read_runtime
 from cdpsim.request.declaration import Option, disturbance, named_preset, of_named_model
 from cdpsim.schedules import Schedule
-from cdpsim.schedules.buckets import BUCKETS, read_buckets
-from cdpsim.schedules.compression import COMPRESSIONS, read_compression
-from cdpsim.schedules.local import read_outer
+from cdpsim.schedules.buckets import BUCKETS, COMPRESSIONS, read_buckets, read_compression
+from cdpsim.schedules.local_steps import read_outer
+from cdpsim.schedules.placement import read_widths
 from cdpsim.schedules.rule import NAMED_RULES, VERTICAL_SYNC, Rule, find_rule
-from cdpsim.schedules.shape import read_widths
 from cdpsim.schedules.state import ZERO, read_zero
 from cdpsim.trace import load_counts
 

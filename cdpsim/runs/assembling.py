@@ -1,27 +1,66 @@
-"""Programs of requests: resolved, checked, expanded, with their streams; and the facts on which they depend."""
+"""Programs of requests: resolved, checked, expanded, with their streams; and the facts on which they depend.
 
+Folding of replicas: where all are alike, the program of one stands for all, and counts for as many.
+
+Programs of requests, each assembled once for all requests that have the same one.
+
+Costs of programs, by the requests that they were assembled for or by others that assemble to them.
+
+Counts of rounds: how many micro-batches workers that do not wait compute, as the times of a request ask for.
+"""
+
+from collections.abc import Hashable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
+from cdpsim.cluster import Cluster
+from cdpsim.cluster.disorder import Disorder
 from cdpsim.errors import RequestError
 from cdpsim.limits import refuse_large_expansion
-from cdpsim.numeric.columns import Ints
+from cdpsim.model import Model
+from cdpsim.numeric.columns import Ints, Kept
 from cdpsim.numeric.paths import find_cycle
 from cdpsim.program import Op, Program, once_a_program
 from cdpsim.program.assembly import derive
 from cdpsim.program.check import check_columns
 from cdpsim.program.collectives import DEFAULT
-from cdpsim.program.rendezvous import defer_receives, meet_in_turns, posting_turns
-from cdpsim.program.streams import occupy_streams, queue_in_streams
+from cdpsim.program.streams import defer_receives, meet_in_turns, occupy_streams, posting_turns, queue_in_streams
 from cdpsim.request import Request
-from cdpsim.request.options import MEGATRON
-from cdpsim.runs.replicas import are_replicas_alike
+from cdpsim.request.options import MEGATRON, OPTIONS, CountRows
 from cdpsim.schedules.state import When
-from cdpsim.timing.costs import Costs, node_costs
-from cdpsim.timing.expand import expand, is_unrolled, unchanged_origins
+from cdpsim.timing.collective_times import are_alike
+from cdpsim.timing.costs import Costs, disturbed_costs, node_costs
+from cdpsim.timing.engine import find_engine, refuse_stalled
+from cdpsim.timing.expand import expand, is_unrolled, unchanged_origins, with_piece_times
+from cdpsim.timing.round_times import RoundTimes, counts_by_times, play_program, play_rounds
+
+
+@once_a_program
+def are_replicas_alike(program: Program, cluster: Cluster) -> bool:
+    """Return whether all replicas are alike on a cluster: their devices, and the links that their messages take."""
+    cluster = cluster.sized(program.all_devices)
+    if not cluster.has_alike_devices(program.all_devices):
+        return False
+    if not (cluster.is_joined or cluster.links):
+        return True
+    return _are_laid_out_alike(program, cluster.laid_out) or _have_alike_ways(program, cluster)
+
+
+@once_a_program
+def _are_laid_out_alike(program: Program, cluster: Cluster) -> bool:
+    """Return whether replicas have alike ways in a layout, so that they have them whatever these cost."""
+    return _have_alike_ways(program, cluster)
+
+
+def _have_alike_ways(program: Program, cluster: Cluster) -> bool:
+    """Return whether the messages of all replicas take alike links."""
+    first = program.devices * np.arange(program.fold)[:, None]
+    links = cluster.link_costs(*(ends + first for ends in program.messages.ways[:2]))
+    same = all((cost == cost[0]).all() for cost in links)
+    return same and all(are_alike(cluster, program.alike_groups(group)) for group in range(len(program.groups)))
 
 
 def assemble_one(request: Request) -> Program:
@@ -134,3 +173,171 @@ def program_key(request: Request, devices: int, algorithms: tuple[Any, ...]) -> 
         "overlaps": tuple(cluster.overlaps(devices)),
         "algorithms": algorithms,
     }
+
+
+MOST_KEPT_NODES = 2**20  # of all programs together
+
+# Options of which a request has nothing but what was given.
+_AS_GIVEN = tuple(name for name, option in OPTIONS.items() if option.recorded and option.record is None)
+
+
+class KnownPrograms(Kept[Program]):
+    """The programs that were asked for last, as many as have so many nodes together."""
+
+    def __init__(self, most: int = MOST_KEPT_NODES) -> None:
+        super().__init__(most)
+
+    def find(self, request: Request) -> Program:
+        """Return the program of a request, of one replica for all where these are alike."""
+        if request.expands or request.schedule.order.rounds:
+            return assemble_one(request)
+        structure = structure_of(request)
+        for key in (structure, True), (structure, False):
+            if key in self and ((program := self[key]).fold == 1 or are_replicas_alike(program, request.cluster)):
+                return program
+        program = assemble_one(request)
+        self.keep((structure, program.fold > 1), program, program.nodes)
+        return program
+
+
+class ProgramFacts:
+    """The facts of a request on which its program depends, which are hashed once."""
+
+    def __init__(self, *facts: Hashable) -> None:
+        self._facts, self._hash = facts, hash(facts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProgramFacts) and self._facts == other._facts
+
+
+def structure_of(request: Request) -> ProgramFacts:
+    """Return the facts of a request on which its program depends; what it costs is not among them."""
+    model, cluster = request.timed_model, request.cluster
+    return ProgramFacts(
+        request.schedule,
+        request.shape,
+        request.steps,
+        request.rule,
+        request.prefetch,
+        request.slot_order,
+        request.state,
+        request.counts,
+        request.runtime,
+        request.rendezvous,
+        request.local_ties,
+        model.tied,
+        request.widths,
+        request.may_fold,
+        model.is_unit,
+        _weights_of(model),
+        tuple((group.count, group.overlap, group.lanes) for group in cluster.devices),
+        tuple(str(request.given[name]) for name in _AS_GIVEN),
+    )
+
+
+@lru_cache(maxsize=64)
+def _weights_of(model: Model) -> Hashable:
+    """Return all sizes of a model's stages, and which of its updates take time."""
+    return model.all_sizes, model.updates_in_lanes, model.updates_take_time, model.outer_updates_take_time
+
+
+KNOWN_PROGRAMS = KnownPrograms()
+
+
+def price_request(program: Program, request: Request) -> Costs:
+    """Return the costs of a program for a request that assembles to it; refuse devices that are not there."""
+    return price_resolved(program, resolve_request(request, program.unexpanded or program))
+
+
+def price_resolved(program: Program, request: Request, collapsed: Costs | None = None) -> Costs:
+    """Return the disturbed costs of a program; `collapsed` are those of its unexpanded one, if they are known."""
+    cluster = request.cluster
+    costs = node_costs(program, request.timed_model, cluster, request.collective or DEFAULT, request.contention)
+    costs = replace(costs, request=request)
+    if program.unexpanded is not None and not request.contends:
+        collapsed = collapsed or unexpanded_costs(program.unexpanded, request)
+        costs = with_piece_times(program, costs, program.unexpanded, collapsed, cluster)
+    if request.disorder == Disorder():
+        return costs
+    return replace(disturbed_costs(program, costs, request.disorder, request.seed, request.run), undisturbed=costs)
+
+
+def request_of(made: Program | Costs) -> Request:
+    """Return the request of a program or of costs; refuse those that have none."""
+    if not isinstance(made.request, Request):
+        raise RequestError("program", "does not say what it was assembled for; assemble a request")
+    return made.request
+
+
+_MOST_TRIALS = 200  # runs until counts of rounds are those that they ask for
+
+
+def with_counts(request: Request) -> Request:
+    """Return a request with the counts of its rounds: those that its own times ask for; refuse others if it has some.
+
+    They come from the times of a program of one update, where these are fixed. Else runs with the counts of the run
+    before are made until these are their own.
+    """
+    if request.schedule.order.rounds is None:
+        return request
+    given = request.counts
+    if given is None or not request.counts_vary:
+        request = _of_each_task(request.with_rounds(play_of_request(request).counts))
+    if request.counts_vary:
+        request = _settled(request, given)
+    refuse_other_counts(given, request.counts)
+    return request
+
+
+def refuse_other_counts(given: CountRows | None, found: CountRows | Ints | None) -> None:
+    """Refuse counts of rounds that are not those that their times ask for."""
+    if given is None or found is None or np.array_equal(given, found):
+        return
+    row, device = np.argwhere(np.array(given) != np.array(found))[0].tolist()
+    problem = f"say {given[row][device]} micro-batches for device {device} in round {row}, whose times ask for"
+    raise RequestError("counts", f"{problem} {found[row][device]}; leave them out, and they are found")
+
+
+def play_of_request(request: Request) -> RoundTimes:
+    """Return the rounds of a request if everything takes its mean time."""
+    shape, overlapped = request.shape, request.schedule.order.rounds
+    assert overlapped is not None
+    probe = request.fixed(shape.warm_up + 1)
+    program = assemble_one(probe)
+    costs = price_resolved(program, request_of(program))
+    found = play_rounds(program, costs, shape.m, overlapped.steps(request.steps) - 1, shape.warm_up)
+    each = {name: getattr(found, name) for name in ("counts", "posted", "ended")}
+    return replace(found, **{name: np.broadcast_to(own, (len(own), shape.replicas)) for name, own in each.items()})
+
+
+def _of_each_task(request: Request) -> Request:
+    """Return a request with the counts by the recurrence if times of tasks differ from one to the next."""
+    counts, complete = np.array(request.counts), not (request.disorder.is_random or request.disorder.stop)
+    while not complete:
+        counts[-1] += request.shape.m * len(counts)  # tasks for rounds that are longer than usual
+        program = assemble_replicas(request.with_rounds(counts).alone())
+        costs = price_resolved(program, request_of(program))
+        counts, complete = play_program(program, costs, request.shape.m, request.shape.warm_up)
+    return request.with_rounds(counts)
+
+
+def _settled(request: Request, given: CountRows | None) -> Request:
+    """Return a request whose counts are those that the times of its run ask for; of given ones, after one trial."""
+    shape = request.shape
+    request = request if given is None else request.with_rounds(np.array(given))
+    most = _MOST_TRIALS + 4 * len(request.counts or ())
+    for _ in range(most):
+        program = assemble_replicas(request)
+        costs = price_resolved(program, request_of(program))
+        start, end = find_engine(request.engine, request.contention)(program, costs)
+        refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
+        counts = counts_by_times(program, start, end, shape.m, shape.warm_up)
+        if (counts == np.array(request.counts)).all():
+            return request
+        request = request.with_rounds(counts)
+        if given is not None:
+            return request
+    raise RequestError("rounds", f"are not settled after {most} runs; take fewer steps")

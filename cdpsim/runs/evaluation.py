@@ -10,12 +10,10 @@ from typing import NamedTuple
 from cdpsim.cluster.disorder import Disorder
 from cdpsim.request import Request
 from cdpsim.runs import Run
-from cdpsim.runs.counting import with_counts
-from cdpsim.runs.few_steps import FewSteps, steady_steps
-from cdpsim.runs.figures import Metrics, metrics_of, metrics_of_steps
+from cdpsim.runs.assembling import price_request, with_counts
 from cdpsim.runs.micro_batches import fold_micro_batches
 from cdpsim.runs.playing import run_all, run_request
-from cdpsim.runs.pricing import price_request
+from cdpsim.runs.steady_metrics import FewSteps, Metrics, metrics_of, metrics_of_steps, steady_steps
 
 _MOST_SHARED = 2**14  # passes of a step through stages; of programs that are run under many costs at once
 

@@ -9,21 +9,16 @@ from typing import Any
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.files.notes import detail
-from cdpsim.files.progress import ticker
+from cdpsim.files.notes import detail, ticker
 from cdpsim.numeric.columns import Times
 from cdpsim.program import Program
 from cdpsim.request import Request
 from cdpsim.request.options import EngineName
 from cdpsim.runs import Run
-from cdpsim.runs.assembling import assemble_one, assemble_replicas
-from cdpsim.runs.counting import with_counts
-from cdpsim.runs.pricing import price_resolved, request_of
+from cdpsim.runs.assembling import assemble_one, assemble_replicas, price_resolved, request_of, with_counts
 from cdpsim.timing.costs import Costs
-from cdpsim.timing.engine import ENGINES, find_engine
-from cdpsim.timing.engine.fast import sweep_together
+from cdpsim.timing.engine import ENGINES, find_engine, refuse_stalled, sweep_together
 from cdpsim.timing.quanta import are_exact, in_quanta, play_exactly
-from cdpsim.timing.stalled_runs import refuse_stalled
 
 NODES_AT_ONCE = 2**20  # of all runs that are swept together
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cdpsim.cluster.devices import NONE
+from cdpsim.cluster.topology import NONE
 from cdpsim.errors import Stalled, TooLarge
 from cdpsim.files.units import Number, simplified
 from cdpsim.model.runtime import PAPER, PAPER_BEHAVIOURS
@@ -15,8 +15,8 @@ from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content, EdgeKind, Program
 from cdpsim.request import Request
 from cdpsim.schedules.state import Placed
-from cdpsim.timing.rounds import brought_first, rounds_of
-from cdpsim.trace.metrics import staleness, steady, utilisation, waiting
+from cdpsim.timing.round_times import brought_first, rounds_of
+from cdpsim.trace.metrics import memory, steady, waiting
 
 if TYPE_CHECKING:
     from cdpsim.runs import Run
@@ -74,7 +74,7 @@ class SteadyState:
     def bubble(self) -> float:
         """The share of the lanes' time in which they are idle."""
         run = self.run
-        return utilisation.idle_share(run.program, run.start, run.end, run.costs.calendar, self.low, self.high)
+        return waiting.idle_share(run.program, run.start, run.end, run.costs.calendar, self.low, self.high)
 
     @cached_property
     def waits(self) -> waiting.Waits | None:
@@ -93,7 +93,7 @@ class SteadyState:
         if program.thrown_away:
             return _staleness_of_rounds(program)
         step = min(program.fill, program.steps - 1)
-        return staleness.mean_staleness(program, range(step, step + 1))
+        return memory.mean_staleness(program, range(step, step + 1))
 
     @cached_property
     def aged(self) -> Program:
@@ -355,7 +355,7 @@ def _staleness_of_rounds(program: Program) -> float:
     """Return the mean staleness of the last update's gradients; the first ones read what was there at the start."""
     update, stop = program.update_of_step, program.updated
     first = int(np.searchsorted(update, update[stop - 1]))
-    return staleness.mean_staleness(program, range(first, stop))
+    return memory.mean_staleness(program, range(first, stop))
 
 
 def _exact_quotient(total: Any, count: int) -> Number:

@@ -21,8 +21,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from cdpsim.errors import RequestError, whole_number
-from cdpsim.schedules.buckets import Buckets
-from cdpsim.schedules.compression import Compression
+from cdpsim.schedules.buckets import Buckets, Compression
 
 Refusal = tuple[bool, str, str]  # whether it applies, the problem, the remedy
 

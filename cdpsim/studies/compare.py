@@ -10,15 +10,14 @@ import numpy as np
 from cdpsim.files.units import Number
 from cdpsim.model import Model
 from cdpsim.program import Category
-from cdpsim.request import Request
-from cdpsim.request.description import MEMORY_NOTE, describe_setup, describe_untied
+from cdpsim.request import MEMORY_NOTE, Request, describe_setup, describe_untied
 from cdpsim.runs import Run
 from cdpsim.runs.evaluation import evaluation_of
-from cdpsim.runs.figures import Metrics
+from cdpsim.runs.steady_metrics import Metrics
 from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import CUSTOM
 from cdpsim.studies.montecarlo import sample_runs
-from cdpsim.timing.stage_times import pass_times, reached
+from cdpsim.timing.costs import pass_times, reached
 
 # By their columns, which have other names.
 _FIELDS = {"rate": "micro_batch_rate", "samples": "sample_rate", "tokens": "token_rate"}

@@ -18,8 +18,7 @@ from cdpsim.presets import find_model
 from cdpsim.request import Request
 from cdpsim.request.options import DEFAULTS, OPTION_NAMES, OPTIONS, read_value, refuse_renamed
 from cdpsim.request.reading import LEAST_STEPS, least_steps, read_cluster
-from cdpsim.request.sharing import named_zero
-from cdpsim.request.taken import Asked, refuse_taken_by_none, taken_options, untaken_by
+from cdpsim.request.sharing import Asked, named_zero, refuse_taken_by_none, taken_options, untaken_by
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule, find_schedule
 from cdpsim.studies.compare import Measured

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cdpsim.limits import UNLIMITED
-from cdpsim.request import Request
-from cdpsim.request.check_only import end_check
+from cdpsim.request import Request, end_check
 from cdpsim.runs.evaluation import evaluate_request, evaluate_requests
 from cdpsim.schedules import Schedule
 from cdpsim.studies.compare import Measured, measured_of

@@ -11,14 +11,14 @@ import numpy as np
 from cdpsim.api import run as run_again
 from cdpsim.api import simulate
 from cdpsim.errors import RequestError, Stalled
-from cdpsim.files.progress import ticker
+from cdpsim.files.notes import ticker
 from cdpsim.limits import free_bytes
 from cdpsim.numeric.columns import Floats, group_starts
 from cdpsim.program import Program
 from cdpsim.runs import Run
 from cdpsim.runs.steady_state import last_steps
-from cdpsim.timing.disturbed_costs import jittered_durations, steady_costs
-from cdpsim.timing.engine.fast import sweep_together
+from cdpsim.timing.costs import jittered_durations, steady_costs
+from cdpsim.timing.engine import sweep_together
 from cdpsim.trace import RUNS_HEADER, Trace
 from cdpsim.trace.metrics.steady import last_followed_step
 

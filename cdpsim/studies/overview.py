@@ -4,7 +4,7 @@ import numpy as np
 
 from cdpsim.files.units import Number, counted, short_text
 from cdpsim.program import Category
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
 from cdpsim.studies.compare import Measured, measure
 

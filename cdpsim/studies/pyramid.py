@@ -16,8 +16,7 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.files.units import json_number
-from cdpsim.numeric.close_times import CLOSE_TIMES, merge_close_times
-from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts
+from cdpsim.numeric.columns import CLOSE_TIMES, Ints, Times, group_numbers, group_starts, merge_close_times
 from cdpsim.program import Kind, Program
 from cdpsim.runs import Run
 from cdpsim.runs.steady_state import SteadyState

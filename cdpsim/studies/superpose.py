@@ -32,11 +32,10 @@ from cdpsim.program import Category
 from cdpsim.program.assembly import counted_once, derive
 from cdpsim.program.collectives import DEFAULT
 from cdpsim.schedules import SCHEDULES
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import CDP_V1
-from cdpsim.schedules.shape import Shape
-from cdpsim.timing.costs import node_costs
+from cdpsim.timing.costs import node_costs, roofline_time
 from cdpsim.timing.engine import find_engine
-from cdpsim.timing.stage_times import roofline_time
 from cdpsim.trace.metrics import memory
 
 Exact = NDArray[Any]  # int64, or Python's own integers where that is too narrow

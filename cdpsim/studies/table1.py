@@ -9,7 +9,7 @@ import numpy as np
 
 from cdpsim.api import simulate
 from cdpsim.errors import RequestError, choose, true_or_false, whole_number
-from cdpsim.files.progress import progress
+from cdpsim.files.notes import progress
 from cdpsim.files.tables import data_frame
 from cdpsim.files.units import counted
 from cdpsim.program import Category, Content

@@ -1,32 +1,171 @@
 """Costs: the time of each node of a program. Seconds are made in this room and nowhere else.
 
-stage_times        a task or an update: work over speed, bytes over memory bandwidth, transfers of hosts
-costs              a message between two devices: latency + bytes / bandwidth; a release: a share of a pass
+costs              a task or an update: work over speed, bytes over memory bandwidth, transfers of hosts; a message of
+                   two devices: latency + bytes / bandwidth; a release: a share of a pass; all of them if slow or random
 collective_times   a collective alone, by the fastest allowed algorithm, and each of its messages
 expand             collectives as messages, each as long as in its collective
-disturbed_costs    all of these in slow or random runs
-quanta              rounded to times that add up exactly
+quanta             rounded to times that add up exactly
 engine             start and end of each node: longest paths, also of many runs; shared links by events
-rounds             of these times, the micro-batches that workers compute beside a communication
+round_times        of these times, the micro-batches that workers compute beside a communication
+
+Times that stages state stand. They are seconds, or int64 slots in the slot model.
+
+Activations (Rhu et al. 2016, vDNN, section III) leave while their stage computes, and come back while its backward
+does. A task takes the longer of computing and `latency + bytes / bandwidth`: vDNN waits for both streams at the end of
+a layer.
+
+An update on the host (Ren et al. 2021, ZeRO-Offload, section 4) takes `latency + gradients / bandwidth + step + latency
++ parameters / bandwidth`, 2 + 2 bytes of each parameter in mixed precision, while its device computes on. ZeRO-Offload
+hides a part of the first behind the backward that makes the gradients; here they leave once whole. Parameters that stay
+on the host do not come back. Of what is on disks, the optimizer state comes to the host first and goes back, over the
+`nvme` link, and new parameters go there. Of what is split among ranks, each rank's links carry its share.
+
+Every device has a link and a share of its host of its own, on which updates are made one after another. What crosses
+for tasks and what crosses for updates do not slow each other down, nor do those of several lanes.
+
+Under disorder slow devices and jitter make durations longer or shorter, stops make a calendar. Releases stay as they
+are: a schedule states them beforehand. Links go on while a device stands still: a message that is
+ready leaves, and one under way arrives.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
+from math import fsum
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from cdpsim.cluster import Cluster
-from cdpsim.files.units import counted
+from cdpsim.cluster.disorder import Disorder, read_jitter
+from cdpsim.cluster.topology import Link
+from cdpsim.errors import RequestError
+from cdpsim.files.units import MOST_SECONDS, Work, counted
 from cdpsim.model import Model
-from cdpsim.numeric.calendars import Calendar
-from cdpsim.numeric.columns import Ints, Times
+from cdpsim.model.stage import Stage
+from cdpsim.numeric.columns import Floats, Ints, Times
+from cdpsim.numeric.disturbances import DISTRIBUTIONS, Calendar, merge_stops, never, uniforms
 from cdpsim.program import Kind, Op, Program, Stream, once_a_program
 from cdpsim.program.collectives import Algorithm, payload_factor
+from cdpsim.schedules.placement import Widths, pyramid_widths
 from cdpsim.timing.collective_times import AlikeGroup, alike_group, fastest_in_group
-from cdpsim.timing.stage_times import reached, times_of_stages
+
+
+def reached(cluster: Cluster, count: int, model: Model) -> list[float | None]:
+    """Return the speed of each of the first `count` devices in the model's precision; a model of times needs none."""
+    return cluster.speeds(count, model.precision if _has_work(model) else None)
+
+
+@lru_cache(maxsize=64)
+def _has_work(model: Model) -> bool:
+    """Return whether any time of a model is given as work, which a device's speed turns into time."""
+    return any(
+        isinstance(cost, Work)
+        for stage in model.stages
+        for cost in (stage.forward, stage.backward, stage.update, stage.outer_update)
+    )
+
+
+@lru_cache(maxsize=256)
+def times_of_stages(model: Model, speed: float | None, bandwidth: float | None, splits: bool, shard: int) -> Times:
+    """Return the times of stages on a device, whose memory has that bandwidth, a row for each kind of task.
+
+    A forward or backward takes at least as long as a transfer to or from the host meanwhile. Ranks share an update.
+    """
+    weights, backward = _times(model, "weight_backward", speed), pass_times(model, "backward", speed)
+    update = _update_times(model, speed, bandwidth)
+    if shard > 1:
+        update = update / shard
+    forward, outer = pass_times(model, "forward", speed), _times(model, "outer_update", speed)
+    return np.stack([update, forward, backward - weights if splits else backward, weights, outer])
+
+
+def pass_times(model: Model, kind: str, speed: float | None) -> Times:
+    """Return the times of each stage's forward, or of its whole backward."""
+    times, transfers = _times(model, kind, speed), [stage.transfer for stage in model.stages]
+    return np.maximum(times, transfers) if any(transfers) else times
+
+
+def pyramid_of(model: Model, m: int, speed: float | None) -> Widths:
+    """Return how many devices each stage needs where a device ends one pass before the next."""
+    times = zip(*(pass_times(model, kind, speed).tolist() for kind in ("forward", "backward")), strict=True)
+    return pyramid_widths(m, [Fraction(forward) + Fraction(backward) for forward, backward in times])
+
+
+def roofline_time(work: float, moved: float, speed: float, bandwidth: float) -> float:
+    """Return the time of operations, or of the bytes that they move if that is longer."""
+    return max(work / speed, moved / bandwidth)
+
+
+def _update_times(model: Model, speed: float | None, bandwidth: float | None) -> Times:
+    """Return the time of each stage's update, on its device or on the host; 0 where it is not given."""
+    times = _times(model, "update", speed)
+    if model.moves_bytes:
+        assert bandwidth is not None, "the cluster has been asked for it"
+        times = times + np.array([stage.update_bytes for stage in model.stages]) / bandwidth
+    hosts = [stage.host_update if stage.updated_on_host else 0.0 for stage in model.stages]
+    return times + hosts if any(hosts) else times
+
+
+def _times(model: Model, field: str, speed: float | None) -> Times:
+    """Return the time of one of the stages' costs; 0 where it is not given."""
+    costs = [getattr(stage, field) or 0 for stage in model.stages]
+    if model.is_unit:
+        return np.array(costs, np.int64)
+    times = np.array(costs, np.float64)
+    work = np.fromiter((isinstance(cost, Work) for cost in costs), np.bool_, model.n)
+    if speed is None and work.any():
+        problem = f"{field} is work; give --cluster with a speed, or times"
+        raise RequestError(f"stage {work.argmax()}", problem)
+    if speed is not None:
+        times[work] /= speed
+    if (slow := times > MOST_SECONDS).any():
+        problem = f"{field} takes more than {MOST_SECONDS:g} s at {speed:g} FLOP/s; check both"
+        raise RequestError(f"stage {slow.argmax()}", problem)
+    return times
+
+
+def with_transfer_times(model: Model, host: Link | None, nvme: Link | None = None, ranks: int = 1) -> Model:
+    """Return the model with the times of what its stages offload, over the link between a device and its host.
+
+    Times that stages give themselves stand: a `transfer` in place of the link's; without a link, a `host_update` is the
+    whole time of an update. Of an update that so many `ranks` share, each takes that part of its time.
+    """
+    if not any(stage.offloaded or stage.updated_on_host for stage in model.stages):
+        return model
+    stages = (_with_times(stage, host, nvme, ranks, j) for j, stage in enumerate(model.stages))
+    return structs.replace(model, stages=tuple(stages))
+
+
+def _with_times(stage: Stage, host: Link | None, nvme: Link | None, ranks: int, j: int) -> Stage:
+    """Return stage j with the times of its transfers."""
+    if stage.nvme and nvme is None:
+        problem = "has something on disks, and nothing says how long that takes to read"
+        raise RequestError(f"stage {j}", f"{problem}; give a --cluster with an [nvme] link")
+    if stage.host_parameters and host is None:
+        problem = "has its parameters on its host, and nothing says how long they take to cross"
+        raise RequestError(f"stage {j}", f"{problem}; give a --cluster with a [host] link")
+    needs_transfer = bool(stage.offloaded and not stage.transfer)
+    if host is None:
+        if needs_transfer or (stage.updated_on_host and not stage.host_update):
+            problem = "has something on its host, and nothing says how long that takes to cross"
+            remedy = "give a --cluster with a [host] link, or times in the model's file"
+            raise RequestError(f"stage {j}", f"{problem}; {remedy}")
+        return stage
+    if needs_transfer:
+        stage = structs.replace(stage, transfer=host.latency + stage.offloaded / host.reached)
+    if stage.updated_on_host:
+        moved = [(host, stage.gradient_bytes), (host, stage.parameters - stage.host_parameters)]
+        if nvme is not None and stage.nvme:
+            moved += [(nvme, stage.host_optimizer)] * 2 + [(nvme, stage.host_parameters)]
+        moves = [ranks * link.latency + size / link.reached for link, size in moved if size]
+        stage = structs.replace(stage, host_update=fsum([stage.host_update, *moves]))
+    return stage
+
 
 CONTENTION = ("none", "fair", "queue")
 
@@ -183,3 +322,116 @@ def lay_out(program: Program, cluster: Cluster, contention: str) -> Wires:
     edges = np.concatenate([np.full((len(pairs) - len(shared), shared.shape[1]), -1), shared])[which]
     first = np.append(0, np.cumsum((edges >= 0).sum(axis=1)))
     return Wires(contention, latency[which], messages.size.astype(np.float64), first, edges[edges >= 0], bandwidth)
+
+
+_TASK_STREAM, _MESSAGE_STREAM, _UPDATE_STREAM = 0, 1, 2  # of random numbers
+_DRAWN_AT_ONCE = 2**15  # numbers that stay in a processor's cache while they are made into factors
+
+
+def disturbed_costs(program: Program, costs: Costs, disorder: Disorder, seed: int, run: int) -> Costs:
+    """Return the costs of a program in one run, which the seed and its number decide."""
+    if disorder == Disorder():
+        return costs
+    steady = steady_costs(program, costs, disorder)
+    if not disorder.is_random:
+        return steady
+    duration, wires = jittered_durations(program, steady.duration, disorder, seed, range(run, run + 1))[0], steady.wires
+    if wires is not None:
+        now, alone = duration[program.message_nodes], steady.duration[program.message_nodes]
+        factor = np.divide(now, alone, out=np.ones_like(alone), where=alone > 0)  # of wait and size
+        wires = replace(wires, latency=wires.latency * factor, size=wires.size * factor)
+    return replace(steady, duration=duration, wires=wires)
+
+
+def steady_costs(program: Program, costs: Costs, disorder: Disorder) -> Costs:
+    """Return the costs of a program with the disorder that is the same in every run: slow devices and stops."""
+    duration = costs.duration.copy()
+    if duration.dtype.kind == "i":
+        _refuse_parts_of_slots(disorder)
+    for slow in disorder.slow:
+        tasks = np.flatnonzero(program.tasks.device == slow.device)
+        duration[tasks] *= duration.dtype.type(slow.factor)
+    return replace(costs, duration=duration, calendar=_calendar(program, disorder, duration.dtype))
+
+
+def jittered_durations(program: Program, duration: Times, disorder: Disorder, seed: int, runs: range) -> Floats:
+    """Return the durations of several runs, a row for each: a node's duration times its own factor of mean 1.
+
+    Tasks are drawn in the order of their numbers, by training step, micro-batch and phase, and messages from another
+    stream: so a task's factor depends on no schedule, link or other run. Where steps have
+    unlike numbers of micro-batches, factors are drawn as if each had the most, so that no step changes those of others.
+    Where the number of a round's is found in the run, each device has a stream of its own.
+    """
+    result = np.tile(duration, (len(runs), 1))
+    sent = program.message_nodes
+    for text, stream, nodes in (
+        (disorder.jitter, _TASK_STREAM, slice(sent.start)),
+        (disorder.link_jitter, _MESSAGE_STREAM, sent),
+    ):
+        width, count, rows = result[0, nodes].size, *_drawn_rows(program, stream)
+        if not (text and width):
+            continue
+        name, variation = read_jitter("jitter", text)
+        step = max(1, _DRAWN_AT_ONCE // width)
+        for low in range(0, len(runs), step):
+            if program.thrown_away and stream == _TASK_STREAM:
+                drawn = np.concatenate([_drawn_by_device(program, seed, run) for run in runs[low : low + step]])
+            else:
+                drawn = np.concatenate([uniforms(seed, run, stream, count)[rows] for run in runs[low : low + step]])
+            result[low : low + step, nodes] *= DISTRIBUTIONS[name][0](drawn, variation).reshape(-1, width)
+    if disorder.link_jitter:
+        result[:, sent.stop :] = program.parts.times(result[:, sent].T).T
+    return result
+
+
+def _drawn_by_device(program: Program, seed: int, run: int) -> Floats:
+    """Draw a number for each task and update, in their devices' order: none depends on what another device does."""
+    drawn = np.empty(len(program.tasks))
+    for stream, first, after in (
+        (_TASK_STREAM, 0, program.compute),
+        (_UPDATE_STREAM, program.compute, len(program.tasks)),
+    ):
+        device = program.tasks.device[first:after]
+        for number in range(program.devices):
+            rows = first + np.flatnonzero(device == number)
+            drawn[rows] = uniforms(seed, run, stream, len(rows), number)
+    return drawn
+
+
+def _drawn_rows(program: Program, stream: int) -> tuple[int, slice | Ints]:
+    """Return how many factors are drawn for tasks or messages, and which of them these take, in order."""
+    if stream == _MESSAGE_STREAM or program.m is not None:
+        return len(program.tasks if stream == _TASK_STREAM else program.messages), slice(None)
+    most, updates = int(program.counts.max()), len(program.tasks) - program.compute
+    row = program.pass_step * most + program.pass_micro_batch
+    task = row[:, None] * program.phases + np.arange(program.phases)
+    count = program.steps * most * program.phases
+    return count + updates, np.append(task, count + np.arange(updates))
+
+
+def _refuse_parts_of_slots(disorder: Disorder) -> None:
+    """Refuse disorder that would make parts of slots."""
+    remedy = "give a --model, whose times are seconds"
+    for option, text in (("jitter", disorder.jitter), ("link-jitter", disorder.link_jitter)):
+        if text:
+            raise RequestError(option, f"{text!r} makes parts of slots; {remedy}")
+    for slow in disorder.slow:
+        if slow.factor != int(slow.factor):
+            raise RequestError("slow", f"{slow.factor:g} times makes parts of slots; take a whole factor, or {remedy}")
+
+
+def _calendar(program: Program, disorder: Disorder, kind: np.dtype[Any]) -> Calendar | None:
+    """Return when devices do nothing: a row for each that stops, and one for everything else."""
+    stops = defaultdict(list)
+    for stop in disorder.stop:
+        at = kind.type(stop.at)
+        stops[stop.device].append((at, never(kind) if stop.lasts is None else at + kind.type(stop.lasts)))
+    rows = {device: merge_stops(pairs) for device, pairs in sorted(stops.items())}
+    if not rows:
+        return None
+    at, until = (np.full((len(rows) + 1, max(map(len, rows.values()))), never(kind)) for _ in range(2))
+    row = np.full(program.nodes, len(rows), dtype=np.int32)
+    for k, (device, pairs) in enumerate(rows.items()):
+        row[: len(program.tasks)][program.tasks.device == device] = k
+        at[k, : len(pairs)], until[k, : len(pairs)] = zip(*pairs, strict=True)
+    return Calendar(row, at, until)

@@ -13,8 +13,7 @@ import numpy as np
 from cdpsim.numeric.columns import Times
 from cdpsim.program import Program
 from cdpsim.timing.costs import Costs
-from cdpsim.timing.engine import EngineFunction
-from cdpsim.timing.engine.fast import run_by_longest_paths
+from cdpsim.timing.engine import EngineFunction, run_by_longest_paths
 
 _FLOAT_DIGITS = 53  # of a float
 _OF_LANE, _OF_RUN = 1.1, 1.01  # a run may take so many times as long as its busiest lane, beside filling; or as it took

@@ -11,11 +11,11 @@ from cdpsim.invariants import violations
 from cdpsim.model import Model, Stage
 from cdpsim.program import Category, Kind, Op
 from cdpsim.program.check import check_program
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.schedules import TABLE_1, Schedule
 from cdpsim.schedules.order import CYCLIC
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, matrix_rule
-from cdpsim.schedules.shape import Shape
 from tests.helpers.strategies import fitting, in_seconds, shapes
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate
 from cdpsim.cluster import Devices, Link
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.studies.compare import measure
 from tests.selection import Examples
 

@@ -17,7 +17,7 @@ from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1, Schedule
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.order import Lists
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.state import ALONG, REPLICATED, Placed
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.engine import ENGINES

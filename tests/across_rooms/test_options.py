@@ -11,7 +11,7 @@ import pytest
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, simulate
 from cdpsim.cluster import Cable, Devices, Link, Topology
 from cdpsim.request.options import CollectiveName
-from cdpsim.request.taken import accepts, is_untaken
+from cdpsim.request.sharing import accepts, is_untaken
 from cdpsim.runs import Run
 from cdpsim.trace import TABLES
 from tests.helpers.strategies import fitting

@@ -14,9 +14,8 @@ from cdpsim.runs import Run
 from cdpsim.schedules import Schedule, pipeline, schedule_from_csv
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, STREAMED, newest_rule
-from cdpsim.schedules.placement import BY_MICRO_BATCH, BY_STAGE
+from cdpsim.schedules.placement import BY_MICRO_BATCH, BY_STAGE, Shape
 from cdpsim.schedules.rule import CDP_V2, DP, NEWEST, Rule
-from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import Placed, State, When
 from cdpsim.timing.engine import ENGINES
 

@@ -5,7 +5,7 @@ import pytest
 
 import cdpsim
 from cdpsim import Cluster, Model, Request, Stage, Tie, simulate
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from tests.helpers.every_row import every_row
 from tests.helpers.hostile_names import HOSTILE_NAME
 

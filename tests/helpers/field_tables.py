@@ -9,8 +9,7 @@ from typing import Any, get_args
 import msgspec
 from msgspec import inspect
 
-from cdpsim.cluster.devices import OVERLAPS
-from cdpsim.cluster.topology import TOPOLOGY_FIELDS
+from cdpsim.cluster.topology import OVERLAPS, TOPOLOGY_FIELDS
 from cdpsim.model import GRADIENT_TYPES, OFFLOAD, OPTIMIZERS, PRECISIONS, RECOMPUTE, UPDATE_TIMES
 from cdpsim.model import runtime as behaviours
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim.numeric.calendars import FOREVER, Calendar, merge_stops
 from cdpsim.numeric.columns import Times
+from cdpsim.numeric.disturbances import FOREVER, Calendar, merge_stops
 
 Stops = Sequence[tuple[int, float]]
 

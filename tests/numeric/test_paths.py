@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cdpsim import simulate
 from cdpsim.numeric import paths
-from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import dense_ranks, group_numbers, group_starts, sort_and_group, sort_by
+from cdpsim.numeric.disturbances import Calendar
 from cdpsim.trace.metrics import memory
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim.numeric.random_factors import DISTRIBUTIONS, exp, log, normal, uniforms
+from cdpsim.numeric.disturbances import DISTRIBUTIONS, exp, log, normal, uniforms
 
 HALF = 0.5
 

@@ -11,19 +11,18 @@ import pytest
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Run, Stage, simulate
 from cdpsim.api import reopen
 from cdpsim.cluster import Link
-from cdpsim.cluster.devices import Devices
 from cdpsim.cluster.disorder import Disorder
+from cdpsim.cluster.topology import Devices
 from cdpsim.export.pictures import write_timeline
 from cdpsim.invariants import violations
 from cdpsim.program import Kind, Op, Program
 from cdpsim.program.assembly import derive
 from cdpsim.program.check import check_program
 from cdpsim.program.collectives import DEFAULT
-from cdpsim.request.taken import accepts
-from cdpsim.schedules.shape import Shape
+from cdpsim.request.sharing import accepts
+from cdpsim.schedules.placement import Shape
 from cdpsim.studies.compare import measure
-from cdpsim.timing.costs import node_costs
-from cdpsim.timing.disturbed_costs import jittered_durations
+from cdpsim.timing.costs import jittered_durations, node_costs
 from cdpsim.timing.engine import ENGINES
 
 COUNTS = [[3, 2], [1, 3]]  # of two replicas in two steps

@@ -15,7 +15,7 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.invariants import violations
 from cdpsim.model.runtime import PAPER, Behaviours, Runtime, read_runtime
 from cdpsim.program import Category, Content, Kind
-from cdpsim.request.description import describe_request
+from cdpsim.request import describe_request
 from tests.helpers.every_row import every_row
 from tests.helpers.figures import held_at
 from tests.helpers.strategies import models, shapes

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, presets, simulate
 from cdpsim.cluster import Devices, Link
-from cdpsim.cluster.devices import OVERLAPS, UNLIMITED_LANES
+from cdpsim.cluster.topology import OVERLAPS, UNLIMITED_LANES
 from cdpsim.draw.gantt import gantt
 from cdpsim.invariants import violations
 from cdpsim.program import EdgeKind

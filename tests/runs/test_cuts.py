@@ -12,10 +12,8 @@ from cdpsim import Cluster, Model, Request, Stage, evaluate
 from cdpsim.cluster import Devices, Link
 from cdpsim.program import Category, Program
 from cdpsim.runs import micro_batches
-from cdpsim.runs.cuts import Cut, Repetition, find_cuts, find_repetition
-from cdpsim.runs.few_steps import steady_steps
-from cdpsim.runs.figures import Metrics, metrics_of_steps
-from cdpsim.runs.micro_batches import Growth, growth_of_unit
+from cdpsim.runs.micro_batches import Cut, Growth, Repetition, find_cuts, find_repetition, growth_of_unit
+from cdpsim.runs.steady_metrics import Metrics, metrics_of_steps, steady_steps
 from cdpsim.studies.compare import measure
 
 LINKS = {

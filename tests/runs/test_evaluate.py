@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, evaluate, evaluate_all, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.numeric import paths
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.runs import evaluation, micro_batches
-from cdpsim.runs.known_programs import KNOWN_PROGRAMS, KnownPrograms
+from cdpsim.runs.assembling import KNOWN_PROGRAMS, KnownPrograms
 from cdpsim.studies.compare import Measured, measure
 from cdpsim.trace.metrics import memory
 from tests.helpers import strategies

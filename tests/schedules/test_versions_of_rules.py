@@ -10,16 +10,15 @@ import pytest
 from cdpsim import SCHEDULES, Model, RequestError, Stage, simulate
 from cdpsim.invariants import violations
 from cdpsim.program import Category
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import SIMULTANEOUS
-from cdpsim.schedules.placement import BY_MICRO_BATCH
+from cdpsim.schedules.placement import BY_MICRO_BATCH, Shape
 from cdpsim.schedules.rule import Rule, Versions, find_rule
-from cdpsim.schedules.shape import Shape
 from cdpsim.timing.engine import ENGINES
 from cdpsim.trace.metrics import memory
-from cdpsim.trace.metrics.staleness import version_ages
+from cdpsim.trace.metrics.memory import version_ages
 
 
 def one_late(i: Any, j: Any, shape: Shape) -> Any:

@@ -15,7 +15,7 @@ from cdpsim.errors import Stalled
 from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Content, Op
 from cdpsim.program.assembly.build import Builder, Location
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.studies.compare import measure
 from cdpsim.studies.plan.bounds import Bound, Bounds
 from cdpsim.studies.plan.probes import Probe, probe_of

@@ -23,7 +23,7 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.draw.comparison import bubble_over_memory, comparison_bars
 from cdpsim.draw.look import Look
 from cdpsim.program import Category
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.schedules import TABLE_1
 from cdpsim.studies.compare import measure
 from cdpsim.studies.comparison import compare

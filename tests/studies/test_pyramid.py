@@ -16,9 +16,8 @@ from cdpsim.numeric.columns import Ints
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
 from cdpsim.schedules.order import CYCLIC, Order
-from cdpsim.schedules.placement import BY_MICRO_BATCH
+from cdpsim.schedules.placement import BY_MICRO_BATCH, Shape
 from cdpsim.schedules.rule import matrix_rule
-from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import ALONG
 from cdpsim.studies.pyramid import (
     Occupancies,

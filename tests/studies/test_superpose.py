@@ -19,8 +19,8 @@ from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.program import Category, Kind
 from cdpsim.program.assembly import derive
 from cdpsim.schedules import SCHEDULES
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import CDP_V1
-from cdpsim.schedules.shape import Shape
 from cdpsim.studies.superpose import (
     CURVE_CONTENTS,
     ROOFLINE_DEVICES,

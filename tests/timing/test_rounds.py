@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, rounds, simulate
 from cdpsim.cluster import Devices, Link
-from cdpsim.cluster.devices import OVERLAPS
+from cdpsim.cluster.topology import OVERLAPS
 from cdpsim.errors import Stalled
 from cdpsim.invariants import violations
-from cdpsim.schedules.rounds import OverlappedRounds
+from cdpsim.schedules.local_steps import OverlappedRounds
 from cdpsim.schedules.rule import ACCO
 from cdpsim.schedules.state import BESIDE
-from cdpsim.timing.rounds import counts_by_times
+from cdpsim.timing.round_times import counts_by_times
 from cdpsim.trace import load_counts
 from tests.conftest import Command
 from tests.helpers.command_line import assert_refused
@@ -161,14 +161,14 @@ def test_the_recurrence_finds_counts_where_each_task_has_a_time_of_its_own(
     options |= {each: value for each, value in disorder.items() if value}
     options |= {"warm_up": warm_up} if warm_up and name == "dpu" else {}
     model = Model(stages=(Stage(forward=1, backward=2, **work), Stage(forward=1, backward=1, parameters=10)))
-    with mock.patch("cdpsim.runs.counting.counts_by_times", wraps=counts_by_times) as confirmed:
+    with mock.patch("cdpsim.runs.assembling.counts_by_times", wraps=counts_by_times) as confirmed:
         run = simulate(name, model=model, cluster=Cluster(link=Link(bandwidth=5.0)), **options)
     assert confirmed.call_count == 1
     assert not violations(run)
 
 
 def test_runs_of_many_rounds_by_chance_need_no_repetition() -> None:
-    with mock.patch("cdpsim.runs.counting.counts_by_times", wraps=counts_by_times) as confirmed:
+    with mock.patch("cdpsim.runs.assembling.counts_by_times", wraps=counts_by_times) as confirmed:
         run = simulate("acco", 1, model="gpt2", replicas=4, jitter="lognormal:0.3", cluster="a100-nodes", steps=300)
     assert confirmed.call_count == 1
     assert run.program.steps == 601

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster.disorder import Disorder, Stop
 from cdpsim.errors import Stalled
-from cdpsim.numeric.calendars import FOREVER
+from cdpsim.numeric.disturbances import FOREVER
 from cdpsim.runs import Run
-from cdpsim.timing.costs import node_costs
-from cdpsim.timing.disturbed_costs import disturbed_costs
-from cdpsim.timing.engine import ENGINES
-from cdpsim.timing.stalled_runs import Wait, refuse_stalled, waits
+from cdpsim.timing.costs import disturbed_costs, node_costs
+from cdpsim.timing.engine import ENGINES, Wait, refuse_stalled, waits
 from tests.conftest import Command
 from tests.helpers.command_line import content
 from tests.helpers.strategies import fitting

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from cdpsim import SCHEDULES
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import Rule, Versions
-from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import Placed, State
 from tests.validation.cases import OPTIMIZERS
 from validation.replay.case import Case, expected_parameters, largest_difference, play_in_process, prepare

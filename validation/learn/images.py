@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cdpsim.errors import RequestError, short_repr
-from cdpsim.numeric.random_factors import uniforms
+from cdpsim.numeric.disturbances import uniforms
 
 ALTERING = 1  # the stream of the random numbers by which images are altered
 Pixels = NDArray[np.uint8]

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cdpsim.errors import RequestError
 from cdpsim.schedules import find_schedule
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.placement import Shape
 
 from ..ranks.member import Member
 from ..replay.case import Case, build_training

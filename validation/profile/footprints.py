@@ -11,7 +11,7 @@ import msgspec
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from cdpsim.files.progress import progress
+from cdpsim.files.notes import progress
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
 from cdpsim.model.recipe import with_activations_on_host, with_optimizer_on_host

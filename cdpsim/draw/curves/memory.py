@@ -12,7 +12,7 @@ from cdpsim.draw.curves.step_functions import Series, end_of_run, ends_of_device
 from cdpsim.draw.palette import CATEGORY_COLOURS
 from cdpsim.draw.views import held_in_steady_state
 from cdpsim.program import Category
-from cdpsim.request.description import MEMORY_LEAVES_OUT
+from cdpsim.request import MEMORY_LEAVES_OUT
 from cdpsim.schedules import TABLE_1
 from cdpsim.trace import Trace
 

@@ -11,10 +11,9 @@ from cdpsim.model.runtime import Behaviours
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_starts, sort_by
 from cdpsim.program import EdgeKind
 from cdpsim.program.assembly.build import Builder
-from cdpsim.program.assembly.runtime import Keeping
-from cdpsim.program.assembly.tables import Copies, Passes, Tables
-from cdpsim.program.assembly.tied import CopySizes, copy_sizes
-from cdpsim.program.assembly.update import Updates
+from cdpsim.program.assembly.runtime_buffers import Keeping
+from cdpsim.program.assembly.task_tables import Copies, Passes, Tables
+from cdpsim.program.assembly.updates import CopySizes, Updates, copy_sizes
 from cdpsim.schedules.buckets import Units
 from cdpsim.schedules.state import Placed, State, When
 

@@ -11,8 +11,8 @@ from cdpsim.numeric.columns import Flags, Ints, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Kind, Op, Stream
 from cdpsim.program.assembly.axis import DataAxis, Groups, Sums
 from cdpsim.program.assembly.build import Location, end, start, without_root
-from cdpsim.program.assembly.runtime import gradients_at_first
-from cdpsim.program.assembly.update import pull
+from cdpsim.program.assembly.runtime_buffers import gradients_at_first
+from cdpsim.program.assembly.updates import pull
 from cdpsim.schedules.state import Placed, When
 
 

@@ -17,8 +17,15 @@ from cdpsim.numeric.columns import Ints, expand_ranges, group_numbers, group_sta
 from cdpsim.program import Content, EdgeKind, Op, Stream
 from cdpsim.program.assembly.axis import Brought, DataAxis, Ends, Sums, readers
 from cdpsim.program.assembly.build import Location, without_root
-from cdpsim.program.assembly.gradient_sums import Carried, carry, hold_encoded, split_tensors
-from cdpsim.program.assembly.tied import sum_shared, unshared_gradients, unshared_stages
+from cdpsim.program.assembly.updates import (
+    Carried,
+    carry,
+    hold_encoded,
+    split_tensors,
+    sum_shared,
+    unshared_gradients,
+    unshared_stages,
+)
 from cdpsim.schedules.buckets import Buckets, Units
 from cdpsim.schedules.state import Placed, When
 

@@ -22,8 +22,8 @@ from cdpsim.program.assembly.in_streams import (
     sum_units,
     units_of,
 )
-from cdpsim.program.assembly.runtime import gradients_at_first, hold_gradients
-from cdpsim.program.assembly.tied import unshared_gradients
+from cdpsim.program.assembly.runtime_buffers import gradients_at_first, hold_gradients
+from cdpsim.program.assembly.updates import unshared_gradients
 
 
 def overlap_rounds(axis: DataAxis) -> None:

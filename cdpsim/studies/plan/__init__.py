@@ -15,7 +15,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.errors import choose, refuse_unknown, whole_number
 from cdpsim.model import UNIT_MODELS
 from cdpsim.numeric.paths import expect_many_runs
-from cdpsim.request.check_only import end_check
+from cdpsim.request import end_check
 from cdpsim.request.options import refuse_renamed
 from cdpsim.schedules import Schedule
 from cdpsim.studies.compare import Measured

@@ -13,7 +13,7 @@ from cdpsim.errors import one_line
 from cdpsim.files.tables import as_csv, as_html, as_json, as_text, data_frame
 from cdpsim.files.units import counted, short_text
 from cdpsim.model import UNIT_MODELS
-from cdpsim.request.description import MEMORY_NOTE
+from cdpsim.request import MEMORY_NOTE
 from cdpsim.request.options import DEFAULTS, flag_of
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison_columns import SPLIT_NOTE

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cdpsim.errors import RequestError, Stalled
-from cdpsim.files.progress import ticker
+from cdpsim.files.notes import ticker
 from cdpsim.numeric.columns import Flags, Floats
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.plan.bounds import Bounds

@@ -18,8 +18,7 @@ from cdpsim.files.units import json_number, simplified
 from cdpsim.request import Request
 from cdpsim.request.options import OPTION_NAMES
 from cdpsim.request.reading import schedule_of
-from cdpsim.request.sharing import named_zero
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts, named_zero
 from cdpsim.schedules import find_schedule
 from cdpsim.studies.breakeven import BreakEven, find_break_even, runner_on_clusters
 from cdpsim.studies.compare import Measured

@@ -2,7 +2,7 @@
 
 A lane does its tasks in the program's order, each as soon as everything it waits for has ended. A message leaves as
 soon as it is ready and arrives after its time; a message without a time has arrived as it is sent. With contention
-messages are flows on the edges of their routes (`sharing.py`), which share these. A device stops by its calendar: the
+messages are flows on the edges of their routes (`shared_links`), which share these. A device stops by its calendar: the
 times at which it goes on are events of the run.
 """
 
@@ -14,14 +14,14 @@ from itertools import pairwise
 import numpy as np
 import simpy
 
-from cdpsim.files.progress import ticker
-from cdpsim.numeric.calendars import Calendar
+from cdpsim.files.notes import ticker
 from cdpsim.numeric.columns import Times
+from cdpsim.numeric.disturbances import Calendar
 from cdpsim.numeric.paths import find_cycle, successors
 from cdpsim.program import Program
 from cdpsim.program.check import refuse_deadlock
 from cdpsim.timing.costs import Costs
-from cdpsim.timing.engine.carrier import Carrier, DeferredTimeout
+from cdpsim.timing.engine.shared_links import Carrier, DeferredTimeout
 
 Process = Generator[simpy.Event, object, None]
 _Pause = tuple[float, float, simpy.Event | None]  # from when until when, and the event that ends it

@@ -1,4 +1,11 @@
-"""Laws of versions and states.
+"""Laws of times: they are finite, as long as they cost, and no earlier than edges, lanes and releases allow.
+
+Laws of passes and messages.
+
+A micro-batch goes through the stages and back, and one message crosses each boundary. Messages are between devices that
+exist, and collectives go round by round.
+
+Laws of versions and states.
 
 Versions are made in order, on their device before they are read or sent, and as old as the rule says. States travel:
 all of a stage's from user to user, or its optimizer's from update to update.
@@ -12,8 +19,192 @@ import numpy as np
 from cdpsim.invariants import exchanges
 from cdpsim.invariants.recount import NO_NEEDS, Key, Needs, Recount, combine, members, receivers, stages_of
 from cdpsim.numeric.columns import Ints, find_rows, group_numbers, group_starts, matching_pairs, sort_by
-from cdpsim.program import Content, Kind, Op
+from cdpsim.program import Content, Kind, Op, Program
 from cdpsim.schedules.state import Placed
+
+
+def times_are_finite(run: Recount) -> Iterator[str]:
+    """Every node starts at 0 or later, and both its times are finite."""
+    fine = np.isfinite(run.start) & np.isfinite(run.end) & (run.start >= 0)
+    yield from run.report(np.flatnonzero(~fine), "has no time")
+
+
+def nodes_last_their_cost(run: Recount) -> Iterator[str]:
+    """A node ends when its own duration is over, and the time in which its device stands still.
+
+    Messages on links that they share end no earlier than that.
+    """
+    end = run.start + run.costs.duration
+    if run.costs.calendar is not None:
+        start, end = run.costs.calendar.worked(np.arange(run.program.nodes), run.start, run.costs.duration)
+        yield from run.report(np.flatnonzero(run.start != start), "starts while its device stands still")
+    wrong = run.end != end
+    if run.costs.wires is not None:
+        shares = np.flatnonzero(np.diff(run.costs.wires.first)) + len(run.program.tasks)
+        wrong[shares] = run.end[shares] < end[shares]
+    yield from run.report(np.flatnonzero(wrong), "does not last what it costs")
+
+
+def links_carry_no_more_than_they_can(run: Recount) -> Iterator[str]:
+    """From when a message's bytes flow until its link is idle, the link carries no more than its bandwidth allows."""
+    wires, tasks = run.costs.wires, len(run.program.tasks)
+    if wires is None or not len(wires.edge):
+        return
+    row = np.repeat(np.arange(len(run.program.messages)), np.diff(wires.first))
+    begin = run.start[tasks + row] + wires.latency[row]
+    order = np.lexsort((begin, wires.edge))
+    row, begin, edge = row[order], begin[order], wires.edge[order]
+    end, first = run.end[tasks + row], group_starts(edge)
+    for low, high in zip(first.tolist(), [*first[1:].tolist(), len(edge)], strict=True):
+        on_link, since, limit = row[low:high], begin[low:high], wires.bandwidth[edge[low]]
+        until, size = np.maximum.accumulate(end[low:high]), wires.size[on_link]
+        last_busy = np.append(np.flatnonzero(since[1:] >= until[:-1]), high - low - 1)  # the last of each busy time
+        last = last_busy[np.searchsorted(last_busy, np.arange(high - low))]
+        sent = np.cumsum(size)
+        over = sent[last] - sent + size > limit * (until[last] - since) * (1 + 1e-9) + limit * 1e-12 * until[-1]
+        problem = "and those after it are more than their link can carry by then"
+        yield from run.report(tasks + on_link[over], problem)
+
+
+def dependencies_are_kept(run: Recount) -> Iterator[str]:
+    """No node starts before the nodes that the program makes it wait for have ended."""
+    edges = run.program.edges
+    early = np.flatnonzero(run.start[edges.after] < run.end[edges.before])
+    for row in early.tolist():
+        after, before = (run.program.describe(int(ends[row])) for ends in (edges.after, edges.before))
+        yield f"{after} starts before {before} has ended, for which the program makes it wait"
+
+
+def lanes_do_one_task_at_a_time(run: Recount) -> Iterator[str]:
+    """A lane starts a task when the one before it, in the order of the program, has ended."""
+    before, after = run.program.lane_edges
+    yield from run.report(after[run.start[after] < run.end[before]], "starts while its lane is busy")
+
+
+def releases_are_kept(run: Recount) -> Iterator[str]:
+    """No micro-batch starts before its release."""
+    for (task, _), release in zip(run.program.releases, run.costs.release, strict=True):
+        if run.start[task] < release:
+            yield f"{run.program.describe(task)} starts at {run.start[task]}, before its release at {release}"
+
+
+def _successive_tasks(program: Program) -> tuple[Ints, Ints, Ints]:
+    """Return pairs of successive tasks of a pass, forward through all stages and back: (task, next task, result).
+
+    The result is the task whose end hands on what the next task needs.
+    """
+    way = np.concatenate([program.tasks_of_kind(Kind.F), program.tasks_of_kind(Kind.B)[:, ::-1]], axis=1)
+    before, after = way[:, :-1], way[:, 1:]
+    return before, after, _results(program)[before]
+
+
+def _results(program: Program) -> Ints:
+    """Return the task whose end hands on each compute task's result: of an undivided backward its second part."""
+    result = np.arange(program.compute)
+    if program.undivided is not None:
+        rows = program.undivided
+        result[program.tasks_of_kind(Kind.B)[rows]] = program.tasks_of_kind(Kind.W)[rows]
+    return result
+
+
+def boundary_readers(program: Program) -> tuple[Ints, Ints]:
+    """Return the messages of boundaries, and the task that reads each."""
+    messages = program.messages
+    rows = np.flatnonzero(messages.content <= Content.ACTIVATION_GRADIENT)
+    stage = messages.stage[rows]
+    phase = np.where(messages.content[rows] == Content.ACTIVATION, stage + 1, 2 * program.n - stage)
+    reader = program.find_pass(messages.step[rows], messages.micro_batch[rows]) * program.phases + phase
+    return len(program.tasks) + rows, reader
+
+
+def pass_needs(run: Recount) -> Needs:
+    """Return the needs from task to task on one device, and from a task by a message to the next one on another."""
+    program = run.collapsed.program
+    before, after, made = _successive_tasks(program)
+    near = program.tasks.device[after] == program.tasks.device[before]
+    message, reader = boundary_readers(program)
+    sent, read = Needs(_results(program)[reader - 1], message), Needs(message, reader)
+    needs = [Needs(made[near], after[near]), sent, read]
+    if program.splits:
+        needs.append(Needs(program.tasks_of_kind(Kind.B).ravel(), program.tasks_of_kind(Kind.W).ravel()))
+    return combine(*needs)
+
+
+def passes_go_from_stage_to_stage(run: Recount) -> Iterator[str]:
+    """A micro-batch goes forward through all stages, then back, one after another, also without any dependency."""
+    program = run.program
+    _, after, made = _successive_tasks(program)
+    yield from run.report(after[run.start[after] < run.end[made]], "starts before the stage before it has ended")
+    if program.splits:
+        back, weights = program.tasks_of_kind(Kind.B), program.tasks_of_kind(Kind.W)
+        early = weights[run.start[weights] < run.end[back]]
+        yield from run.report(early, "starts before the rest of its backward has ended")
+
+
+def boundaries_cross_by_one_message(run: Recount) -> Iterator[str]:
+    """From one device to another exactly one message, after the task that made it and before the one that reads it."""
+    program, device = run.program, run.program.tasks.device
+    before, after, _ = _successive_tasks(program)
+    crossing = after[device[after] != device[before]]
+    message, reader = boundary_readers(program)
+    if not np.array_equal(np.sort(reader), crossing):
+        odd = np.setxor1d(reader, crossing)
+        yield from run.report(odd if len(odd) else reader, "has not exactly one message that brings its boundary")
+        return
+    rows, made = message - len(program.tasks), _results(program)[reader - 1]
+    where = (program.messages.src[rows] == device[reader - 1]) & (program.messages.dst[rows] == device[reader])
+    when = (run.end[made] <= run.start[message]) & (run.end[message] <= run.start[reader])
+    yield from run.report(message[~(where & when)], "does not go from its maker to its reader in time")
+
+
+def backwards_read_what_their_forward_read(run: Recount) -> Iterator[str]:
+    """A backward reads on its forward's device, and, but where the rule says otherwise, the same version."""
+    program, tasks = run.program, run.program.tasks
+    forward = program.tasks_of_kind(Kind.F)
+    for kind in (Kind.B, Kind.W)[: 1 + program.splits]:
+        backward = program.tasks_of_kind(kind)
+        same = (tasks.version[forward] == tasks.version[backward]) | program.versions_differ
+        same &= tasks.device[forward] == tasks.device[backward]
+        yield from run.report(backward[~same], "differs from its forward in device or version")
+
+
+def messages_leave_their_device(run: Recount) -> Iterator[str]:
+    """Point to point means two devices; a collective has several members, each once, its root among them."""
+    messages, first = run.program.messages, len(run.program.tasks)
+    fetched = messages.content == Content.FETCHED  # from the device's host
+    to_itself = (messages.op == Op.P2P) & (messages.src == messages.dst) & ~fetched
+    yield from run.report(first + np.flatnonzero(to_itself), "goes from a device to itself")
+    for row in np.flatnonzero(messages.op != Op.P2P).tolist():
+        members, root = run.program.ranks_of(messages.dst[row]), messages.src[row]
+        if len(np.unique(members)) != len(members) or len(members) < 2 or (root >= 0 and root not in members):
+            yield f"{run.program.describe(first + row)} has the members {members.tolist()} and the root {root}"
+
+
+def devices_exist(run: Recount) -> Iterator[str]:
+    """Tasks and messages stay on the devices that the schedule has."""
+    program, messages = run.program, run.program.messages
+    outside = (program.tasks.device < 0) | (program.tasks.device >= program.devices)
+    yield from run.report(np.flatnonzero(outside), f"is on none of the {program.devices} devices")
+    single = messages.op == Op.P2P
+    ends = np.maximum(messages.src, np.where(single, messages.dst, -1))
+    outside = (ends >= program.devices) | (single & (np.minimum(messages.src, messages.dst) < 0))
+    yield from run.report(len(program.tasks) + np.flatnonzero(outside), "names a device that there is not")
+
+
+def collectives_go_round_by_round(run: Recount) -> Iterator[str]:
+    """A collective sends what an algorithm sends; both ends of a message are done with its channel's rounds before."""
+    collapsed, messages, first = run.collapsed, run.program.messages, len(run.program.tasks)
+    piece = np.flatnonzero(collapsed.number[collapsed.part_of] >= 0)
+    node, rows = collapsed.part_of[piece], piece - first
+    turn, channel = collapsed.turn[rows], collapsed.channel[rows]
+    if (turn < 0).any():
+        yield f"{collapsed.program.describe(int(node[turn < 0][0]))} goes by no algorithm that it may"
+        return
+    ends = (node * (channel.max(initial=0) + 1) + channel) * run.program.devices
+    end = np.concatenate([ends + messages.src[rows], ends + messages.dst[rows]])
+    both = np.tile(piece, 2)
+    early = run.starts_early(end, np.tile(turn, 2), both, np.ones(len(both), dtype=np.bool_))
+    yield from run.report(both[early], "starts before one of its ends has done the rounds before")
 
 
 def _carriers(run: Recount, *ops: Op) -> Ints:

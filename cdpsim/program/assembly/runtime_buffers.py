@@ -16,8 +16,8 @@ from cdpsim.model.runtime import HELD, HELD_BEHAVIOURS, PAPER, PAPER_BEHAVIOURS,
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Kind
 from cdpsim.program.assembly.build import Builder, Location, end, start
-from cdpsim.program.assembly.tables import Passes
-from cdpsim.program.assembly.update import Updates
+from cdpsim.program.assembly.task_tables import Passes
+from cdpsim.program.assembly.updates import Updates
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.state import Placed
 
