@@ -40,7 +40,7 @@ class RequestError(ValueError):
 
 
 class UnknownName(RequestError):
-    """A name that nothing has, whatever the rest of the request is."""
+    """A name that does not exist."""
 
 
 class TooLarge(RequestError):
@@ -144,7 +144,7 @@ def nearest(word: str, known: Iterable[str]) -> list[str]:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return a remedy for an unknown word: the names that are near, or as many known ones as a line has room for.
+    """Return a remedy for an unknown word: similar names, or known names up to the length of a line.
 
     >>> suggestion("cdp", ["multi-cdp", "zero-dp"])
     "did you mean 'multi-cdp'?"

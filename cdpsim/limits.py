@@ -24,7 +24,7 @@ MOST_SLOT_STAGES = 10**5  # of the slot model, through which one micro-batch tak
 MOST_TASKS = 2**28  # nodes have 32-bit numbers, and a task may bring several
 # Bytes of expanded collectives, beyond that: for each message, and for each dependency that messages have.
 BYTES_PER_MESSAGE = {"auto": (250, 40), "fast": (250, 40), "simpy": (600, 40)}
-# Messages of one collective: so many are laid out to count their dependencies, although they will not fit.
+# Messages of one collective up to which dependencies are counted by laying them out, although they will not fit.
 MOST_MESSAGES_LAID_OUT = 10**6
 
 
@@ -75,8 +75,8 @@ def refuse_too_large(
 ) -> None:
     """Refuse, before any work, a run in slots or with real costs that will not fit, with an estimate, and what would.
 
-    A pass through a stage has so many `parts`; where `m` is None there are as many micro-batches as stages. `steps_of`
-    returns how many steps a program has for so many asked for. `tasks` is their number where it is another one.
+    A pass through a stage has `parts` tasks; an `m` of None is the number of stages. `steps_of`
+    returns the steps of a program for the steps asked for. `tasks` is their number where it is another one.
     """
     each_step, many = parts * replicas, steps_of(steps)
     own, passes = tasks is not None, n * (n if m is None else m)
@@ -109,7 +109,7 @@ def refuse_many_slots(n: int) -> None:
 
 
 def _fitting_steps(most: int, least: int, tasks: int, steps: int, steps_of: Callable[[int], int]) -> int:
-    """Return how many steps would have `most` tasks or fewer, where so many `steps` have so many tasks.
+    """Return the number of steps with `most` tasks or fewer, where `steps` steps have `tasks` tasks.
 
     Each step of their program has `least` tasks or more.
     """
@@ -148,7 +148,7 @@ def refuse_large_expansion(
 
 
 def _bytes_allowed(max_memory: str | float | None) -> int:
-    """Return how many bytes a run may take: as many as the option allows, or all that are free."""
+    """Return the bytes that a run may take: the limit of the option, or all free memory."""
     if max_memory is None:
         return free_bytes()
     try:

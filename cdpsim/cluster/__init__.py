@@ -121,7 +121,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int | None:
-        """The number of devices; None for as many as a schedule needs."""
+        """The number of devices; None: the number that a schedule needs."""
         counts = [group.count for group in self.devices if group.count is not None]
         return sum(counts) if counts else None
 
@@ -253,7 +253,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
 
     @property
     def laid_out(self) -> "Cluster":
-        """Itself, or the same layout of alike nodes whatever cables cost: what is alike there is alike here, too."""
+        """Itself, or its layout of alike nodes without costs of cables: groups alike there are alike here."""
         return self if self.layout is None else _cluster_of_layout(self.layout, self.count)
 
     def cards(self, members: Ints) -> Cards:
@@ -330,7 +330,6 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
         return _two_nodes(topology)
 
     def _costs_by_routes(self, src: Ints, dst: Ints) -> tuple[Floats, Floats]:
-        """Return latency and bandwidth by routes."""
         src, dst = np.asarray(src, np.int64), np.asarray(dst, np.int64)
         if self._two_nodes is not None:
             return self._two_nodes.costs(src, dst)
@@ -350,7 +349,6 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
                 yield self.link_costs(src[apart], dst[apart])
 
     def _groups(self, count: int) -> Ints:
-        """Return the group of each of the first `count` devices."""
         self.require(count)
         if len(self.devices) == 1:
             return np.zeros(count, np.int64)

@@ -1,6 +1,6 @@
 """The route of a message through a graph: fewest edges, then least latency, then by turns.
 
-Points and edges: the graph that a topology is, for so many devices.
+The graph has points and edges: a topology written out for a number of devices.
 """
 
 from collections.abc import Callable, Iterator
@@ -325,7 +325,7 @@ class TwoNodes:
 
     @cached_property
     def layout(self) -> Layout:
-        """The way in which they are joined, whatever their cables cost."""
+        """The layout: how they are joined, without costs of cables."""
         return self.topology.layout
 
     @cached_property

@@ -182,7 +182,7 @@ class Topology(config.ConfigTable, frozen=True, kw_only=True):
 
     @property
     def layout(self) -> "Layout":
-        """The way in which alike nodes are joined, whatever their cables cost."""
+        """The layout of alike nodes, without costs of cables."""
         return Layout(self.per_node or 1, self.inside, self.nics, tuple(map(isfinite, self.bandwidths)))
 
     @property
@@ -246,7 +246,7 @@ class Speeds(config.ConfigTable, frozen=True, kw_only=True):
 
     @property
     def known(self) -> dict[str, float]:
-        """The speeds by precision, without those that are missing."""
+        """The known speeds by precision."""
         speeds = {name: getattr(self, name) for name in self.__struct_fields__}
         return {name: speed for name, speed in speeds.items() if speed is not None}
 
@@ -266,8 +266,8 @@ class MeasuredWith(config.ConfigTable, frozen=True, kw_only=True):
 class Devices(config.ConfigTable, frozen=True, kw_only=True):
     """A group of equal devices."""
 
-    count: Annotated[int, msgspec.Meta(ge=1, le=MOST_DEVICES)] | None = None  # None: as many as it takes
-    speed: Speed | None = None  # whatever the precision
+    count: Annotated[int, msgspec.Meta(ge=1, le=MOST_DEVICES)] | None = None  # None: the number that a schedule needs
+    speed: Speed | None = None  # in any precision
     speeds: Speeds | None = None
     achieved: Share | None = None  # the share of either that is reached; None: all
     memory: Size | None = None  # None: unlimited

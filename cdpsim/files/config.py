@@ -1,6 +1,6 @@
 """The tables of model and cluster files: one decoder for TOML, JSON and Python, and one way back.
 
-Files of models and clusters: those that ship with the package, by their names, and others by their paths.
+Files that ship with the package are given by name, others by path.
 """
 
 import functools
@@ -133,7 +133,7 @@ def toml_text(content: Mapping[str, object]) -> str:
 
 
 def _in_lines(numbers: re.Match[str]) -> str:
-    """Return a list of many numbers in lines of many, which tomli-w writes in as many lines."""
+    """Return a long list of numbers with many in a line; tomli-w writes one in a line."""
     return (
         f"[\n{textwrap.fill(' '.join(numbers[1].split()), 116, initial_indent=_INDENT, subsequent_indent=_INDENT)}\n]"
     )

@@ -1,6 +1,6 @@
 """Lines on stderr: why an exit code is not 0; notes, unless a process is quiet; and details, if it is verbose.
 
-A progress bar for what takes over two seconds: to stderr, and only on a terminal.
+A progress bar is on stderr, on a terminal only, after two seconds.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _VERBOSITY: ContextVar[int] = ContextVar("verbosity", default=NOTES)
 
 @contextlib.contextmanager
 def verbosity(level: int) -> Iterator[None]:
-    """Say as much as a level allows, inside."""
+    """Set the level of notes inside the block."""
     token = _VERBOSITY.set(level)
     try:
         yield

@@ -20,7 +20,7 @@ FileId = tuple[int, int]  # device and inode
 
 
 class Touched(NamedTuple):
-    """The files that a command has read, and those that it has written, which are no inputs."""
+    """The files that a command has read, and the files that it has written, which are no inputs."""
 
     read: set[FileId]
     written: set[FileId]
@@ -63,7 +63,7 @@ def read_text(path: str | Path, *, largest_bytes: int = LARGEST_TEXT_BYTES, rewr
         if not stat.S_ISREG(mode):
             raise RequestError(subject, "is not a regular file; copy its content into one")
         with file.open("rb") as opened:
-            # Python allocates as much as it is asked for; the kernel's files say that they have no bytes.
+            # Python allocates the bytes asked for; the kernel's files say that they have no bytes.
             content = opened.read(min(largest_bytes, max(status.st_size, LARGEST_TEXT_BYTES)) + 1)
         touched = _TOUCHED.get()
         if not (rewritten or touched is None or _file_id(status) in touched.written):
@@ -252,7 +252,6 @@ def _file_id(status: os.stat_result) -> FileId:
 
 
 def _write_chunks(file: Path, chunks: Iterable[str | bytes]) -> int:
-    """Write a new file, to the disk, and return its bytes."""
     with file.open("xb") as opened:
         for chunk in chunks:
             # A text may quote a path that is not UTF-8; that must not lose the rest.

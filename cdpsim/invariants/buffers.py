@@ -125,7 +125,7 @@ def receivers_hold_what_arrives(run: Recount) -> Iterator[str]:
 
 
 def activations_are_held_from_forward_to_backward(run: Recount) -> Iterator[str]:
-    """The activations that devices have are those that their tasks need, recounted from the tasks.
+    """Devices have the activations that their tasks need, recounted from the tasks.
 
     Of a stage whose input's part of a backward frees what only it needs, they are there until then; what it leaves is
     there until the weights' part.
@@ -179,7 +179,7 @@ def _homes(run: Recount, category: Category) -> Ints:
 
 
 def _group_of(run: Recount, device: Ints) -> Ints:
-    """Return the number of each device's sharding group: its place in a data rank, in so many ranks."""
+    """Return the number of each device's sharding group: its place in a data rank."""
     places = run.program.devices // run.replicas
     return device // places // run.shard * places + device % places
 

@@ -1,6 +1,6 @@
 """Laws of what data ranks exchange in streams: sums of gradients, norms, and parameters that come from shares.
 
-A *sharding group* is the data ranks that share what is split: so many that follow each other, each with the device that
+A *sharding group* is consecutive data ranks that share what is split, each with the device that
 has the same place in it. Sums go to shares inside each group, and on across the groups, among those with equal shares.
 """
 
@@ -255,14 +255,14 @@ def gather_needs(run: Recount) -> Needs:
 def needs_of_early_gathers(run: Recount) -> Needs:
     """Return the needs of gathers for room at their devices.
 
-    They come as many tasks early as they are prefetched, one more before forwards, where there are two buffers; in the
+    They start `prefetch` tasks ahead (plus one before forwards where there are two buffers), in the
     order of their uses; and no earlier than the same parameters have been dropped.
     """
     return _needs_of_room(run, find_gathers(run), 0)
 
 
 def _needs_of_room(run: Recount, gathers: GathersForUse, earlier: int) -> Needs:
-    """Return the needs of what is gathered or fetched, and that so many tasks earlier than it is gathered."""
+    """Return the needs of gathers or fetches that start a number of tasks ahead."""
     lanes, tasks = run.lanes, run.program.tasks
     order = np.flatnonzero((gathers.task >= 0) & (gathers.node >= 0))
     order = order[np.argsort(lanes.place[gathers.task[order]], kind="stable")]
@@ -316,7 +316,6 @@ def needs_of_new_gathers(run: Recount) -> Needs:
 
 
 def _gathers(run: Recount) -> Flags:
-    """Flag messages that gather parameters."""
     messages = run.collapsed.program.messages
     gathers: Flags = (messages.op == Op.ALL_GATHER) & (messages.content == Content.PARAMETERS)
     return gathers
@@ -334,7 +333,7 @@ def gathered_step_needs(run: Recount) -> Needs:
 
 
 def _labels(run: Recount, device: Ints, ranks: Ints | int, *, across: Ints | bool = False) -> Ints:
-    """Return what devices of a sharding group of so many data ranks have in common, or those with equal shares."""
+    """Return a label of each device's sharding group, or of the devices with equal shares."""
     places = run.program.devices // run.replicas
     rank, place = np.divmod(device, places)
     together = rank // ranks * places + place if run.shard > 1 else 0 * device
@@ -423,9 +422,9 @@ def new_parameters_are_gathered_after_updates(run: Recount) -> Iterator[str]:
 
 
 def streams_carry_one_message_at_a_time(run: Recount) -> Iterator[str]:
-    """A device has one message at a time in each stream, whatever overlaps with its tasks.
+    """A device has one message at a time in each stream, at any overlap.
 
-    Gathers and sums in groups are one stream, sums across groups another. What comes from hosts and disks has streams,
+    Gathers and sums in groups are one stream, sums across groups another. Transfers of hosts and disks have streams,
     too. All members have them in one order.
     """
     if not run.program.state.streams:

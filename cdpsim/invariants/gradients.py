@@ -134,7 +134,6 @@ def barrier_needs(run: Recount) -> Needs:
 
 
 def _last_tasks(run: Recount, step: Ints, device: Ints) -> Ints:
-    """Return the last task of each of some steps and devices."""
     order, tasks = run.lanes.order[::-1], run.program.tasks
     last: Ints = order[find_rows((tasks.step[order], tasks.device[order]), (step, device))]
     return last
@@ -287,7 +286,7 @@ def _wrong_factors(run: Recount, rate: _Rate) -> Iterator[str]:
 
 
 def gradients_take_their_bytes_along(run: Recount) -> Iterator[str]:
-    """Messages of gradients carry all of their sums, in as many bytes as these are compressed to; shares may be padded.
+    """Messages of gradients carry all of their sums, in the bytes that these are compressed to; shares may be padded.
 
     Of the largest numbers each member has those of all others in the end: an all-gather brings them.
     """

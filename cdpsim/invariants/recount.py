@@ -157,7 +157,7 @@ _OF_COLLECTIVE = ("content", "stage", "micro_batch", "step", "stages", "stream")
 
 
 def _goes_by(how: Algorithm, whole: Messages, row: int, members: Ints, messages: Messages, at: int) -> bool:
-    """Return whether the messages from `at` on are those that an algorithm sends for a collective."""
+    """Return whether the messages from `at` on are an algorithm's messages for a collective."""
     rounds = _messages_of(how, len(members))
     pieces = slice(at, at + len(rounds.src))
     if pieces.stop > len(messages):
@@ -172,7 +172,6 @@ def _goes_by(how: Algorithm, whole: Messages, row: int, members: Ints, messages:
 
 @lru_cache(maxsize=64)
 def _messages_of(how: Algorithm, k: int) -> _Messages:
-    """Return the messages of an algorithm for k members."""
     rounds = how.schedule(k)
     src, dst, first, parts = (np.concatenate(column) for column in zip(*rounds, strict=True))
     turn = np.repeat(np.arange(len(rounds)), [len(each.src) for each in rounds])
@@ -203,7 +202,7 @@ class Recount:
         program, state = run.program, run.program.state
         self.program, self.costs, self.request = program, run.costs, run.request
         self.start, self.end = run.start, run.end
-        self.replicas = run.request.shape.replicas // program.fold  # those that are there
+        self.replicas = run.request.shape.replicas // program.fold  # present in the program
         self.together = (
             program.together or run.request.shape.replicas > 1
         )  # collectives sum gradients and hand parameters out

@@ -158,7 +158,7 @@ def _program_of(run: Recount, needs: Needs) -> Program:
 
 
 def queue_needs(run: Recount, needs: Needs) -> Needs:
-    """Return the needs of messages in streams of data ranks for those that come before them, given all others."""
+    """Return the needs of messages in streams of data ranks for earlier messages, given all other needs."""
     if not run.program.state.streams:
         return NO_NEEDS
     queued = queue_in_streams(_program_of(run, needs)).edges
@@ -235,7 +235,7 @@ def hosts_make_one_update_at_a_time(run: Recount) -> Iterator[str]:
 
 
 def streams_keep_their_order(run: Recount) -> Iterator[str]:
-    """No node starts before those that its device's stream has before it."""
+    """No node starts before the nodes ahead of it in its device's stream."""
     needs = _value_needs(run)
     queue, start = queue_needs(run, needs), run.collapsed.start
     for row in np.flatnonzero(start[queue.after] < start[queue.before]).tolist():

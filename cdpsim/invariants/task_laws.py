@@ -282,7 +282,7 @@ def reader_needs(run: Recount) -> Needs:
         made = tasks.version[update], tasks.device[update]
         into, of = matching_pairs(made, (tasks.version[task], tasks.device[task]))
         needs = combine(needs, Needs(update[into], task[of]))
-    if run.program.state.parameters is Placed.COPIED:  # who hands a version out takes part in it before it reads that
+    if run.program.state.parameters is Placed.COPIED:  # a sender takes part in the message before it reads the version
         messages, out = run.collapsed.program.messages, _carriers(run, Op.BROADCAST)
         handed_out = messages.stage[out], run.versions_of(messages.step[out]), messages.src[out]
         row, of = matching_pairs(handed_out, (tasks.stage[task], tasks.version[task], tasks.device[task]))

@@ -370,15 +370,11 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         """Return one of `STAGE_SIZES` for each stage, in bytes or stage-activations."""
         return np.array(self._sizes(kind), np.int64)
 
-    def gradient_tensors(self) -> tuple[tuple[int, ...], ...]:
-        """Return the bytes of each stage's gradients, in the order of the forward; in one, if shapes are unknown."""
-        return _gradient_tensors(self)
-
     def padded(self, ranks: int, padding: str) -> Self:
-        """Return the model with parameters that go in whole shares to so many ranks.
+        """Return the model with parameters padded to whole shares of `ranks` ranks.
 
-        By `rows`, a rank has as many rows of each tensor as any other (FSDP2). By `megatron`, each tensor begins with a
-        multiple of 64 numbers, and a stage ends with one of 128 (Megatron-LM, `param_layout`).
+        By `rows`, all ranks have the same number of rows of each tensor (FSDP2). By `megatron`, each tensor begins with
+        a multiple of 64 numbers, and a stage ends with one of 128 (Megatron-LM, `param_layout`).
         """
         return msgspec.structs.replace(self, stages=tuple(pad_stage(stage, ranks, padding) for stage in self.stages))
 
@@ -520,7 +516,8 @@ def _grouped_model(model: Model, n: int) -> Any:
 
 
 @lru_cache(maxsize=64)  # every program of one model asks for them
-def _gradient_tensors(model: Model) -> tuple[tuple[int, ...], ...]:
+def gradient_tensors(model: Model) -> tuple[tuple[int, ...], ...]:
+    """Return the bytes of each stage's gradients, in the order of the forward; in one, if shapes are unknown."""
     sizes = [
         tuple(stage.gradient_bytes * prod(shape) // stage.numbers for shape in stage.tensors) or (stage.gradient_bytes,)
         for stage in model.stages

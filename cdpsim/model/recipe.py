@@ -30,7 +30,7 @@ States, in multiples of the weights P that the optimizer updates, in their type:
     adafactor  for each matrix its row and column sums, for a vector all of it (Shazeer & Stern 2018, algorithm 4;
                without its optional momentum), which only a profile can tell: `Stage.factored`. Of a tensor of more
                dimensions, the last two are rows and columns of many matrices, as in torch.optim.Adafactor.
-    sm3        for each dimension of a tensor as many numbers as it has, for a vector all of it (Anil et al. 2019,
+    sm3        for each dimension of a tensor a vector of its length, for a vector all of it (Anil et al. 2019,
                section 4; without momentum)
     adam-8bit  two moments of 8 bits a number, whatever the type of the weights, and for each block of 256 numbers the
                largest of either in fp32 (Dettmers et al. 2022, section 2; blocks as in bitsandbytes, which keeps
@@ -85,7 +85,7 @@ class UpdateFacts(NamedTuple):
     weights: int = 2
 
     def state_bytes(self, weights: int, factored: int, width: int, tensors: Sequence[Dimensions]) -> int:
-        """Return the bytes of the state of weights of so many bytes, each of `width`, in tensors of these shapes.
+        """Return the bytes of the state of weights, whose numbers have `width` bytes, in tensors of these shapes.
 
         Without shapes, all are one tensor, and sums take `factored` bytes.
         """
@@ -102,12 +102,11 @@ class UpdateFacts(NamedTuple):
         return self.sums is None and self.weights < 3
 
     def moved(self, weights: int, gradients: int, state: int) -> int:
-        """Return the bytes that an update reads and writes, of tensors of so many bytes."""
+        """Return the bytes that an update reads and writes, from the bytes of its tensors."""
         return self.weights * weights + self.gradients * gradients + self.state * state
 
 
 def _blocks(numbers: int) -> int:
-    """Return the bytes of so many numbers of 8 bits, in blocks."""
     return numbers + WIDE * -(-numbers // _BLOCK)
 
 
@@ -151,7 +150,7 @@ def apply_recipe(
     """Return a model in n stages with the costs of a recipe, by default its own; the result has no recipe.
 
     `places` are the layers with which devices' parts begin, where several stages are one part; () where each is one.
-    Its name ends in the recipe. Cuts are the model's own, whatever the recipe. Curves are left out: no run reads them.
+    Its name ends in the recipe. Cuts do not depend on the recipe. Curves are left out: no run reads them.
     """
     model = model.without_curves()
     recipe = model.training if recipe is None else recipe
@@ -183,9 +182,9 @@ def apply_recipe(
     return replace(model, name=name, stages=tuple(stages), tied=tuple(tied), training=Recipe())
 
 
-@lru_cache(maxsize=16)  # whatever is recomputed, and however many stages there are
+@lru_cache(maxsize=16)  # for all recomputations and numbers of stages
 def with_update(model: Model, recipe: Recipe) -> Model:
-    """Return the model with the bytes of gradients and of optimizer state, and those that an update moves."""
+    """Return the model with the bytes of gradients, of optimizer state, and of an update's reads and writes."""
     scale = _widening(model) if recipe.mixed_precision else 1
     ratio = _gradient_ratio(model, recipe)
     _check_update_time(model, recipe)
@@ -244,7 +243,7 @@ def state_bytes(part: Stage | Tie, recipe: Recipe, model: Model, scale: int, nam
 def _moved_bytes(part: Part, recipe: Recipe, model: Model, scale: int, gradients: int, copy: int) -> int:
     """Return the bytes that an update of a stage or a tied tensor reads and writes, with what is done before and after.
 
-    `gradients` are those that are added up, and `copy` those of their copy for the update, if there is one.
+    `gradients` are the bytes of sums, `copy` of their copy for the update, if there is one.
     """
     assert recipe.optimizer is not None, "without one, stages say what an update takes"
     weights = scale * part.parameters

@@ -18,7 +18,7 @@ softmax, its dropout, and the product with values. Stages say what the core keep
 `attention_forward`). A layer's core is there while its layer computes, beside all else that the layer has: this is
 never too little.
 
-`reversible` (Gomez et al. 2017, section 3.2): a layer that gives as many bytes as it gets computes its input from its
+`reversible` (Gomez et al. 2017, section 3.2): a layer whose output is as large as its input computes its input from its
 output. Of such layers in a row only the last output is kept; the backward goes through each layer once more, beside its
 output, and has its activations then. Layers that change the size, and a model's first one, keep what they kept.
 """
@@ -192,7 +192,7 @@ def _without_core(layer: Stage) -> Stage:
 
 
 def _is_reversible(layer: Stage, given: int) -> bool:
-    """Return whether a layer gives as much as it gets."""
+    """Return whether a layer's output is as large as its input."""
     return layer.boundary == given > 0
 
 

@@ -48,7 +48,7 @@ class Behaviours(NamedTuple):
 
 
 class Runtime(config.ConfigTable, frozen=True, kw_only=True):
-    """The behaviours of a runtime: those that are None are as in the runtime that it is `like`."""
+    """The behaviours of a runtime; None: as in the runtime that it is `like`."""
 
     like: str = RUNTIMES[0]
     static_receives: bool | None = None

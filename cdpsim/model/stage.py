@@ -237,7 +237,7 @@ class Tie(config.ConfigTable, frozen=True, kw_only=True):
         return self.parameters if self.gradients is None else self.gradients
 
 
-_OF_UPDATE = ("optimizer", "wide_gradients", "restored", "update_bytes")  # sizes of as many numbers as parameters
+_OF_UPDATE = ("optimizer", "wide_gradients", "restored", "update_bytes")  # sizes of one number for each parameter
 
 
 def without_tied(stage: Stage, tie: Tie) -> Stage:

@@ -1,8 +1,6 @@
 """Sorting and grouping rows of integer columns.
 
-Real times that rounding alone keeps apart.
-
-Values that were asked for last, as many as are not too large together.
+`close_times` are equal but for rounding. `Kept` is an LRU cache bounded by total size.
 """
 
 from collections import OrderedDict
@@ -177,7 +175,7 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Value]):
-    """Values by their keys, so many at least; others, not asked for longest, go where all are too large together."""
+    """LRU cache bounded by total size; a least number of values always stays."""
 
     def __init__(self, most: int, least: int = 1) -> None:
         self.most, self.least = most, least

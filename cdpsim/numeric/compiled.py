@@ -58,7 +58,7 @@ def sweep_nodes(
 ) -> int:
     """Do what `cdpsim.numeric.paths.longest_paths` does, one node after another, in the array of earliest starts.
 
-    The last three arrays are room to work in: of as many rows as nodes (zeros), nodes and one more (zeros), and edges.
+    The last three arrays are work space: nodes (zeros), nodes + 1 (zeros) and edges long.
     Returns how many nodes were reached.
     """
     _find_followers(before, after, waits_for, first, reach)

@@ -75,7 +75,7 @@ class Calendar:
 
 
 def merge_stops(stops: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Return the stops (at, until) of one device in order; join those that touch, leave out those of no length."""
+    """Return the stops (at, until) of one device in order, joined where they touch, without empty ones."""
     result: list[tuple[Any, Any]] = []
     for at, until in sorted(stops):
         if at == until:

@@ -54,12 +54,12 @@ class Network(NamedTuple):
     rate: Rates  # of each flow
     bottleneck: Numbers  # a link; -1: one that no other route shares
     inside: Numbers  # its rank plus 1; 0: it is outside the region
-    # By rank; as many rows as routes.
+    # By rank; one row for each route.
     region: Numbers  # routes
     new_rate: Rates  # -1: it still grows
     new_bottleneck: Numbers
     # As many rows as links.
-    shared: Numbers  # the links that the region shares, first those that it shares with routes outside
+    shared: Numbers  # the links that the region shares, first the links that it shares with routes outside
 
 
 def _network(routes: Sequence[Sequence[int]], capacity: Sequence[float]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _network(routes: Sequence[Sequence[int]], capacity: Sequence[float]) -> dict
 
 
 def share(c: Network, changed: Numbers, flows: Numbers) -> int:
-    """Let some routes have so many flows from now on; return the size of the region, whose rates are in `new_rate`."""
+    """Set the number of flows of some routes; return the size of the region, whose rates are in `new_rate`."""
     size = _change(c, changed, flows)
     rated = 0
     while rated < size:
@@ -102,7 +102,7 @@ def share(c: Network, changed: Numbers, flows: Numbers) -> int:
 
 
 def _change(c: Network, changed: Numbers, flows: Numbers) -> int:
-    """Let routes have so many flows; begin the region with them, and those that had a bottleneck on their links."""
+    """Set the number of flows of routes; begin the region with them and the routes with a bottleneck on their links."""
     size = 0
     for row in range(len(changed)):
         route = changed[row]
@@ -195,7 +195,7 @@ def _restart(c: Network, size: int) -> tuple[int, int]:
 
 def _fill(c: Network, size: int, shared: int) -> None:
     """Raise the rates of the region together; each stops at its own bottleneck."""
-    # The rates at which links are full: those that a route has for itself (below 0: its rank), and shared ones.
+    # The rates at which links are full: links of one route (below 0: its rank), and shared ones.
     full = [(c.narrowest[c.region[rank]] / c.flows[c.region[rank]], -1 - rank) for rank in range(size)]
     for k in range(shared):
         link = c.shared[k]
@@ -285,7 +285,7 @@ class FairRates:
         self._compiled = compiled
 
     def share(self, flows: Mapping[int, int]) -> dict[int, float]:
-        """Let some routes have so many flows from now on; return the rates of all routes of the region."""
+        """Set the number of flows of some routes; return the rates of all routes of the region."""
         c = self._network
         if not self._compiled:
             size = share(c, list(flows), list(flows.values()))

@@ -14,10 +14,10 @@ from cdpsim.numeric.columns import Ints, Times, sort_by
 from cdpsim.numeric.disturbances import Calendar
 
 FEW_ROWS = 2_000  # of fewer, Python is done before compiled code has begun
-LOAD_NUMBA_FROM_ROWS = 1_300_000  # Python sweeps so many in the time that it takes to load numba
+LOAD_NUMBA_FROM_ROWS = 1_300_000  # rows that Python sweeps in the time that it takes to load numba
 
 _swept_rows = 0  # so far, by this process, without numba
-_MANY_RUNS = ContextVar("many runs", default=False)  # whether there will be so many that all of their work is compiled
+_MANY_RUNS = ContextVar("many runs", default=False)  # whether runs are many enough for compiled loops in all of them
 
 
 def longest_paths(
@@ -48,7 +48,7 @@ def longest_paths(
 
 
 def compiled_loops_for(rows: int) -> Any:
-    """Return the module of compiled loops, for work on so many rows; None where numpy is done before.
+    """Return the module of compiled loops for work on this number of rows; None where numpy is faster.
 
     As long as numba is not loaded, this counts what is done without it. Once that has taken as long as loading takes,
     more of it is expected, and numba is loaded.
@@ -131,8 +131,8 @@ def _paths_by_levels(
 class Levels:
     """A graph laid out for sweeping many runs at once: nodes by level, each of which waits for lower ones only.
 
-    Of a level's nodes, those that wait for most come first; `waits[k]` of the level are the places of what each of so
-    many of them waits for as its k-th.
+    The nodes of a level are in descending order of what they wait for; `waits[k]` of the level are the places of what
+    each of so many of them waits for as its k-th.
     """
 
     order: Ints  # nodes by their places
@@ -142,7 +142,7 @@ class Levels:
     def sweep(self, duration: Times, earliest: Times, calendar: Calendar | None = None) -> Times:
         """Return the ends of all nodes, by their places: a column for each run, as `duration` has.
 
-        `earliest` has as many, or one for all.
+        `earliest` has one for each, or one for all.
 
         Each run's ends are those of `longest_paths` to the last bit: the same sums and the same maxima.
         """

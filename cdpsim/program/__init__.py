@@ -123,7 +123,7 @@ class Ways(NamedTuple):
 
     src: Ints
     dst: Ints
-    message: Ints  # those that take a way, in their order
+    message: Ints  # messages that take a way, in their order
     number: Ints  # the way of each of these
 
 
@@ -231,7 +231,7 @@ class Buffers(_EqualColumns):
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A schedule assembled for a model: who does what, in which order, and who waits for whom."""
+    """A schedule assembled for a model: tasks, their order, and their dependencies."""
 
     n: int
     counts: Ints  # how many passes each training step has

@@ -42,7 +42,6 @@ def _broken_rules(program: Program) -> Iterator[str]:
 
 
 def _broken_rows(wrong: Flags | Ints) -> list[int]:
-    """Return the rows in which a rule is broken."""
     return np.flatnonzero(wrong).tolist()
 
 

@@ -2,18 +2,15 @@
 
 With latency a and bandwidth b of all links, a payload of s bytes takes rounds * a + carried / parts * s / b (Thakur,
 Rabenseifner & Gropp 2005, section 3; nothing is charged for adding up). An algorithm's counts are taken from its
-rounds. Rings and rails, which have as many rounds as members, state theirs in closed form.
+rounds. Rings and rails, with one round for each member, state theirs in closed form.
 
-Textbook collectives as their rounds: who sends which parts of the payload to whom.
+A round says which member sends which parts of the payload to which other one. Members are numbered from 0, which is the
+root where there is one. In a round a member sends at most one message and receives at most one, in each of the
+algorithm's channels. Where parts are summed, what arrives is added to what the receiver has.
 
-Members are numbered from 0, which is the root where there is one. In a round a member sends at most one message and
-receives at most one, in each of the algorithm's channels. Where parts are summed, what arrives is added to what the
-receiver has.
-
-All-reduce along two binary trees at once, each for half of the payload (Sanders, Speck & Träff 2009).
-
-Each inner member of one tree is a leaf of the other, so that all members send as much as they receive. A half goes in
-blocks, one after another up its tree and down again. A colouring of the edges keeps a member's two children, and its
+The double tree is an all-reduce along two binary trees at once, each for half of the payload (Sanders, Speck & Träff
+2009). Each inner member of one tree is a leaf of the other, so that members send and receive equal amounts. A half goes
+in blocks, one after another up its tree and down again. A colouring of the edges keeps a member's two children, and its
 two parents, from being served in the same round (their section 3: steps of colour 0 and of colour 1 alternate).
 """
 
@@ -100,7 +97,7 @@ def doubling_all_gather(k: int) -> RoundList:
     """Let members exchange all that they have, with a partner twice as far away each time (Thakur et al. 2005, 4.1).
 
     For powers of two this is recursive doubling. For other k it is Bruck's variant, in which members send what they
-    have down the ring: as many rounds, rounded up, and as many bytes.
+    have down the ring, in the same rounds, rounded up, and the same bytes.
     """
     member, rounds, have = np.arange(k), [], 1
     while have < k:
@@ -167,7 +164,7 @@ def rails_rounds(nodes: tuple[tuple[int, ...], ...]) -> RoundList:
 
 
 def _side_by_side(rounds: RoundList, groups: Sequence[Sequence[int]] | Ints, parts: int) -> RoundList:
-    """Let several groups of members do the same rounds at once, each with its own run of so many parts."""
+    """Let several groups of members do the same rounds at once, each with its own run of parts."""
     members = np.array(groups)
     first = parts * np.arange(len(members))[:, None]
     return [
@@ -439,7 +436,7 @@ ALL_GATHER = {
     "recursive-doubling": Algorithm(doubling_all_gather),
     "ring": Algorithm(ring_all_gather, closed_form=partial(_ring_counts, 1, 1)),
 }
-# A ring's closed form holds in both directions: all members send as much as they receive.
+# A ring's closed form holds in both directions: members send and receive equal amounts.
 REDUCE_SCATTER = {
     "recursive-halving": replace(ALL_GATHER["recursive-doubling"], reverse=True),
     "ring": replace(ALL_GATHER["ring"], reverse=True),
@@ -451,7 +448,7 @@ _RINGS = {
     Op.ALL_GATHER: (ALL_GATHER["ring"], gather_channels, 1),
     Op.REDUCE_SCATTER: (REDUCE_SCATTER["ring"], gather_channels, 1),
 }
-# Of each other operation: its algorithm, and those that it has beside certain all-reduces.
+# Of each other operation: its algorithm, and the algorithms that it has beside certain all-reduces.
 _OTHER_ALGORITHMS: dict[Op, tuple[Algorithm, dict[str, Algorithm]]] = {
     Op.BROADCAST: (BROADCAST, {"halving-doubling": SCATTER_ALL_GATHER}),
     Op.REDUCE: (REDUCE, {"halving-doubling": REDUCE_SCATTER_GATHER}),

@@ -12,7 +12,7 @@ another, each in the lane's order.
 Neither end waits for the other. A message begins no earlier than its sender's part; what stands behind a receiver's
 part waits for that part and for the message. So new edges close no cycle: a sender's part waits for nothing later than
 the task that it stands behind, and a receiver's for nothing that its reader does not wait for. Messages that take no
-time slow no run. The overlap "none" has every edge that "stream" has.
+time slow no run. overlap=none adds every edge that overlap=stream adds.
 
 A *queue* is the messages of data ranks on one link, one after another under any overlap: each waits for the one before.
 
@@ -48,7 +48,7 @@ def queue_in_streams(program: Program) -> Program:
 
     Gathers and reductions share a queue; sums across groups of ranks, hosts and disks have their own. All ranks have
     the same order: by the last task before a message; after one task, sums before gathers; gathers by their first
-    readers. Updates may stand among them. What hosts send takes no time of devices.
+    readers. Updates may stand among them. Messages of hosts take no time of devices.
     """
     node, device, stream = _queued(program)
     if not len(node):
@@ -284,7 +284,7 @@ def defer_receives(program: Program) -> Program:
 def posting_turns(program: Program) -> Ints:
     """Return the turn of each node: lower ones are posted first, messages of equal turn by both ends together.
 
-    Turns follow the unit-cost run: by slots; in a slot messages before tasks, and those that need others after these;
+    Turns follow the unit-cost run: by slots; in a slot messages before tasks, each behind its needs;
     collectives one by one, in the order of their numbers. Point-to-point messages that begin at one moment are one
     batch (as torch's `batch_isend_irecv` makes it): were each posted by itself, a ring in which all devices send and
     receive at once would go round one after another. Of those with the same two ends the second is in another batch.

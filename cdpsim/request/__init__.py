@@ -20,6 +20,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import DISORDER_OPTIONS, Disorder, disorder_of
 from cdpsim.cluster.topology import NONE
 from cdpsim.errors import RequestError, choose, one_line, refuse_unknown, short_repr
+from cdpsim.files.config import preset_names
 from cdpsim.files.units import in_number
 from cdpsim.limits import refuse_too_large
 from cdpsim.model import UNIT_MODELS, Model, Recipe
@@ -33,6 +34,7 @@ from cdpsim.request.options import (
     OPTION_NAMES,
     OPTIONS,
     SIGNATURE,
+    TRAINING,
     CountRows,
     EngineName,
     Options,
@@ -142,7 +144,7 @@ class Request(Mapping[str, Any]):
         return cls.from_builtins(read_experiment(path))
 
     def to_builtins(self) -> dict[str, Any]:
-        """Return the options that make the same request again, without those that change nothing."""
+        """Return the options that make the same request again, but for options that change nothing."""
         return deepcopy(self._record)
 
     def __getitem__(self, option: str) -> Any:
@@ -164,11 +166,22 @@ class Request(Mapping[str, Any]):
     def _record(self) -> dict[str, Any]:
         found: dict[str, Any] = {"schedule": self.schedule.name, "n": self.shape.parts}
         for name, option in OPTIONS.items():
-            value = option.record(self) if option.record else self.given[name]
+            value = option.record(self) if option.record else self._recorded(name)
             if option.kept or (option.recorded and value is not None and value != option.default):
                 found[name] = value
         places = {name: place for place, name in enumerate(_ORDER)}
         return dict(sorted(found.items(), key=lambda item: places.get(item[0], len(places))))
+
+    def _recorded(self, name: str) -> object:
+        """Return the value of an option in a record; a model outside the package says itself how it is trained."""
+        source = "model" if name in TRAINING else name
+        if source in ("model", "cluster"):
+            if isinstance(self.given[source], str) and self.given[source] in preset_names(f"{source}s"):
+                return self.given[name]
+            return None if name in TRAINING else getattr(self, source).to_builtins()
+        if name in DISORDER_OPTIONS:
+            return self.disorder.recorded(slots=self.in_slots).get(name)
+        return self.__dict__.get(name, self.given[name])
 
     @cached_property
     def _counted_once(self) -> tuple[Model, tuple[Tie, ...]]:
@@ -227,7 +240,7 @@ class Request(Mapping[str, Any]):
         return memory_engine(self.engine, self.contention)
 
     def resolved(self, *, sends: bool, sums: bool, devices: int) -> Self:
-        """Return the request of a run on so many devices, with its collective chosen.
+        """Return the request of a run on this number of devices, with its collective chosen.
 
         `sends` says whether the run has messages, `sums` whether it has collectives: these run by the best algorithm if
         the cluster has a topology. What disturbs devices or messages that the run does not have disturbs nothing.
@@ -270,7 +283,7 @@ class Request(Mapping[str, Any]):
         return self._changed(max_memory=max_memory)
 
     def with_rounds(self, counts: Ints) -> Self:
-        """Return the request with counts that were found; refuse it if so many tasks do not fit."""
+        """Return the request with counts that were found; refuse it if its tasks do not fit."""
         size = self.shape.n, self.shape.m, self.steps, self.memory_engine, self.max_memory
         tasks = 2 * self.shape.n * int(counts.sum())
         refuse_too_large(*size, replicas=self.shape.replicas, slots=self.in_slots, tasks=tasks)
@@ -287,7 +300,7 @@ class Request(Mapping[str, Any]):
         return self.may_vary or any(group.overlap == NONE for group in self.cluster.devices)
 
     def fixed(self, steps: int) -> Self:
-        """Return the request of a run of so many steps in which everything takes its mean time, alone on its links."""
+        """Return the request of a run of `steps` steps in mean times and without contention."""
         disorder = msgspec.structs.replace(self.disorder, jitter="", link_jitter="", stop=())
         return self.alone()._changed(steps=steps, counts=None, disorder=disorder, seed=0, run=0)
 
@@ -300,12 +313,12 @@ class Request(Mapping[str, Any]):
         return self._changed(run=number, counts=None if self.schedule.order.rounds else self.counts)
 
     def without_chance(self) -> Self:
-        """Return the request of the run in which everything takes its mean time, whatever memory its devices have."""
+        """Return the request of the run in mean times, without limits of memory."""
         disorder = msgspec.structs.replace(self.disorder, jitter="", link_jitter="")
         return self._changed(disorder=disorder, seed=0, run=0, ignore_memory=True)
 
     def of(self, model: str | Path | Model, cluster: str | Path | Cluster) -> Self:
-        """Return the same request of another model, in as many stages and trained alike, and of another cluster."""
+        """Return the same request of another model, with the same stages and training, and of another cluster."""
         found = read_cluster(cluster)
         disturbances = {name: self.given[name] for name in DISORDER_OPTIONS if self.given[name]}
         others: dict[str, Any] = {} if model is self.model else {"model": model}
@@ -321,7 +334,7 @@ class Request(Mapping[str, Any]):
         )
 
     def _other_model(self, model: str | Path | Model) -> Model:
-        """Return a model in as many stages and trained by the request's options; refuse one of another unit of time."""
+        """Return a model cut and trained by the request's options; refuse one of another unit of time."""
         n, layers = self.shape.n, self.shape.layers
         if not (isinstance(model, Model) and model.n == n and model.training == Recipe()):
             model = read_model(model, None if layers else n, self.given, places_of(self.schedule, layers))

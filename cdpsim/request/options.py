@@ -3,7 +3,8 @@
 A row is a field of the group that it belongs to: its name, its type, and what else `Option` says of it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -26,7 +27,6 @@ from cdpsim.model import (
     UpdateTime,
 )
 from cdpsim.model.runtime import RUNTIMES, read_runtime
-from cdpsim.request.declaration import Option, disturbance, named_preset, of_named_model
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.buckets import BUCKETS, COMPRESSIONS, read_buckets, read_compression
 from cdpsim.schedules.local_steps import read_outer
@@ -58,6 +58,53 @@ FORWARD_FIRST, BACKWARD_FIRST = SLOT_ORDERS = get_args(SlotOrder)
 RENDEZVOUS = get_args(Rendezvous)
 MEGATRON = RENDEZVOUS[0]
 RESHARD = ("yes", "no", "root", "step")  # beside a number of ranks
+
+
+@dataclass(frozen=True)
+class Option:
+    """The row of an option: what stands for its value in help (nothing for a switch), its help, and its default.
+
+    `usual` says the default in words where `help` does not. A schedule takes the option if it `applies`; the others
+    accept their `own` value, by the number of stages. `known` are names beside files and numbers; a `Literal` type has
+    them itself. A record has what `record` finds in a request, else the request's field of this name or the option as
+    given; not the default unless it is `kept`.
+    """
+
+    value: str
+    help: str
+    _: KW_ONLY
+    default: Any = None
+    usual: str = ""
+    brief: bool = False  # whether short help explains it
+    typed: bool = True  # whether a command line can give it
+    least: int | None = None  # of a whole number
+    read: Callable[[Any], Any] | None = None  # returns a value as a request has it, or refuses it
+    is_list: bool = False  # whether a single value of it is a list
+    of_one_run: bool = False  # whether what a plan finds is asked for without it
+    in_state: bool = False  # whether all that it does is in the state policy, so that it needs exchanges in streams
+    applies: Callable[[Schedule], object] = lambda _: True
+    own: Callable[[Schedule, int | None], object] = lambda *_: None
+    known: Callable[[], Iterable[str]] = tuple
+    record: Callable[[Any], object] | None = None  # of a request
+    recorded: bool = True
+    kept: bool = False
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it is off where it is not given."""
+        return self.default is False
+
+    @property
+    def may_be_file(self) -> bool:
+        """Whether its value may be the name of a file."""
+        return "FILE" in self.value
+
+    @property
+    def default_words(self) -> str:
+        """The default in words, where `help` does not have it."""
+        return self.usual or (
+            "" if isinstance(self.default, bool) else str(self.default) * isinstance(self.default, int)
+        )
 
 
 class ScheduleOptions(TypedDict, total=False):
@@ -154,7 +201,6 @@ class ScheduleOptions(TypedDict, total=False):
             least=0,
             own=lambda *_: 0,
             applies=lambda s: s.flushes or s.fetches,
-            record=lambda r: r.prefetch,
             kept=True,
         ),
     ]
@@ -165,7 +211,6 @@ class ScheduleOptions(TypedDict, total=False):
             "the order of a device's tasks in one slot: forward-first (default) or backward-first",
             applies=lambda s: s.placement.lanes and not s.order.together,
             own=lambda *_: FORWARD_FIRST,
-            record=lambda r: r.slot_order,
             kept=True,
         ),
     ]
@@ -371,7 +416,6 @@ class TrainingOptions(TypedDict, total=False):
             "NAME",
             "the optimizer, whose state takes memory: sgd, momentum, adam, adamw, adafactor, lion, sm3, adam-8bit, "
             "lamb or lars",
-            record=of_named_model("optimizer"),
             read=lambda given: in_known_case(given, OPTIMIZERS),
         ),
     ]
@@ -380,7 +424,6 @@ class TrainingOptions(TypedDict, total=False):
         Option(
             "",
             "keep the parameters and the optimizer's state of a bf16 or fp16 model in fp32 as well; or do not",
-            record=of_named_model("mixed_precision"),
         ),
     ]
     gradients: Annotated[
@@ -390,7 +433,6 @@ class TrainingOptions(TypedDict, total=False):
             "the type in which gradients are added up and sent: fp32, bf16 or fp16 (default: that of the parameters). "
             "In mixed precision Adam takes 16 bytes a parameter, with fp32 gradients 18, and 20 where bf16 or fp16 "
             "ones are named, which are copied to fp32 for the update",
-            record=of_named_model("gradients"),
         ),
     ]
     update_time: Annotated[
@@ -400,7 +442,6 @@ class TrainingOptions(TypedDict, total=False):
             "the time of updates: stated (as the model's file says, which is none in those of the package; default), "
             "memory (the bytes that the optimizer reads and writes, over the memory_bandwidth of the cluster's "
             "devices), or clipped (the same, with those of clipping the gradients by their norm)",
-            record=of_named_model("update_time"),
         ),
     ]
     recompute: Annotated[
@@ -412,7 +453,6 @@ class TrainingOptions(TypedDict, total=False):
             "those of the device: Megatron-LM's block method), selective (all but the core of attention is kept), "
             "full (a stage keeps its input), sqrt (a stage of l layers keeps the inputs of the square root of l "
             "segments), or reversible (layers in a row keep their last output)",
-            record=of_named_model("recompute"),
         ),
     ]
     offload: Annotated[
@@ -422,7 +462,6 @@ class TrainingOptions(TypedDict, total=False):
             "the tensors that devices move to their hosts over the cluster's [host] link: none, optimizer (its state; "
             "the host updates), activations (from forward to backward), all (both), parameters (these and optimizer "
             "states, with --zero 3), or nvme (the same, on disks behind the hosts: the [nvme] link)",
-            record=of_named_model("offload"),
         ),
     ]
 
@@ -438,7 +477,6 @@ class PlatformOptions(TypedDict, total=False):
             default=UNIT_MODELS[0],
             brief=True,
             known=lambda: (*UNIT_MODELS, *presets.models()),
-            record=named_preset("model"),
             kept=True,
         ),
     ]
@@ -450,7 +488,6 @@ class PlatformOptions(TypedDict, total=False):
             default="unit",
             brief=True,
             known=lambda: ("unit", *presets.clusters()),
-            record=named_preset("cluster"),
             kept=True,
         ),
     ]
@@ -465,7 +502,6 @@ class PlatformOptions(TypedDict, total=False):
             "messages on one link: none (default; they do not slow each other down), fair (they share its bandwidth) "
             "or queue (one after another); fair and queue run collectives as their messages, and by SimPy",
             default="none",
-            record=lambda r: r.contention,
         ),
     ]
     rendezvous: Annotated[
@@ -475,7 +511,6 @@ class PlatformOptions(TypedDict, total=False):
             "where nothing overlaps, let both ends of a message wait for each other: megatron (a receive stands right "
             "before the task that reads it) or torch (where its _add_send_recv places it); default: neither end waits",
             applies=lambda s: s.order.rounds is None,
-            record=lambda r: r.rendezvous,
         ),
     ]
     runtime: Annotated[
@@ -496,7 +531,6 @@ class PlatformOptions(TypedDict, total=False):
             "",
             "run although a device would need more memory than it has",
             default=False,
-            record=lambda r: r.ignore_memory,
         ),
     ]
 
@@ -512,7 +546,6 @@ class DisorderOptions(TypedDict, total=False):
             default=(),
             is_list=True,
             of_one_run=True,
-            record=disturbance("slow"),
         ),
     ]
     jitter: Annotated[
@@ -522,7 +555,6 @@ class DisorderOptions(TypedDict, total=False):
             "multiply the time of each task by a random factor of mean 1 and standard deviation C: uniform, "
             "exponential (at least 1 - C, and the rest exponential) or lognormal",
             of_one_run=True,
-            record=disturbance("jitter"),
         ),
     ]
     link_jitter: Annotated[
@@ -531,7 +563,6 @@ class DisorderOptions(TypedDict, total=False):
             "DISTRIBUTION:C",
             "multiply the time of each message by such a factor",
             of_one_run=True,
-            record=disturbance("link_jitter"),
         ),
     ]
     stop: Annotated[
@@ -543,7 +574,6 @@ class DisorderOptions(TypedDict, total=False):
             default=(),
             is_list=True,
             of_one_run=True,
-            record=disturbance("stop"),
         ),
     ]
     seed: Annotated[
@@ -554,7 +584,6 @@ class DisorderOptions(TypedDict, total=False):
             default=0,
             least=0,
             of_one_run=True,
-            record=lambda r: r.seed,
             kept=True,
         ),
     ]
@@ -566,7 +595,6 @@ class DisorderOptions(TypedDict, total=False):
             default=0,
             least=0,
             of_one_run=True,
-            record=lambda r: r.run,
         ),
     ]
 
@@ -582,7 +610,6 @@ class SimulationOptions(TypedDict, total=False):
             usual="3, or 2 more than its warm-up or its longest lag",
             least=1,
             of_one_run=True,
-            record=lambda r: r.steps,
             kept=True,
         ),
     ]
@@ -598,7 +625,6 @@ class SimulationOptions(TypedDict, total=False):
             "halving-doubling, double-tree, hierarchical, hierarchical-rails, or best: the fastest for each size, "
             "group and link (default: best on a cluster with a topology, else recursive-doubling; table1: "
             "recursive-doubling, ring or tree)",
-            record=lambda r: r.collective,
             kept=True,
         ),
     ]

@@ -307,7 +307,6 @@ def memory_engine(engine: str, contention: str) -> str:
 
 
 def _refuse_misfits(schedule: Schedule, model: Model, cluster: Cluster) -> None:
-    """Refuse a cluster with facts for which the model or the schedule has no use."""
     if model.is_unit and cluster.is_measured:
         problem = "is of slots, which have no seconds and no bytes, and the cluster says something in them"
         raise RequestError("model", f"{problem}; name a model (`cdpsim models` lists some), or leave --cluster out")

@@ -1,6 +1,6 @@
 """The options of the data axis: how many ranks share what, and when they exchange it.
 
-Which options a schedule takes: of one run others are refused, of several schedules they are left out.
+Options that a schedule does not take are refused for one run, and left out where several are compared.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -77,7 +77,7 @@ def untaken_refusal(schedule: Schedule, name: str) -> RequestError:
 
 
 def taken_options(schedule: Schedule, options: Mapping[str, Any], needed: Collection[str] = ()) -> dict[str, Any]:
-    """Return the options of a request that its schedule takes, and those that are needed."""
+    """Return the options of a request that its schedule takes, and the options that it needs."""
     return {
         name: value
         for name, value in options.items()
@@ -328,7 +328,7 @@ def _refuse_without_shapes(stages: Sequence[Stage], option: str) -> None:
 
 
 def goes_by_layer(zero: int, buckets: object) -> bool:
-    """Return whether messages are of layers, if it is not said: where all is split, and with buckets."""
+    """Default of --by-layer: on for ZeRO-3 and with buckets."""
     return zero == MOST_SPLIT or not (buckets is None or _has_none(buckets))
 
 

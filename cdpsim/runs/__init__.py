@@ -24,12 +24,6 @@ from cdpsim.trace.table import MemoryRow, MessageRow, RoundRow, Table, TaskRow, 
 from cdpsim.version import __version__
 
 
-def sort_tasks(program: Program, start: Times) -> Ints:
-    """Return tasks in the order of start, device, kind (U, F, B, W), step, micro-batch and stage."""
-    tasks = program.tasks
-    return np.lexsort((tasks.stage, tasks.micro_batch, tasks.step, tasks.kind, tasks.device, start[: len(tasks)]))
-
-
 def task_columns(program: Program, start: Times, end: Times, node: Ints) -> Table[TaskRow]:
     """Return the columns of tasks.csv."""
     tasks = program.tasks
@@ -66,11 +60,6 @@ def _columns_of_estimates(program: Program, columns: Columns, node: Ints) -> Col
     }
 
 
-def round_columns(program: Program, start: Times, end: Times) -> Table[RoundRow]:
-    """Return the columns of rounds.csv."""
-    return Table(RoundRow, as_rows(rounds_of(program, start, end)))
-
-
 def sort_messages(program: Program, costs: Costs, start: Times, end: Times) -> Ints:
     """Return messages in the order of start, then the other columns from the left; groups by their members."""
     messages, first = program.messages, len(program.tasks)
@@ -105,12 +94,6 @@ def message_columns(program: Program, costs: Costs, start: Times, end: Times, no
         columns |= {"stages": messages.stages[order], "stream": STREAM_WORDS[messages.stream[order]]}
     row = message_row(columns)
     return Table(row, {name: columns[name] for name in row._fields})
-
-
-def memory_columns(program: Program, start: Times, end: Times) -> Table[MemoryRow]:
-    """Return the columns of memory.csv."""
-    curve = memory.memory_by_category(program, start, end)
-    return Table(MemoryRow, curve | {"category": names_of(Category)[curve["category"]]})
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +162,8 @@ class Run(Trace):
     def memory(self) -> Table[MemoryRow]:
         """The memory of each device and category from each time on, a row for each change."""
         run = self.whole
-        return memory_columns(run.program, run.start, run.end)
+        curve = memory.memory_by_category(run.program, run.start, run.end)
+        return Table(MemoryRow, curve | {"category": names_of(Category)[curve["category"]]})
 
     @cached_property
     def rounds(self) -> Table[RoundRow] | None:
@@ -187,7 +171,7 @@ class Run(Trace):
         if not self.program.thrown_away:
             return None
         run = self.whole
-        return round_columns(run.program, run.start, run.end)
+        return Table(RoundRow, as_rows(rounds_of(run.program, run.start, run.end)))
 
     def critical_path(self) -> Table[TaskRow]:
         """Return the tasks on the way to the last end: before each, what it waited for that ended last.
@@ -207,7 +191,8 @@ class Run(Trace):
     @cached_property
     def task_nodes(self) -> Ints:
         """The node of the program of all replicas behind each row of `tasks`."""
-        return sort_tasks(self.whole.program, self.whole.start)
+        of, start = self.whole.program.tasks, self.whole.start
+        return np.lexsort((of.stage, of.micro_batch, of.step, of.kind, of.device, start[: len(of)]))
 
     @cached_property
     def message_nodes(self) -> Ints:
@@ -332,7 +317,7 @@ class Run(Trace):
 
     @cached_property
     def reaches_steady_state(self) -> bool:
-        """Whether the run's own steps come to be like those of its steady state, and hold as much as these."""
+        """Whether the run's own steps reach its steady state, and its peak memory."""
         rest, steps = self.steady_state, self.program.steps
         if not rest.is_steady:
             return False

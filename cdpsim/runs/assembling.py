@@ -1,12 +1,8 @@
 """Programs of requests: resolved, checked, expanded, with their streams; and the facts on which they depend.
 
-Folding of replicas: where all are alike, the program of one stands for all, and counts for as many.
-
-Programs of requests, each assembled once for all requests that have the same one.
-
-Costs of programs, by the requests that they were assembled for or by others that assemble to them.
-
-Counts of rounds: how many micro-batches workers that do not wait compute, as the times of a request ask for.
+Replicas that are all alike are folded: the program of one stands for all of them. A program is assembled once for all
+requests that have the same one, and priced by any of these. Of workers that do not wait, the times of a request give
+the counts of rounds: the micro-batches that they compute in each.
 """
 
 from collections.abc import Hashable
@@ -51,7 +47,7 @@ def are_replicas_alike(program: Program, cluster: Cluster) -> bool:
 
 @once_a_program
 def _are_laid_out_alike(program: Program, cluster: Cluster) -> bool:
-    """Return whether replicas have alike ways in a layout, so that they have them whatever these cost."""
+    """Return whether replicas have alike ways in a layout, so that costs do not tell them apart."""
     return _have_alike_ways(program, cluster)
 
 
@@ -103,7 +99,6 @@ def _refuse_turns(request: Request, program: Program) -> None:
 
 
 def _assemble_unexpanded(request: Request, *, folded: bool) -> Program:
-    """Return the program of a request with each collective in one piece."""
     program = derive(
         replace(request.schedule, state=request.state),
         request.timed_model,
@@ -182,7 +177,7 @@ _AS_GIVEN = tuple(name for name, option in OPTIONS.items() if option.recorded an
 
 
 class KnownPrograms(Kept[Program]):
-    """The programs that were asked for last, as many as have so many nodes together."""
+    """LRU cache of programs bounded by their nodes."""
 
     def __init__(self, most: int = MOST_KEPT_NODES) -> None:
         super().__init__(most)
@@ -266,17 +261,17 @@ def price_resolved(program: Program, request: Request, collapsed: Costs | None =
 
 
 def request_of(made: Program | Costs) -> Request:
-    """Return the request of a program or of costs; refuse those that have none."""
+    """Return the request of a program or of costs; refuse one without."""
     if not isinstance(made.request, Request):
         raise RequestError("program", "does not say what it was assembled for; assemble a request")
     return made.request
 
 
-_MOST_TRIALS = 200  # runs until counts of rounds are those that they ask for
+_MOST_TRIALS = 200  # runs until counts of rounds agree with their times
 
 
 def with_counts(request: Request) -> Request:
-    """Return a request with the counts of its rounds: those that its own times ask for; refuse others if it has some.
+    """Return a request with the counts that its own times give; refuse other counts if it has some.
 
     They come from the times of a program of one update, where these are fixed. Else runs with the counts of the run
     before are made until these are their own.
@@ -293,7 +288,7 @@ def with_counts(request: Request) -> Request:
 
 
 def refuse_other_counts(given: CountRows | None, found: CountRows | Ints | None) -> None:
-    """Refuse counts of rounds that are not those that their times ask for."""
+    """Refuse counts of rounds that do not agree with their times."""
     if given is None or found is None or np.array_equal(given, found):
         return
     row, device = np.argwhere(np.array(given) != np.array(found))[0].tolist()
@@ -325,7 +320,7 @@ def _of_each_task(request: Request) -> Request:
 
 
 def _settled(request: Request, given: CountRows | None) -> Request:
-    """Return a request whose counts are those that the times of its run ask for; of given ones, after one trial."""
+    """Return a request whose counts agree with the times of its run; of given counts, after one trial."""
     shape = request.shape
     request = request if given is None else request.with_rounds(np.array(given))
     most = _MOST_TRIALS + 4 * len(request.counts or ())

@@ -34,7 +34,7 @@ def evaluation_of(run: Run) -> Evaluation:
 
 
 def evaluate_requests(requests: Iterable[Request]) -> list[Evaluation]:
-    """Return the evaluations of many requests; those that cost alone tells apart are run at once."""
+    """Return the evaluations of many requests; requests that differ in costs alone are run at once."""
     made, groups = [*requests], dict[int, list[int]]()
     small = [_may_fold(each) and each.shape.m * each.shape.n <= _MOST_SHARED for each in made]
     few: list[FewSteps | None] = [steady_steps(each) if one else None for each, one in zip(made, small, strict=True)]

@@ -1,16 +1,14 @@
 """Folding of micro-batches: the metrics of a step with many of them, from one run of a step with few.
 
 In the middle of a step micro-batches repeat each other: each task or message there is a time later than the one before
-it of its kind, and that time is the same for all. The run is cut before and behind a unit of micro-batches (`cuts`).
-If what follows the cuts depends on the unit between them alone, a longer run has more of these units, and nothing else.
-Times are compared as they are: slots, or whole quanta. What a run has shown is kept, for other numbers.
+it of its kind, and that time is the same for all. The run is cut before and behind a unit of micro-batches.
+If the part behind the cuts depends on the unit between them alone, a longer run has more of these units, and nothing
+else. Times are compared as they are: slots, or whole quanta. Results are kept for other numbers.
 
-Folding from one run: cuts of its program before and behind a unit of micro-batches, after which all is as it was.
-
-Let each node before the first cut for which others behind it wait end so much earlier than the same one a unit later.
-Then what follows the second cut is what follows the first one, so much later; and so it is with each further unit
-between them. One run shows this, if programs of one unit more have the same before the second cut and behind the first.
-A program of several steps is cut in the middle of each.
+Suppose every boundary node x, before the first cut and with a dependent behind it, has end(x + unit) = end(x) + d with
+one d. Then the part behind the second cut is the part behind the first, d later, and so for each further unit. One run
+shows this, if programs of one unit more have the same before the second cut and behind the first. A program of several
+steps is cut in the middle of each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -85,7 +83,7 @@ class Cut(NamedTuple):
 
 
 class Repetition(NamedTuple):
-    """A part of a run between two times: whatever starts or ends in it does so again, later by one amount."""
+    """A part of a run between two times in which all starts and ends come again, later by one amount."""
 
     later: Any
     since: Any
@@ -114,7 +112,7 @@ def find_repetition(cut: Cut, start: Times, end: Times) -> Repetition | None:
 
 
 def _unrepeated(pairs: UnitPairs, start: Times, later: Any) -> UnitPairs:
-    """Return the pairs of which one does not start so much later than the other; nor does it end so much later."""
+    """Return the pairs (x, x + unit) with start(x + unit) != start(x) + later."""
     one, again = pairs
     rows = np.flatnonzero(start[again] - start[one] != later)
     return one[rows], again[rows]
@@ -149,7 +147,7 @@ def find_cuts(program: Program, longer: Program) -> list[Cut]:
 
 @once_a_program
 def _waits(program: Program) -> tuple[Ints, Ints]:
-    """Return who waits for whom, without what follows from the order in which a lane makes the tasks of a class.
+    """Return dependencies, without those that follow from the order of a class's tasks in a lane.
 
     A node that waits for many of them, as an update for all micro-batches, waits for the last one; of many that wait
     for one node, as for the update of the step before, the first one does.
@@ -204,13 +202,13 @@ class _Sides(NamedTuple):
     step: Ints
     is_head: Flags  # up to the second cut of its step
     is_tail: Flags  # from the first cut on
-    head: Ints  # places of the head; -1 of others
+    head: Ints  # places of the head; -1 elsewhere
     tail: Ints  # places of the tail, and of what is before it; -1 of what has no place, and does not move with it
     unmoved: Ints  # places of the head, and of what does not grow in number
 
     @classmethod
     def of(cls, program: Program, first: Ints, count: Ints, more: Ints, moved: Ints) -> "_Sides":
-        """Return the sides of a program whose tails are moved: of each class so many are before the cut."""
+        """Return the sides of a program whose tails are moved: of each class `count` nodes are before the cut."""
         nodes = nodes_by_class(program)
         number, place = nodes.number, np.empty(len(nodes.order), dtype=np.int64)
         place[nodes.order] = np.arange(len(place))
@@ -231,7 +229,7 @@ class _Sides(NamedTuple):
             yield there, np.where(self.step >= step, self.head, np.where(self.step == step - 1, self.tail, -1))
 
     def waits(self, program: Program) -> tuple[Ints, Ints, Flags]:
-        """Return who waits for whom, and whether for a node that does not move with it, as from before other cuts."""
+        """Return dependencies, and whether each is on a node that does not move with it, as before other cuts."""
         before, after = _waits(program)
         is_early = np.zeros(len(before), dtype=np.bool_)
         for there, place in self.parts():
@@ -246,7 +244,7 @@ class _Sides(NamedTuple):
         return bool((self.unmoved[before[is_early]] >= 0).all()) and not alone.any()
 
     def facts(self, program: Program) -> Iterator[list[Ints]]:
-        """Yield the columns of what is to be the same in both programs: who waits for whom, and what is sent and held.
+        """Yield the columns that are to be equal in both programs: dependencies, messages and buffers.
 
         Last of all come the ends of lanes, which are in the last tail.
         """
@@ -300,8 +298,8 @@ def _are_same(one: Sequence[Ints], other: Sequence[Ints]) -> bool:
     return np.array_equal(np.sort(number[: len(one[0])]), np.sort(number[len(one[0]) :]))
 
 
-_FIXED_TASKS = 500  # a run takes the time of so many tasks beside that of its own
-_LOOKING = 1.5  # a run takes so many times as long with all that is looked for in it
+_FIXED_TASKS = 500  # tasks in whose time a run does all but its own tasks
+_LOOKING = 1.5  # time of a run with all that is looked for in it, over its own
 
 
 class Folded(NamedTuple):
@@ -360,13 +358,13 @@ def _cost(tasks: int) -> float:
 def _counts_to_try(request: Request) -> Iterator[tuple[int, int]]:
     """Yield numbers of micro-batches from which that of a request is a number of units away, with these units.
 
-    A unit is one or two where a single stage, or messages between two of them, hold all others up; and as many as there
-    are devices where each of them does so many of a chunk, or in one direction, before others.
+    A unit is one or two where a single stage, or messages between two stages, is the bottleneck; and the number of
+    devices where each of them does that many of a chunk, or in one direction, before others.
     """
     m, order = request.shape.m, request.schedule.order
     devices = 1 if order.one_place else request.shape.parts // request.shape.chunks
     unit = devices if order.any_chunks else min(2, devices)
-    # Devices are full with as many as they are; most runs have settled half as many later, or three times as many.
+    # A pipeline of p devices is full after p micro-batches; most runs have settled after 1.5 p, or 4 p.
     for least, units in (
         (devices + max(devices // 2, 4), [unit]),
         (4 * devices, [unit, devices]),
@@ -378,7 +376,7 @@ def _counts_to_try(request: Request) -> Iterator[tuple[int, int]]:
                 yield few, each
 
 
-# Growths that were found last: at the same costs, all numbers of micro-batches so many units away follow from one.
+# Growths that were found last: at the same costs, all numbers of micro-batches whole units away follow from one.
 KNOWN_GROWTHS: Kept[Growth | None] = Kept(most=2**17)
 _OF_COSTS = ("model", "cluster", "collective", "contention", "engine", "steps")  # fields on which times depend
 
@@ -395,7 +393,7 @@ def _find_growth(request: Request, few: int, more: int) -> Growth | None:
 
 
 def growth_of_unit(few: FewSteps, more: FewSteps, steps: int) -> Growth | None:
-    """Find a unit in a run that repeats itself, for as many steps; None where the run shows none.
+    """Find a unit in a run that repeats itself in each step; None where the run shows none.
 
     A program of a unit more is to agree with that of the run. Where the first step does not show the others, the run
     has as many as it takes; what is held longer than a step may be known from more of them than times are.

@@ -24,7 +24,7 @@ NODES_AT_ONCE = 2**20  # of all runs that are swept together
 
 
 def run_request(request: Request) -> Run:
-    """Return the run of a request that has its counts, whatever memory its devices have."""
+    """Return the run of a request that has its counts, without limits of memory."""
     done = ticker(3, "simulate")
     program = assemble_one(request)
     done(1)
@@ -110,7 +110,6 @@ def _run_of_steps(program: Program, request: Request, quantum: float, steps: int
 
 
 def _of_steps(program: Program, steps: int) -> Program:
-    """Return the program of another number of steps."""
     if steps not in program.lengthened:
         request = _longer(request_of(program), steps)
         program.lengthened[steps] = assemble_replicas(request, folded=program.fold > 1)
@@ -118,7 +117,7 @@ def _of_steps(program: Program, steps: int) -> Program:
 
 
 def _longer(request: Request, steps: int, **changed: Any) -> Request:
-    """Return a request of another number of steps, by the engine that needs the least memory, whatever was asked."""
+    """Return a request of another number of steps, by the engine that needs the least memory."""
     return request.with_steps(steps, ignore_memory=True, engine="auto", **changed)
 
 

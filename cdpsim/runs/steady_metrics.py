@@ -111,12 +111,12 @@ def metrics_of(run: Run, makespan: Any = None) -> Metrics:
 
 
 def metrics_of_steps(run: Run, steps: int) -> Metrics:
-    """Return the metrics of so many steps of a run of few."""
+    """Return the metrics of `steps` steps from a run of few."""
     return metrics_of(run, _makespan(run, steps))
 
 
 def _makespan(run: Run, steps: int) -> Any:
-    """Return when a run of so many steps ends; where steps repeat each other, by a run of fewer."""
+    """Return the end of a run of `steps` steps; where steps repeat each other, from a run of fewer."""
     rest = run.steady_state
     known, every = rest.run.program.steps, len(rest.steps)
     if not rest.certified or steps < known:

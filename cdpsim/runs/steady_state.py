@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from cdpsim.runs import Run
 
 
-FEW_STEPS = 3  # a run of at most so many takes less time to look at than another run of one step
+FEW_STEPS = 3  # steps of a run that takes less time to look at than another run of one step
 # Runs that are made to find out how steps repeat:
-MOST_STEADY_STEPS = 96  # or four times as many as dependencies reach back
+MOST_STEADY_STEPS = 96  # or four times the steps that dependencies reach back
 MOST_STEADY_TASKS = 2**22  # but for the first such run
 # Where steps may not repeat, as messages share links or devices change: steps at least, and nodes at most.
 LEAST_UPDATES_OF_ROUNDS = 3  # until what tasks read is as old as it always will be
@@ -57,7 +57,7 @@ class SteadyState:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the steps are of the steady state; else they are those that the run has."""
+        """Whether the steps are of the steady state; else they are the run's own."""
         return not self.not_steady
 
     @property
@@ -84,7 +84,7 @@ class SteadyState:
         if not sent.any() and not np.any(run.program.edges.kind == EdgeKind.STREAM):
             return None
         again = self.starts_again
-        return waiting.waits_between(run.program, run.start, run.end, self.low, self.high, starts_again=again)
+        return waiting.IdleLanes(run.program, run.start, run.end, again).waits(self.low, self.high)
 
     @property
     def staleness(self) -> float:

@@ -140,7 +140,7 @@ class Schedule:
     takes_vertical_sync: bool = False  # whether it takes --rule vertical-sync
     shape: Shape | None = None  # of an order from a file: the only one that it has
     torch_sends: str = "until-step-end"  # how long torch's runtime for such a pipeline holds what it has sent
-    usual_m: int | None = None  # micro-batches where a request does not say; None: as many as stages
+    usual_m: int | None = None  # default number of micro-batches; None: the number of stages
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and is_unicode(self.name)):

@@ -73,7 +73,7 @@ class Buckets:
 
     @classmethod
     def of_runtime(cls, name: str, element: int, ranks: int) -> "Buckets":
-        """Return the buckets of a runtime, for gradients of so many bytes an element that so many ranks sum."""
+        """Return the buckets of a runtime, for gradients of `element` bytes a number that `ranks` ranks sum."""
         return {
             "torch": cls((MIB, 25 * MIB)),
             "megatron": cls((max(40_000_000, 1_000_000 * ranks) * element,)),
@@ -114,12 +114,6 @@ class Units(NamedTuple):
     size: Ints
     held: Ints  # what each rank has copied of gradients until they are summed
     follows: Ints  # 1 if it is sent after the unit in the next row, of the same stages; else 0
-
-    @classmethod
-    def of_stages(cls, size: Ints) -> "Units":
-        """Return a unit for each stage."""
-        stage = np.arange(len(size), dtype=np.int32)
-        return cls(stage, stage, size, *np.zeros((2, len(size)), dtype=np.int64))
 
     @classmethod
     def of_buckets(cls, tensors: Sequence[Sequence[tuple[int, ...]]], ends: Sequence[int], buckets: Buckets) -> "Units":
@@ -209,7 +203,7 @@ def read_compression(given: Any) -> str | None:
 
 
 def find_compression(given: Any, element: int) -> Compression:
-    """Return the compression that a text says, of gradients of so many bytes a number."""
+    """Return the compression of a text, for gradients of `element` bytes a number."""
     name, colon, number = given.partition(":") if isinstance(given, str) else ("", "", "")
     if name == "topk":
         return Compression(element, share=_share_sent(given, number))

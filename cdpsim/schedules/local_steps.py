@@ -42,7 +42,7 @@ class OverlappedRounds:
     warms_up: bool = False  # whether steps may go before them whose updates workers wait for
 
     def steps(self, updates: int) -> int:
-        """Return the steps of a program that makes so many updates of theta: the seed, and an interval for each."""
+        """Return the steps of a program that makes these updates of theta: the seed, and an interval for each."""
         return self.per_update * updates + 1
 
     def least(self, updates: int, shape: Shape) -> Ints:
@@ -103,7 +103,7 @@ class LocalSteps:
         return 0 if self.outer is None else 1 + (self.outer.momentum > 0) + 2 * self.late
 
     def steps(self, updates: int, shape: Shape) -> int:
-        """Return the steps of a program with so many updates by sums or means."""
+        """Return the steps of a program with these updates by sums or means."""
         local = updates - shape.warm_up + self.late
         return local * shape.local_steps + shape.warm_up if local > 0 else updates
 

@@ -65,7 +65,7 @@ class Order:
         return self.rounds is None and self.local is None
 
     def steps(self, updates: int, shape: Shape) -> int:
-        """Return the number of a program's steps in which so many updates of theta are made."""
+        """Return the number of a program's steps that make these updates of theta."""
         if self.rounds:
             return self.rounds.steps(updates)
         return self.local.steps(updates, shape) if self.local else updates

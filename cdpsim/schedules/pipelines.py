@@ -43,18 +43,6 @@ def require_even_devices(devices: int) -> None:
         raise RequestError("n", f"needs an even number of devices; {devices=}")
 
 
-def require_two_chunks(chunks: int) -> None:
-    """Refuse any other way to place a pipeline than in a V."""
-    if chunks != 2:
-        raise RequestError("chunks", f"needs chunks = 2, two stages for each device; {chunks=}")
-
-
-def require_even_micro_batches(m: int) -> None:
-    """Refuse an odd number of micro-batches, which has no halves."""
-    if m % 2:
-        raise RequestError("m", f"needs an even number of micro-batches; {m=}")
-
-
 def require_full_pipeline(devices: int, m: int) -> None:
     """Refuse fewer micro-batches than keep all devices busy in both directions."""
     if m < 2 * devices:
@@ -137,8 +125,8 @@ def one_f_one_b(devices: int, m: int, chunks: int = 1) -> Actions:
 def one_f_one_b_round_robin(widths: Widths, m: int) -> Actions:
     """1F1B round robin (Narayanan et al. 2019, section 3.2), with a flush: stage j is on `widths[j]` devices.
 
-    Micro-batch i of a stage of r devices is on the i mod r-th. A device has as many micro-batches in flight as keep its
-    own and all later devices busy: these, over the devices of its stage, rounded up (in the paper NOAM).
+    Micro-batch i of a stage of r devices is on the i mod r-th. A device has the number of micro-batches in flight that
+    keeps its own and all later devices busy: these, over the devices of its stage, rounded up (in the paper NOAM).
 
     >>> print(one_f_one_b_round_robin((2, 1), 4).timetable())
     0F0 0F2 .   0B0 .   .   .   0B2 .   .
@@ -170,7 +158,7 @@ def one_f_one_b_round_robin(widths: Widths, m: int) -> Actions:
 def interleaved(devices: int, m: int, chunks: int = 2) -> Actions:
     """Interleaved 1F1B (Narayanan et al. 2021): device d has the stages d, d + devices, ..., `chunks` of them.
 
-    Micro-batches go in rounds of about as many as there are devices, and a round goes through one stage of a device
+    Micro-batches go in rounds of about one for each device, and a round goes through one stage of a device
     after another.
 
     >>> print(interleaved(2, 2).timetable())
@@ -347,7 +335,8 @@ def dualpipe(devices: int, m: int, chunks: int = 1) -> Actions:
     """
     require_one_chunk(chunks)
     require_even_devices(devices)
-    require_even_micro_batches(m)
+    if m % 2:
+        raise RequestError("m", f"needs an even number of micro-batches; {m=}")
     require_full_pipeline(devices, m)
     device = np.arange(devices, dtype=np.int32)
     from_end = np.minimum(device, device[::-1])
@@ -382,7 +371,7 @@ def zbv(devices: int, m: int, chunks: int = 2) -> Actions:
     0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2 .
     .   1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2
     """
-    # Fewer micro-batches go as the first ones of as many as fill the pipeline.
+    # Fewer micro-batches go as the first ones of a full pipeline.
     enough = max(m, 2 * devices - 1)
     actions = _in_a_v(_zbv_letters, devices, enough, chunks)
     there = actions.micro_batch < m
@@ -403,7 +392,8 @@ def dualpipev(devices: int, m: int, chunks: int = 2) -> Actions:
 
 def _in_a_v(letters: Callable[[int, int, int], str], devices: int, m: int, chunks: int) -> Actions:
     """Return the order of a V, by the letters of each device: its second stages go back over the devices."""
-    require_two_chunks(chunks)
+    if chunks != 2:
+        raise RequestError("chunks", f"needs chunks = 2, two stages for each device; {chunks=}")
     actions = actions_from_letters([letters(device, devices, m) for device in range(devices)])
     return replace(actions, stage=np.where(actions.stage, 2 * devices - 1 - actions.device, actions.device))
 

@@ -82,7 +82,7 @@ class Versions:
         return self == Versions()
 
     def made(self, steps: int) -> MadeVersions:
-        """Return the versions that a run of so many steps makes."""
+        """Return the versions that a run of `steps` steps makes."""
         step, base, sums, own, averaged = self._columns(steps + _HORIZON)
         problem = ""
         if ((base < 0) | (base > np.arange(len(base)))).any():
@@ -113,7 +113,7 @@ class Versions:
             raise RequestError("versions", f"{problem}; {remedy}")
 
     def _columns(self, steps: int) -> list[Ints]:
-        """Return the columns of each version that so many steps make: step, base, number of sums, own, averaged."""
+        """Return the columns of the versions of `steps` steps: step, base, number of sums, own, averaged."""
         count = steps
         while True:
             version = np.arange(1, count + 1)
@@ -305,7 +305,7 @@ def _theta_before(version: Ints) -> Ints:
 DP = Rule("dp", _none)
 CDP_V1 = Rule("cdp-v1", _one_step, barrier=True)
 CDP_V2 = Rule("cdp-v2", _one_step_while_in_flight)
-RULES = {rule.name: rule for rule in (DP, CDP_V1, CDP_V2)}  # those that --rule can name for any schedule
+RULES = {rule.name: rule for rule in (DP, CDP_V1, CDP_V2)}  # the rules that --rule can name for any schedule
 NEWEST = Rule("newest", _newest)
 VERTICAL_SYNC = Rule("vertical-sync", _newest_at_first_stage)
 NAMED_RULES = (*RULES, VERTICAL_SYNC.name)

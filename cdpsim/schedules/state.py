@@ -56,7 +56,7 @@ class When(Enum):
 
 @dataclass(frozen=True)
 class Holding:
-    """The use that a schedule makes of the values that a state policy stores."""
+    """Facts about a schedule that a state policy must fit."""
 
     together: bool  # all copies of a stage come to its update at one moment; else one after another
     ends: bool  # steps end for all devices before the next begins
@@ -64,7 +64,7 @@ class Holding:
     once: bool  # no device uses a stage for two micro-batches of a step
     lags: bool  # some tasks read older versions than the newest
     stays: bool  # every stage is on the same devices in all steps
-    even: bool  # every data rank has as many micro-batches in all steps
+    even: bool  # all data ranks have the same number of micro-batches in all steps
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class State:
     compress: Compression | None = None  # of gradients that data ranks sum
     one_step: bool = False  # a device makes all its updates when all its exchanges of gradients are done
     # How long gathered parameters stay: for each use (yes), from a forward to its backward (no; root: those of the
-    # first and the last stage), for a step, or from a forward to its backward in shares of so many ranks.
+    # first and the last stage), for a step, or from a forward to its backward in shares of the ranks.
     reshard: str | int = "yes"
     padding: str | None = None  # the rule by which shares are padded (`Model.padded`); None: to whole bytes
     clips: bool = False  # updates wait for the norm of all gradients, which devices sum

@@ -116,7 +116,7 @@ def lay_out_rounds(how: Algorithm, members: int, *, merged: bool = False) -> Rou
 
 @dataclass(frozen=True, eq=False)
 class EdgesTaken:
-    """The edges that a collective's messages take, whatever these cost."""
+    """The edges that a collective's messages take, without their costs."""
 
     rounds: Rounds  # merged
     edges: Ints  # that a pair's messages take, a row each; -1 fills rows up
@@ -155,7 +155,7 @@ class CollectiveOnLinks:
     latency: Floats  # of each pair
     fastest: Floats  # the rate that a pair's message reaches alone
     bandwidth: Floats  # of each edge
-    rates: dict[tuple[bytes, bytes], Floats] = field(default_factory=dict)  # of pairs with so many flows, once known
+    rates: dict[tuple[bytes, bytes], Floats] = field(default_factory=dict)  # of pairs and their flows, once known
 
     @property
     def rounds(self) -> Rounds:
@@ -163,7 +163,7 @@ class CollectiveOnLinks:
         return self.taken.rounds
 
     def seconds(self, size: float, most: float = inf) -> float:
-        """Return its time; inf if that is more than a time even where no message slows another one down."""
+        """Return its time; inf if even the contention-free time exceeds `most`."""
         unshared = self.unshared(size)
         if unshared > most * (1 + _EQUAL):
             return inf
@@ -317,7 +317,7 @@ def fair_rates(edges: Ints, flows: Ints, bandwidth: Floats) -> Floats:
 
 
 class AlikeGroup(NamedTuple):
-    """The members of a collective; groups of as many members are equal if their ways are."""
+    """The members of a collective; groups of the same size are equal if their ways are."""
 
     ways: bytes
     members: tuple[int, ...]

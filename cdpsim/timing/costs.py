@@ -20,8 +20,8 @@ hides a part of the first behind the backward that makes the gradients; here the
 on the host do not come back. Of what is on disks, the optimizer state comes to the host first and goes back, over the
 `nvme` link, and new parameters go there. Of what is split among ranks, each rank's links carry its share.
 
-Every device has a link and a share of its host of its own, on which updates are made one after another. What crosses
-for tasks and what crosses for updates do not slow each other down, nor do those of several lanes.
+Every device has a link and a share of its host of its own, on which updates are made one after another. Transfers of
+tasks and of updates do not slow each other down, nor do those of several lanes.
 
 Under disorder slow devices and jitter make durations longer or shorter, stops make a calendar. Releases stay as they
 are: a schedule states them beforehand. Links go on while a device stands still: a message that is
@@ -133,7 +133,7 @@ def with_transfer_times(model: Model, host: Link | None, nvme: Link | None = Non
     """Return the model with the times of what its stages offload, over the link between a device and its host.
 
     Times that stages give themselves stand: a `transfer` in place of the link's; without a link, a `host_update` is the
-    whole time of an update. Of an update that so many `ranks` share, each takes that part of its time.
+    whole time of an update. An update that `ranks` ranks share takes each of them its part of the time.
     """
     if not any(stage.offloaded or stage.updated_on_host for stage in model.stages):
         return model
@@ -142,7 +142,6 @@ def with_transfer_times(model: Model, host: Link | None, nvme: Link | None = Non
 
 
 def _with_times(stage: Stage, host: Link | None, nvme: Link | None, ranks: int, j: int) -> Stage:
-    """Return stage j with the times of its transfers."""
     if stage.nvme and nvme is None:
         problem = "has something on disks, and nothing says how long that takes to read"
         raise RequestError(f"stage {j}", f"{problem}; give a --cluster with an [nvme] link")
@@ -197,7 +196,7 @@ class Costs:
     duration: Times  # of each node
     rounds: Ints  # of each message
     release: Times  # of the program's releases, in their order
-    algorithms: tuple[Algorithm, ...] = ()  # those that collectives run by
+    algorithms: tuple[Algorithm, ...] = ()  # the algorithms of collectives
     runs_by: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int32))  # each message's; -1 for point to point
     calendar: Calendar | None = None  # when devices do nothing
     wires: Wires | None = None  # with contention
@@ -260,7 +259,7 @@ def _kinds_of_times(program: Program) -> Ints:
 
 
 def _point_to_point_times(program: Program, cluster: Cluster) -> Times:
-    """Return latency and size over bandwidth of each message point to point; 0 of others."""
+    """Return latency and size over bandwidth of each message point to point; 0 for collectives."""
     messages, times = program.messages, np.zeros(len(program.messages))
     src, dst, single, way = messages.ways
     latency, bandwidth = cluster.link_costs(src, dst)
@@ -410,7 +409,6 @@ def _drawn_rows(program: Program, stream: int) -> tuple[int, slice | Ints]:
 
 
 def _refuse_parts_of_slots(disorder: Disorder) -> None:
-    """Refuse disorder that would make parts of slots."""
     remedy = "give a --model, whose times are seconds"
     for option, text in (("jitter", disorder.jitter), ("link-jitter", disorder.link_jitter)):
         if text:

@@ -50,7 +50,7 @@ class Unrolled:
 
     @cached_property
     def last(self) -> list[Ints]:
-        """The messages with which members are done: the last of each channel there, and those that none waits for."""
+        """The last message of each member in each channel, and messages without dependents."""
         channel, last = self.rounds.channel, []
         ends = np.setdiff1d(np.arange(len(channel)), np.concatenate([self.data[0], self.room[0]]))
         for received, carried in zip(self.received, self.carried, strict=True):
@@ -178,7 +178,7 @@ def is_unrolled(program: Program) -> Flags:
 
 
 def _place_collectives(program: Program, costs: Costs, several: Flags) -> list[_Placed]:
-    """Return the collectives with the places of their messages, which follow those that stay."""
+    """Return the collectives with the places of their messages, behind the messages that stay."""
     count, messages = len(program.tasks), program.messages
     collectives, first = [], count + int((~several).sum())
     for row in np.flatnonzero(several).tolist():
@@ -190,7 +190,6 @@ def _place_collectives(program: Program, costs: Costs, several: Flags) -> list[_
 
 
 def _expand_messages(program: Program, costs: Costs, kept: Ints, collectives: list[_Placed]) -> Messages:
-    """Return the messages that stay, then those of the collectives."""
     messages, count = program.messages, len(program.tasks)
     columns = {name: [take_rows(getattr(messages, name), kept)] for name in Messages.__dataclass_fields__}
     for each in collectives:
@@ -306,6 +305,5 @@ def _expand_buffers(program: Program, number: Ints, collectives: list[_Placed]) 
 
 
 def _is_of_collective(moment: Ints, number: Ints) -> Flags:
-    """Return which moments are of nodes that are replaced."""
     replaced: Flags = (moment >= 0) & (number[moment >> 1] < 0)
     return replaced

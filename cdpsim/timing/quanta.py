@@ -16,18 +16,18 @@ from cdpsim.timing.costs import Costs
 from cdpsim.timing.engine import EngineFunction, run_by_longest_paths
 
 _FLOAT_DIGITS = 53  # of a float
-_OF_LANE, _OF_RUN = 1.1, 1.01  # a run may take so many times as long as its busiest lane, beside filling; or as it took
+_OF_LANE, _OF_RUN = 1.1, 1.01  # longest run over its busiest lane, beside filling; or over its last time
 _OF_LANE_TO_COMPARE, _OF_RUN_TO_COMPARE = 3, 2  # and runs that are compared, of unlike lengths
 
 
 def in_quanta(program: Program, costs: Costs) -> Costs:
     """Return costs in whole quanta: of the size that they ask for, or for a run as long as its lanes let expect.
 
-    Slots are whole numbers already. What shares a link, or is stopped, ends at times of its own making.
+    Slots are whole numbers already. Messages that share a link, and stopped tasks, end at times of their own.
     """
     if costs.duration.dtype.kind == "i":
         return costs
-    # Stages begin one after another, which takes at most as long again; one replica stands for as many as it folds.
+    # Stages begin one after another, which takes at most as long again; a folded replica stands for `fold` of them.
     filling = min(2.0, 1 + (program.n - 1) / (int(program.counts.max()) * program.fold))
     quantum = costs.quantum or find_quantum(_OF_LANE * filling * _busiest(program, costs))
     duration, parts = _round(costs.duration, quantum), program.message_nodes.stop
@@ -54,7 +54,7 @@ def play_exactly(play: EngineFunction, program: Program, costs: Costs) -> tuple[
 
 
 def find_quantum(longest: float) -> float:
-    """Return the least quantum of which sums up to so many seconds are exact.
+    """Return the least quantum of which sums up to `longest` seconds are exact.
 
     >>> find_quantum(1.0) == 2.0**-52
     True
@@ -63,7 +63,7 @@ def find_quantum(longest: float) -> float:
 
 
 def quantum_to_compare(program: Program, costs: Costs, steps: int) -> float:
-    """Return a quantum for a run, of so many steps, and for others that take about as long as it; 0 for slots."""
+    """Return a quantum for a run of `steps` steps and for runs that take about as long; 0 for slots."""
     longer = _OF_LANE_TO_COMPARE * steps / program.steps
     return 0.0 if costs.duration.dtype.kind == "i" else find_quantum(longer * _busiest(program, costs))
 

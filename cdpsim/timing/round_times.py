@@ -129,7 +129,7 @@ class _Worker:
 
 
 def play_program(program: Program, costs: Costs, block: int, warm_up: int) -> tuple[Ints, bool]:
-    """Return the counts of rounds by the recurrence, if each task takes what it does in a program, in their order.
+    """Return the counts of rounds by the recurrence, with the tasks' times of a program, in their order.
 
     Return also whether the program has tasks enough; else the last of these counts are guessed. Rounds behind a
     communication that never ends have the program's own counts.
@@ -207,7 +207,7 @@ def rounds_of(program: Program, start: Times, end: Times) -> RoundTimes:
 def brought_first(program: Program) -> Ints:
     """Return the messages of the parameters with which workers go on after each communication.
 
-    Of several gathers in one, of which each has as many messages, the last one goes first.
+    Of several gathers in one, each of the same number of messages, the last one goes first.
     """
     whole = (program.unexpanded or program).messages
     gathers = np.bincount(whole.step[whole.op == Op.ALL_GATHER], minlength=program.steps)
@@ -232,7 +232,7 @@ def block_ends(program: Program, end: Times, block: int) -> tuple[Ints, Ints, Ti
 
 
 def counts_by_times(program: Program, start: Times, end: Times, block: int, warm_up: int) -> Ints:
-    """Return the counts that a run's own times ask for: as many blocks of each interval as its communication takes.
+    """Return the counts that a run's own times give: the blocks of each interval that its communication takes.
 
     Where an interval ends too early, more blocks are taken as long as the longest of its worker.
     """

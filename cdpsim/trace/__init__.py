@@ -119,7 +119,7 @@ class Trace:
 
     @property
     def rounds(self) -> Table[RoundRow] | None:
-        """One row per round and device, of a run whose workers do not wait for updates; None of others."""
+        """One row per round and device, of a run whose workers do not wait for updates; else None."""
         return self._rounds
 
     @property

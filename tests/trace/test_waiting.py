@@ -363,7 +363,7 @@ def test_compiled_loops_find_the_same_waits(
             found = []
             for loops in (None, compiled):
                 monkeypatch.setattr(waiting, "compiled_loops_for", lambda _, loops=loops: loops)
-                idle = waiting._IdleLanes(run.program, run.start, run.end, starts_again)
+                idle = waiting.IdleLanes(run.program, run.start, run.end, starts_again)
                 found.append([column.tolist() for column in idle.waits(low * run.makespan, high * run.makespan)])
             assert found[0] == found[1]
             assert sum(found[0][1]) > 0

@@ -114,7 +114,6 @@ def _send(keeping: Keeping, sender: Ints, content: Content) -> None:
 
 
 def _hold_stashes(keeping: Keeping) -> None:
-    """Hold what each forward keeps for its backward."""
     passes = keeping.passes
     forward = passes.forward.ravel()
     of = Location(passes.device.ravel(), passes.stage, np.repeat(passes.step, passes.n))
@@ -209,11 +208,11 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
     """Derive messages, edges and buffers, and write down the columns of the program."""
     passes, schedule = tables.passes, tables.passes.schedule
     in_stream = schedule.state.updates_in_stream
-    updates = place_updates(tables, in_lanes=_take_lanes(schedule, model) and not in_stream)
+    takes_time = model.updates_in_lanes or (schedule.order.local is not None and model.outer_updates_take_time)
+    updates = place_updates(tables, in_lanes=takes_time and not in_stream)
     build = Builder(passes.tasks + len(updates))
-    prefetch = min(prefetch, passes.tasks)  # then parameters arrive as soon as they can
     pass_through_stages(Keeping(updates, model, behaviours, build, passes))
-    exchange_values(updates, model, behaviours, build, prefetch, once)
+    exchange_values(updates, model, behaviours, build, min(prefetch, passes.tasks), once)
     hold_from_the_first(tables, once, build)
     if model.updates_take_time and not (updates.in_lanes or in_stream):
         take_turns(updates, build, shared_rows(tables, model))
@@ -245,11 +244,6 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
         untied=() if can_share_tensors(schedule) else tuple(tie.stages for tie in model.tied),
         undivided=passes.of_micro_batch(passes.listing.undivided) if passes.listing and passes.splits else None,
     )
-
-
-def _take_lanes(schedule: Schedule, model: Model) -> bool:
-    """Return whether updates, or those by means, take the time of their devices."""
-    return model.updates_in_lanes or (schedule.order.local is not None and model.outer_updates_take_time)
 
 
 def _check_placements(tables: Tables) -> None:

@@ -1,7 +1,7 @@
 """The data axis: copies of a stage on several devices sum gradients, and bring new parameters to their readers.
 
-Who sums and gathers what, in a step of a stage; each line is a placement of (parameters, gradients, optimizer states),
-and each arrow waits for what is left of it. F, B, U: forward, backward, update of the stage; [ ]: with several groups.
+Sums and gathers of a stage in a step. A line is a placement of (parameters, gradients, optimizer states); the right
+side of an arrow waits for the left side. F, B, U: forward, backward, update of the stage; [ ]: with several groups.
 
     copied, copied, copied       F B > all-reduce gradients > U of each copy > F of the next step
     copied, copied/owned, owned  F B > reduce gradients > U of the owner > broadcast parameters > F of the next step
@@ -118,7 +118,7 @@ def _has_buckets(axis: DataAxis) -> bool:
 
 
 def _find_views(axis: DataAxis) -> tuple[Flags, Flags]:
-    """Return whose gradients are in buckets, and who adds them up outside, until they come there with the last pass."""
+    """Return copies whose gradients are in buckets, and copies that add up outside of these until the last pass."""
     several: Flags = axis.several[axis.copies.of]
     viewed = several & (_has_buckets(axis) and axis.behaviours.gradient_buckets == "views")
     apart = axis.behaviours.gradients != "kept" and axis.state.reduce is not When.EACH

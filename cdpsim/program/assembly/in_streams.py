@@ -2,8 +2,8 @@
 
 A *sharding group* is the ranks that share split values: of each stage, `shard` data ranks in a row. A reduce-scatter in
 each group sums gradients to shares, and an all-reduce of equal shares across the groups goes on with them. An
-all-gather in each group brings new parameters, or those that a task uses. Where nothing is split, all copies of a stage
-are one group, and an all-reduce sums for all.
+all-gather in each group brings new parameters, or the parameters of a task. Where nothing is split, all copies of a
+stage are one group, and an all-reduce sums for all.
 """
 
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.errors import RequestError
+from cdpsim.model import gradient_tensors
 from cdpsim.numeric.columns import Ints, expand_ranges, group_numbers, group_starts, matching_pairs, sort_by
 from cdpsim.program import Content, EdgeKind, Op, Stream
 from cdpsim.program.assembly.axis import Brought, DataAxis, Ends, Sums, readers
@@ -58,7 +59,8 @@ def units_of(
 ) -> Units:
     """Return what goes in one message: a stage with all its bytes or, with buckets, several tensors; or their parts."""
     if buckets is None and not axis.state.in_factors:
-        return Units.of_stages(sizes)
+        stage = np.arange(len(sizes), dtype=np.int32)
+        return Units(stage, stage, sizes, *np.zeros((2, len(sizes)), dtype=np.int64))
     first = np.append(axis.copies.first[: axis.passes.n], axis.copies.in_step).tolist()
     devices = [axis.device[low:high].tobytes() for low, high in pairwise(first)]
     ends = [j for j in range(1, len(devices) + 1) if devices[j - 1 : j] != devices[j : j + 1]]  # of equal devices
@@ -118,7 +120,7 @@ def _list_tensors(axis: DataAxis, sizes: Ints) -> list[list[tuple[int, ...]]]:
     """Return the bytes of the tensors of each stage, each with its parts, if any go by themselves."""
     if axis.state.compress is not None and axis.state.in_factors:
         return [split_tensors(axis.state.compress, stage) for stage in unshared_stages(axis.tables, axis.model)]
-    each = zip(axis.model.gradient_tensors(), sizes.tolist(), strict=True)
+    each = zip(gradient_tensors(axis.model), sizes.tolist(), strict=True)
     return [[(part,) for part in own] if sum(own) == size else [(size,)] for own, size in each]  # some share others
 
 

@@ -356,7 +356,7 @@ def hold_always(keeping: Keeping) -> None:
 
 
 def _hold_for_all(keeping: Keeping, category: Category, size: Ints, sender: int) -> None:
-    """Hold so much of each stage for each micro-batch that a device has in a step, for good.
+    """Hold this size of each stage, for each micro-batch that a device has in a step, until the end.
 
     `sender` leads from the stage to the one whose messages come into the buffer.
     """

@@ -101,7 +101,7 @@ class Updates:
 
 
 def place_updates(tables: Tables, *, in_lanes: bool = False) -> Updates:
-    """Let those that have optimizer states make updates, when they have all of a stage's gradients."""
+    """Place updates on the devices with optimizer states, behind all of a stage's gradients."""
     passes, state = tables.passes, tables.passes.schedule.state
     if not passes.schedule.order.waits:
         return _place_version_by_version(tables, in_lanes=in_lanes)
@@ -163,7 +163,7 @@ def take_turns(updates: Updates, build: Builder, shared: Iterable[tuple[Ints, In
     """Let the host of each device make its updates one after another, in the order of what they follow.
 
     Where sums do not wait for the end of a step, that is the last task that gives each a gradient. Of `shared` tensors
-    some updates (the first rows of each pair) come after those that make them (the second rows).
+    some updates (the first rows of each pair) come after the updates that make these (the second rows).
     """
     passes, copies, turn = updates.tables.passes, updates.tables.copies, updates.order_position
     at_once = passes.schedule.order.local or passes.schedule.state.reduce is When.END
@@ -204,7 +204,6 @@ def uses(passes: Passes) -> tuple[Ints, Ints]:
 
 
 def _last_use_until(passes: Passes, stage: Ints, position: Ints) -> Ints:
-    """Return the last task of each stage at or before a position."""
     order, first = uses(passes)
     span = int(passes.position.max()) + 1
     key = group_numbers(first, len(order)).astype(np.int64) * span + passes.position[order]
@@ -220,7 +219,7 @@ class Carried(NamedTuple):
 
 
 def carry(compress: Compression | None, op: Op, size: Ints, members: Ints | int) -> Carried:
-    """Return how gradients of these bytes are summed by an operation over so many members."""
+    """Return how gradients of these bytes are summed by an operation over its members."""
     part = -(-size // members) if op == Op.REDUCE_SCATTER else size
     if compress is None:
         return Carried(op, part, np.zeros_like(part))

@@ -1,8 +1,7 @@
 """Two interpreters of a program: the same times from both.
 
-The exact engine: start times are longest paths through the program.
-
-Runs that do not end because a device has stopped for good: which device waits for which.
+The exact engine computes start times as longest paths through the program. Of a run that does not end, because a device
+has stopped for good, it is found which device waits for which.
 """
 
 from collections.abc import Callable, Sequence
@@ -81,7 +80,6 @@ def waits(program: Program, start: Times, end: Times) -> list[Wait]:
 
 
 def _first_in_lanes(program: Program, ends: Flags) -> Ints:
-    """Return the first task of each lane that does not end."""
     lane = group_numbers(program.lane_start[:-1], len(program.lane_tasks))
     stuck = np.flatnonzero(~ends[program.lane_tasks])
     _, first = np.unique(lane[stuck], return_index=True)

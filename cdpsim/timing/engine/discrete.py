@@ -101,7 +101,7 @@ class _Playback:
         return finish
 
     def count(self, nodes: int) -> None:
-        """Report progress: so many nodes more have ended."""
+        """Report the nodes that have ended since the last report."""
         self.left -= nodes
         if self.ticked - self.left >= _NODES_PER_TICK:
             self.tick(self.ticked - self.left)

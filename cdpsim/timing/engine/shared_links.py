@@ -21,7 +21,7 @@ from cdpsim.numeric.paths import compiled_loops
 from cdpsim.timing.costs import Wires
 
 COMPILED_FROM_MESSAGES = 5_000  # messages: below, importing numba takes longer than it saves
-_RECOUNT_FROM = 1e6  # a count of bytes that is so much larger than the rest of a flow begins anew
+_RECOUNT_FROM = 1e6  # a count of bytes larger than the rest of a flow by this factor begins anew
 
 
 class FairFlows:
@@ -82,7 +82,7 @@ class FairFlows:
         return self.due[0][0] if self.due else inf
 
     def over(self, now: float) -> list[int]:
-        """End the flows that are through by now, except those that are alone; return them."""
+        """End the flows that are through by now, except flows that are alone; return them."""
         ended = []
         while self.due and self.due[0][0] <= now:
             time, bundle = heappop(self.due)
@@ -150,7 +150,7 @@ class QueuedFlows:
         self.line: list[deque[int]] = [deque() for _ in bandwidth]  # of each edge: the flow that has it, then others
         self.lacks: dict[int, int] = {}  # edges that a flow waits for
         self.joined: dict[int, float] = {}
-        self.alone: dict[int, float] = {}  # when those that have waited for nothing so far would end alone
+        self.alone: dict[int, float] = {}  # ends of flows that have met no other so far
         self.earliest: dict[int, float] = {}  # when the others would have ended
         self.turned: list[int] = []
         self.due: list[tuple[float, int]] = []
@@ -236,7 +236,7 @@ class Carrier:
         finish: Callable[[int], None],
         wires: Wires,
     ) -> None:
-        """Serve a run that has so many tasks, and that `finish` tells that a message has arrived."""
+        """Serve a run of `tasks` tasks; `finish` is called when a message has arrived."""
         self.env, self.tasks, self.duration, self.finish = env, tasks, duration, finish
         self.flows = flows_on(wires)
         self.latency: list[float] = wires.latency.tolist()

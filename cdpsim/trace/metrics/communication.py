@@ -38,7 +38,7 @@ def parts_sent(how: Algorithm, op: Op, members: Ints, root: int) -> Ints:
 
 
 def copied_bytes(messages: Columns | Table[MessageRow]) -> Ints:
-    """Return the bytes that must leave a device for each message, whatever algorithm carries it.
+    """Return the bytes that must leave a device for each message, by any algorithm.
 
     A point-to-point message is one copy. With k members, a reduction, a broadcast or an all-gather is k-1 copies, and
     an all-reduce 2(k-1). A reduce-scatter is k-1 partial sums of each of the k parts.
@@ -86,7 +86,7 @@ def _alike_collectives(messages: Columns | Table[MessageRow]) -> list[tuple[Op, 
 def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> list[int | Fraction]:
     """Return the bytes that each device puts on the wire for all messages, or for the rows of messages in `among`.
 
-    Replicas that others stand for send as much as these. Collectives run by the algorithms that they were costed with,
+    Folded replicas send what their representative sends. Collectives run by the algorithms that they were costed with,
     which cut payloads into parts.
     """
     messages = program.messages

@@ -1,6 +1,6 @@
 """Memory of devices over time: step functions from a program's buffers and its times.
 
-The age of the parameters that tasks read.
+Staleness is the age of the parameters that tasks read.
 """
 
 from typing import NamedTuple
@@ -119,7 +119,7 @@ def _fill_in_levels(
 
 @once_a_program
 def _buffers_of_devices(program: Program) -> list[tuple[Ints, Ints, Ints, Ints]]:
-    """Return the rows of so many devices at once as stay in a cache, their devices, categories and sizes."""
+    """Return buffers in batches of devices that fit a cache: rows, devices, categories and sizes."""
     held = program.buffers
     device, category = _of_int64(held.device, held.category)
     return [(rows, device.take(rows), category.take(rows), held.size.take(rows)) for rows in held.of_devices]

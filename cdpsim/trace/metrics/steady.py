@@ -101,7 +101,7 @@ def certify(program: Program, start: Times, end: Times) -> Certificate | None:
     if program.m is None:
         return None
     back, last = dependency_reach(program)[0], last_complete_step(program, start)
-    ends, nodes = ends_of_steps(program, end), _nodes_by_step(program, end)
+    ends, nodes = ends_of_steps(program, end), [(identity, end[node]) for node, identity in _nodes_of_steps(program)]
     for every in range(1, min(last + 1 - back, last - program.fill) + 1):
         later = (ends[last] - ends[last - every]).item()
         window = slice(last + 1 - back, last + 1)
@@ -120,15 +120,9 @@ def certify(program: Program, start: Times, end: Times) -> Certificate | None:
 
 
 def _all_later(ends: Times, repeated: Times, later: Any) -> bool:
-    """Return whether all times are later than others by one amount; those that are not integers up to rounding."""
+    """Return whether all times are later than others by one amount; floats up to rounding."""
     room = 0 if ends.dtype.kind == "i" else PRECISION * np.abs(repeated)
     return bool((np.abs(repeated - ends - later) <= room).all())
-
-
-def _nodes_by_step(program: Program, end: Times) -> list[tuple[Ints, Times]]:
-    """Return the nodes of each step: their identities and ends."""
-    nodes = _nodes_of_steps(program)
-    return [(identity, end[node]) for node, identity in nodes]
 
 
 @once_a_program
@@ -140,7 +134,7 @@ def _nodes_of_steps(program: Program) -> list[tuple[Ints, Ints]]:
 
 
 def _repeats(before: tuple[Ints, Times], after: tuple[Ints, Times], later: Any, may_lack: bool) -> bool:
-    """Return whether a step repeats an earlier one, so much later; the earlier one may lack nodes."""
+    """Return whether a step repeats an earlier one, later by `later`; the earlier one may lack nodes."""
     if not np.array_equal(before[0], after[0]):
         before, after = _by_identity(*before), _by_identity(*after)
         if may_lack:

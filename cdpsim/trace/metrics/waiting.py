@@ -1,6 +1,6 @@
 """Reasons for idle lanes: a message is on its way or held up, something else has to end, or there is nothing to do.
 
-The length of a run, and the share of it in which lanes are idle.
+The makespan, and the share of it in which lanes are idle.
 """
 
 from collections.abc import Iterator
@@ -91,7 +91,7 @@ def idle_spans(program: Program, start: Times, end: Times) -> dict[str, np.ndarr
     other members of a collective is for messages as far as messages have let these members go on later than this device
     before.
     """
-    lane, gap, low, high, reason = _IdleLanes(program, start, end).parts()
+    lane, gap, low, high, reason = IdleLanes(program, start, end).parts()
     order = sort_by(lane[gap], dense_ranks(low))
     gap, low, high, reason = (column[order] for column in (gap, low, high, reason))
     first = group_starts(gap, reason)  # several messages, one after another, count as one
@@ -112,18 +112,8 @@ class Waits(NamedTuple):
     since: Times  # until then nothing happens on which that time depends; -inf where this is not known
 
     def total(self, fold: int) -> float:
-        """Return the time of the gaps of so many replicas together, rounded once."""
+        """Return the time of the gaps of `fold` replicas together, rounded once."""
         return fsum(self.time[self.time > 0].tolist() * fold)
-
-
-def waits_between(
-    program: Program, start: Times, end: Times, low: float, high: float, *, starts_again: bool = False
-) -> Waits:
-    """Return how long lanes wait for messages and streams between two times.
-
-    A run may start again at its end, with what waits there for updates alone.
-    """
-    return _IdleLanes(program, start, end, starts_again).waits(low, high)
 
 
 class _Gaps(NamedTuple):
@@ -138,7 +128,7 @@ class _Gaps(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _IdleLanes:
+class IdleLanes:
     """The gaps between the tasks of a run's lanes, and those before what starts the run again, if it does so."""
 
     program: Program
@@ -147,7 +137,7 @@ class _IdleLanes:
     starts_again: bool = False
 
     @cached_property
-    def gaps(self) -> "_Gaps":
+    def gaps(self) -> _Gaps:
         """The gaps with a task behind them."""
         program, end = self.program, self.end
         task, lane, begin = _gaps_before_tasks(program, self.start, end)
@@ -365,7 +355,6 @@ def _tasks_before(program: Program) -> Ints:
 
 
 def _devices_of_lanes(program: Program) -> Ints:
-    """Return the device of each lane."""
     devices: Ints = program.tasks.device[program.lane_tasks[program.lane_start[:-1]]]
     return devices
 
