@@ -73,10 +73,10 @@ def refuse_too_large(
     steps_of: Callable[[int], int] = int,
     tasks: int | None = None,
 ) -> None:
-    """Refuse, before any work, a run in slots or with real costs that will not fit, with an estimate, and what would.
+    """Refuse a run in slots or with real costs that will not fit, with an estimate, and a size that would.
 
-    A pass through a stage has `parts` tasks; an `m` of None is the number of stages. `steps_of`
-    returns the steps of a program for the steps asked for. `tasks` is their number where it is another one.
+    A pass through a stage has `parts` tasks; an `m` of None is the number of stages. `steps_of` returns the steps of a
+    program for the steps asked for. `tasks` is their number where it is another one.
     """
     each_step, many = parts * replicas, steps_of(steps)
     own, passes = tasks is not None, n * (n if m is None else m)

@@ -83,7 +83,7 @@ def progress(items: _Finite[Item], about: str) -> Iterable[Item]:
 
 
 def ticker(total: int, about: str) -> Callable[[int], object]:
-    """Return a function that moves a progress bar by what has been added to reach a total, and ends it with 0."""
+    """Return a function that advances a progress bar towards a total, and ends it at 0."""
     bar = progress_bar(about, total=total)
     if bar is None:
         return lambda added: None

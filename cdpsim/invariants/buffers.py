@@ -1,4 +1,4 @@
-"""Laws of buffers: devices have in memory what their tasks read, what they send, what arrives, and what passes need."""
+"""Laws of buffers: devices hold all values that their tasks read, that they send or receive, and that passes need."""
 
 from collections.abc import Iterator
 
@@ -51,7 +51,7 @@ def _in_memory(
 
 
 def readers_hold_what_they_read(run: Recount) -> Iterator[str]:
-    """While a task runs, its device has the version that it reads: of its stage, and of what it shares with another."""
+    """While a task runs, its device has the version that it reads: of its stage, and of tensors shared with another."""
     program, tasks = run.program, run.program.tasks
     task = np.arange(program.compute)
     stage = [tasks.stage[task]]

@@ -1,4 +1,4 @@
-"""Laws of what data ranks exchange in streams: sums of gradients, norms, and parameters that come from shares.
+"""Laws of exchanges of data ranks in streams: sums of gradients, norms, and parameters from shares.
 
 A *sharding group* is consecutive data ranks that share what is split, each with the device that
 has the same place in it. Sums go to shares inside each group, and on across the groups, among those with equal shares.
@@ -279,7 +279,7 @@ def _needs_of_room(run: Recount, gathers: GathersForUse, earlier: int) -> Needs:
 
 
 def fetch_needs(run: Recount) -> Needs:
-    """Return the needs of what comes from hosts in the order of its uses, and those for it.
+    """Return the needs of transfers from hosts in the order of their uses, and needs for them.
 
     It waits for updates, for disks before hosts, and for room.
     """
@@ -417,7 +417,7 @@ def parameters_are_gathered_for_uses(run: Recount) -> Iterator[str]:
 
 
 def new_parameters_are_gathered_after_updates(run: Recount) -> Iterator[str]:
-    """Where steps have an end, devices gather what is new behind all their updates, unless asked to do so early."""
+    """Where steps have an end, devices gather new parameters behind all their updates, but for early gathers."""
     yield from run.report_unmet(needs_of_new_gathers(run), "has ended, which a device of it makes before")
 
 

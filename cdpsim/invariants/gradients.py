@@ -1,6 +1,6 @@
 """Laws of gradients: each is summed once, sent with all that belongs into its sum, and there before an update.
 
-Laws of compressed sums, independent on purpose: which bytes sums of gradients carry, and what ranks have of these.
+Laws of compressed sums, independent on purpose: the bytes that sums of gradients carry, and that ranks hold.
 
 A rate is read from the request's text here, and its bytes are counted in fractions.
 """
@@ -253,7 +253,7 @@ def _own_gradients(run: Recount) -> Ints:
 
 
 def _bytes_in_turn(run: Recount, rate: _Rate, stage: int) -> list[int]:
-    """Return the bytes of what a stage sends as it is, then of all left factors, then of all right ones."""
+    """Return the bytes that a stage sends unfactored, then of all left factors, then of all right ones."""
     held, shapes = run.model.stages[stage], [*run.model.stages[stage].tensors]
     numbers = sum(map(prod, shapes))
     for tie in run.shared:
@@ -273,7 +273,7 @@ def _bytes_in_turn(run: Recount, rate: _Rate, stage: int) -> list[int]:
 
 
 def _wrong_factors(run: Recount, rate: _Rate) -> Iterator[str]:
-    """Report whole stages of which what is no factor does not go first, then left factors, then right ones."""
+    """Report whole stages that do not send unfactored tensors first, then left factors, then right ones."""
     sums, first = exchanges.find_sums(run), len(run.program.tasks)
     begin = run.collapsed.start[sums.node]  # of messages that take no time the last one has the first row
     order = np.lexsort((-sums.node, begin, sums.turn, sums.device, sums.stage, sums.step))

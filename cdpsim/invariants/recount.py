@@ -209,7 +209,7 @@ class Recount:
         self.travels = state.travels  # the state of a stage goes from user to user
         self.owned = state.parameters is Placed.OWNED  # parameters are in one place between their uses
         self.handed_out = self.owned and not self.travels  # their owners send them for each use
-        self.shard = run.request.shape.shard if state.splits else 1  # the ranks that share what is split
+        self.shard = run.request.shape.shard if state.splits else 1  # the ranks of a sharding group
         self.model = self._sized_model()
         self.gathers = state.parameters is Placed.SPLIT and self.shard > 1  # parameters come together for each use
         # The tasks that give gradients to updates.

@@ -1,6 +1,6 @@
 """Laws of resources: room for a message, the stream of a device, the host of a device.
 
-They follow from the request: how early messages are pulled, whether both ends of messages meet, and what overlaps. The
+They follow from the request: how early messages are pulled, whether both ends of messages meet, and overlap. The
 definition of a stream (`cdpsim.program.streams`) or of a rendezvous (`cdpsim.program.streams`) says in which order
 messages take a lane or a stream. These modules find that order here, too, but from the needs that are recounted, in
 place of the program's own dependencies.
@@ -172,7 +172,7 @@ def all_needs(run: Recount) -> Needs:
 
 
 def nothing_waits_without_cause(run: Recount) -> Iterator[str]:
-    """Each node starts the moment that the last of what it needs has ended, or of what comes before it.
+    """Each node starts at the end of the last of its needs and of the nodes before it.
 
     Its needs are recounted. Before it come the task of its lane, in a stream all that its devices do, and of a
     collective the messages that its ends have sent or received.
@@ -230,7 +230,7 @@ def pulled_messages_find_room(run: Recount) -> Iterator[str]:
 
 
 def hosts_make_one_update_at_a_time(run: Recount) -> Iterator[str]:
-    """A host starts an update when the one before it, in the order of what they follow, has ended."""
+    """A host starts an update when the one before it has ended, in the order of the tasks that they follow."""
     yield from run.report_unmet(host_needs(run), "has left the host of their device")
 
 

@@ -363,7 +363,7 @@ def _read_what_the_round_before_brought(run: Recount) -> Iterator[str]:
 
 
 class StatePath(NamedTuple):
-    """The uses of all stages, stage after stage, each stage's in their order, and what moves its state between them."""
+    """The uses of all stages, stage after stage, in order, and the messages that move a stage's state between them."""
 
     use: Ints
     stage: Ints

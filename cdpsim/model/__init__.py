@@ -153,7 +153,7 @@ class Recipe(config.ConfigTable, frozen=True, kw_only=True):
 
     @property
     def description(self) -> list[str]:
-        """The recipe in words, without what has its default."""
+        """The recipe in words, without defaults."""
         parts = [self.optimizer or "", "mixed precision" * self.mixed_precision]
         ways = {"gradients": self.gradients, "update time": self.update_time}
         ways |= {"recompute": self.recompute, "offload": self.offload}

@@ -65,11 +65,11 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     weight_activation: Size | None = None
     weight_input: Size = 0  # the part of it that is the stage's input
     weight_output: Size = 0  # the part of it that is the gradient of the stage's output
-    input_transient: Size | None = None  # what the input's part needs beyond what is there before; None: as the whole
+    input_transient: Size | None = None  # temporary memory of the input's part; None: as the whole
     weight_transient: Size | None = None  # the same of the weights' part; None: as the whole
     # Where the input's part lets go of nothing (torch's own pipelines):
     retained_gradients: Size | None = None  # gradients inside the stage that it leaves for the weights' part
-    retained_input_transient: Size | None = None  # what it needs beyond what is there before
+    retained_input_transient: Size | None = None  # temporary memory
     retained_weight_transient: Size | None = None  # the same of the weights' part
     boundary: Size = 0  # what its forward sends to the next stage, and its backward gets from there; the last's output
     parameters: Size = 0
@@ -187,7 +187,7 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
 
     @property
     def flop(self) -> float | None:
-        """The FLOP of a forward and a backward, without what is computed again; None where they are times."""
+        """The FLOP of a forward and a backward, without recomputation; None where they are times."""
         if not (isinstance(self.forward, Work) and isinstance(self.backward, Work)):
             return None
         return self.forward + self.backward - (self.recomputed or 0.0)

@@ -50,7 +50,7 @@ def longest_paths(
 def compiled_loops_for(rows: int) -> Any:
     """Return the module of compiled loops for work on this number of rows; None where numpy is faster.
 
-    As long as numba is not loaded, this counts what is done without it. Once that has taken as long as loading takes,
+    As long as numba is not loaded, this counts the work done without it. Once that has taken as long as loading takes,
     more of it is expected, and numba is loaded.
     """
     global _swept_rows

@@ -255,7 +255,7 @@ class Program:
     fill: int = 0  # the first step that reads versions as old as all later steps do
     together: bool = False  # whether a training step ends for all micro-batches before the next one begins
     state: State = REPLICATED  # where parameters, gradients and optimizer states live
-    shard: int = 1  # the number of ranks that share what is split, and of the updates of its shares
+    shard: int = 1  # the number of ranks in a sharding group, and of the updates of shares
     barrier: bool = False  # whether updates wait for the end of the last micro-batch's pass
     behaviours: Behaviours = PAPER_BEHAVIOURS  # what devices hold beyond what the schedule needs
     untied: tuple[tuple[int, ...], ...] = ()  # stages that the model ties, and of which each has a tensor of its own
@@ -452,7 +452,7 @@ class Program:
 
     @property
     def stashes(self) -> Ints:
-        """The buffers of what forwards keep for their backwards: one of each pass through a stage."""
+        """The stashes of forwards for their backwards: one buffer of each pass through a stage."""
         buffers = self.buffers
         begins = buffers.begin >> 1
         longer = (buffers.category == Category.ACTIVATIONS) & (buffers.begin & 1 == 0) & (buffers.end >> 1 != begins)
@@ -460,7 +460,7 @@ class Program:
 
     @property
     def weight_stashes(self) -> Ints:
-        """The buffers of what the input's parts of split backwards leave for the weights' parts: the first of each."""
+        """The buffers that the input's parts of split backwards leave for the weights' parts: the first of each."""
         buffers, tasks = self.buffers, self.tasks
         rows = np.flatnonzero((buffers.category == Category.ACTIVATIONS) & (buffers.begin & 1 == 1))
         begin, end = (np.minimum(moment[rows] >> 1, len(tasks) - 1) for moment in (buffers.begin, buffers.end))

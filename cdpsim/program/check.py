@@ -24,7 +24,7 @@ def check_columns(program: Program) -> None:
         raise RequestError("program", problem)
 
 
-# The rules yield a line for every row that breaks them. The first line is the error, and what comes after it may assume
+# The rules yield a line for every row that breaks them. The first line is the error, and the code behind it may assume
 # nothing: each rule relies on those before it.
 def _broken_rules(program: Program) -> Iterator[str]:
     for rule in (

@@ -1,7 +1,7 @@
 """Parts and queues: the time that messages take of their devices, and the order in which data ranks send them.
 
 A *part* is the time of one device in one message. With overlap "full" there are none. With "none" a part stands in the
-device's lane, between tasks. With "stream" it stands beside the lane: what is sent in one row, what is received in
+device's lane, between tasks. With "stream" it stands beside the lane: sends in one row, receives in
 another, each in the lane's order.
 
     end of the message     where its part stands               how long
@@ -94,7 +94,7 @@ def _queue_places(program: Program) -> Ints:
 def _turns(program: Program) -> tuple[Ints, Ints]:
     """Return when each node begins, and its first reader, if tasks take equally long, and far longer than other nodes.
 
-    So no node has an earlier turn than what it waits for, on any device.
+    So no node has an earlier turn than its needs, on any device.
     """
     duration = np.ones(program.nodes, dtype=np.int64)
     duration[: program.compute] = _AFTER
@@ -179,7 +179,7 @@ def order_parts(program: Program, ends: Endpoints) -> PartOrder:
     lanes, head = program.lane_start[:-1][::-1], np.zeros(program.devices, dtype=np.int64)
     head[program.tasks.device[program.lane_tasks[lanes]]] = lanes  # the place at which each device's first lane begins
     place[new], at[new] = head[ends.device[new]], _AT_HEAD
-    away[~ends.sends] *= -1  # what others hand on comes before what is read as it came
+    away[~ends.sends] *= -1  # messages passed on come before messages read as they came
     row, queued = ends.message - len(program.tasks), np.zeros(len(ends.message), dtype=np.int64)
     together, in_queue = program.messages.op[row] != Op.P2P, program.messages.stream[row] >= 0
     if in_queue.any():
@@ -255,7 +255,7 @@ def _with_messages(parts: Ints, others: Ints, chosen: Flags, part: Ints, message
 
 
 def _make_parts(program: Program, order: PartOrder, part: Ints, message: Ints, sends: Flags, channel: Ints) -> Parts:
-    """Let each part take the time of what its device receives, or of what it sends where that is more."""
+    """Let each part take the time in which its device receives, or sends if that is longer."""
     sent, received = (np.bincount(part[rows], minlength=len(order.place)) for rows in (sends, ~sends))
     mine = sends == (sent > received)[part]
     step = program.tasks.step[program.lane_tasks[order.place]]

@@ -1,8 +1,7 @@
 """A request: a schedule, a model, a cluster and how they run; read from options, and recorded as options.
 
-The model and the cluster of a request in words, for titles and notes of pictures and tables.
-
-Requests that are read, and not run: what commands do before they write to a file.
+`describe_request` has the model and the cluster in words, for titles and notes of pictures and tables. `requests_only`
+lets commands read requests without a run, before they write to a file.
 """
 
 from collections.abc import Iterator, Mapping
@@ -82,7 +81,7 @@ class Request(Mapping[str, Any]):
     the cluster has a topology, and by recursive doubling elsewhere. `expand_collectives` runs every collective as the
     messages of its algorithm, and so does `contention` (fair or queue), by which messages share the links of their
     routes. `rendezvous` (megatron or torch) lets both ends of a message wait for each other where nothing overlaps.
-    `runtime` (paper, torch, or a table of behaviours) says what is held beyond what the schedule needs; the model's,
+    `runtime` (paper, torch, or a table of behaviours) says what is held beyond the schedule's needs; the model's,
     where None. `max_memory` is how much memory of this machine the run may take, in bytes or as "8 GB"; `ignore_memory`
     is about the simulated devices. Disturbances (`slow`, `jitter`, `link_jitter`, `stop`: objects, or texts as on the
     command line) are those of the cluster, where not given; `seed` and the number of the `run` decide all that is
@@ -106,7 +105,7 @@ class Request(Mapping[str, Any]):
     shape: Shape
     steps: int
     prefetch: int
-    zero: int  # the stage of ZeRO: what data ranks split
+    zero: int  # the stage of ZeRO
     state: State
     slot_order: str
     counts: CountRows | None  # of each step and replica; None: always m
@@ -194,7 +193,7 @@ class Request(Mapping[str, Any]):
 
     @cached_property
     def timed_model(self) -> Model:
-        """The model with local ties counted once, and with the times of what its stages offload to hosts."""
+        """The model with local ties counted once, and with the times of transfers to hosts."""
         ranks = self.shape.shard if self.zero else 1
         return with_transfer_times(self._counted_once[0], self.cluster.host, self.cluster.nvme, ranks)
 
@@ -243,7 +242,7 @@ class Request(Mapping[str, Any]):
         """Return the request of a run on this number of devices, with its collective chosen.
 
         `sends` says whether the run has messages, `sums` whether it has collectives: these run by the best algorithm if
-        the cluster has a topology. What disturbs devices or messages that the run does not have disturbs nothing.
+        the cluster has a topology. Disturbances of devices or messages that the run does not have are dropped.
         """
         disorder = self.disorder.within(devices)
         if not sends:
@@ -360,7 +359,7 @@ MEMORY_NOTE = f"memory is {MEMORY_LEAVES_OUT}"
 
 
 def describe_request(request: Mapping[str, Any]) -> list[str]:
-    """Return model, optimizer, samples, precision, cluster and runtime, as far as a request has them.
+    """Return model, optimizer, samples, precision, cluster and runtime of a request, if known.
 
     The request of a loaded trace may be anything: where it makes no request, its tables are described as they are.
     """
@@ -431,6 +430,6 @@ def requests_only() -> Iterator[None]:
 
 
 def end_check() -> None:
-    """End what is done to read a request only."""
+    """Raise `CheckEnded` inside `requests_only`."""
     if _IS_CHECK.get():
         raise CheckEnded

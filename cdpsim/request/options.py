@@ -1,6 +1,6 @@
 """The options of a request: a row for each, from which all that knows options is derived.
 
-A row is a field of the group that it belongs to: its name, its type, and what else `Option` says of it.
+A row is a field of the group that it belongs to: its name, its type, and an `Option`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,7 +62,7 @@ RESHARD = ("yes", "no", "root", "step")  # beside a number of ranks
 
 @dataclass(frozen=True)
 class Option:
-    """The row of an option: what stands for its value in help (nothing for a switch), its help, and its default.
+    """The row of an option: the word for its value in help (empty for a switch), its help, and its default.
 
     `usual` says the default in words where `help` does not. A schedule takes the option if it `applies`; the others
     accept their `own` value, by the number of stages. `known` are names beside files and numbers; a `Literal` type has

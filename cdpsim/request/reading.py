@@ -112,7 +112,7 @@ LOCAL_STEPS = 8  # of a round, where a request gives no number
 
 
 def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a request from all of its options, among other values; refuse early what is cheap to refuse.
+    """Return the fields of a request from all of its options, among other values; refuse early where that is cheap.
 
     The slot model of very many stages is made only after the size of the run has been checked.
     """

@@ -107,7 +107,7 @@ SHARING = tuple(name for name, option in OPTIONS.items() if option.in_state)
 
 
 def read_ranks(schedule: Schedule, replicas: int, options: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return the stage of ZeRO, the number of replicas, and how many of these in a row share what is split.
+    """Return the stage of ZeRO, the number of replicas, and the size of a sharding group.
 
     Where nothing is split, ranks that would share have copies.
     """
@@ -150,7 +150,7 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
     """Return the state policy of a schedule with these options; a `model` of None is the slot model."""
     state, one_place = schedule.state, schedule.order.one_place
     in_slots = model is None or model.is_unit
-    if not schedule.order.waits:  # one piece is not split, nor are those of one rank
+    if not schedule.order.waits:  # one piece is not split, and one rank splits nothing
         return replace(state, optimizer=Placed.COPIED) if in_slots or shape.replicas == 1 else state
     given = [name for name in SHARING if is_given(options[name])]
     # Replicas whose steps may differ have no order of messages in common.
@@ -203,7 +203,7 @@ def usual_reduce(schedule: Schedule, zero: int) -> str:
 
 
 def _refuse_pieces(shape: Shape, options: Mapping[str, Any], given: Sequence[str]) -> None:
-    """Refuse what is exchanged in parts where stages of several devices exchange it whole."""
+    """Refuse options of exchanges in parts where stages of several devices exchange whole gradients."""
     if shape.widths:
         named = [name for name in ("zero", "shard") if options.get(name)]
         option = (named or given)[0].replace("_", "-")
@@ -338,7 +338,7 @@ def stage_layers(model: Model, n: int) -> tuple[int, ...]:
 
 
 def check_layers(given: object, model: Model, n: int) -> tuple[int, ...]:
-    """Return the first layer of each stage as given; refuse what is no list of n ascending layers of the model."""
+    """Return the first layer of each stage as given; refuse all but n ascending layers of the model."""
     layers = [whole_number("by-layer", layer, at_least=0) for layer in given] if isinstance(given, Sequence) else []
     if len(layers) != n or layers[:1] != [0] or layers != sorted({*layers}) or layers[-1] >= model.n:
         problem = f"{short_repr(given)} does not say with which of {model.n} layers each of {n} stages begins"

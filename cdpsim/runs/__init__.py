@@ -1,6 +1,6 @@
-"""Runs: a program, its costs and the times of its nodes, and what is counted in them.
+"""Runs: a program, its costs, the times of its nodes, and metrics of these.
 
-The tables of a run: its nodes in the order of the files, and the columns of each file.
+The tables of a run have its nodes in the order of the files.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def _columns_of_updates(program: Program, columns: Columns) -> Columns:
 
 
 def _columns_of_estimates(program: Program, columns: Columns, node: Ints) -> Columns:
-    """Return the columns of tasks that may read estimates: the age of what is read or made stands there as version."""
+    """Return the columns of tasks that may read estimates; `version` is the age of the version read or made."""
     version, age, base = columns["version"], memory.version_ages(program), np.full(len(program.tasks), -1)
     base[program.compute :] = age[program.base]
     return {

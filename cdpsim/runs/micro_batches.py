@@ -122,8 +122,8 @@ def _unrepeated(pairs: UnitPairs, start: Times, later: Any) -> UnitPairs:
 def find_cuts(program: Program, longer: Program) -> list[Cut]:
     """Return cuts in the middle of each step; none where a program of a unit more is not the same between them.
 
-    What is held is the same on both sides, too, and ends wherever it begins; so devices hold as much behind the unit as
-    before it.
+    Buffers are the same on both sides, too, and end on the side where they begin: devices hold the same before and
+    behind the unit.
     """
     has_several_ends = len(program.buffers.kept) or len(longer.buffers.kept)
     if has_several_ends or len(program.releases) or len(program.parts) or program.fill:
@@ -203,8 +203,8 @@ class _Sides(NamedTuple):
     is_head: Flags  # up to the second cut of its step
     is_tail: Flags  # from the first cut on
     head: Ints  # places of the head; -1 elsewhere
-    tail: Ints  # places of the tail, and of what is before it; -1 of what has no place, and does not move with it
-    unmoved: Ints  # places of the head, and of what does not grow in number
+    tail: Ints  # places of the tail, and of nodes before it; -1 for nodes that do not move with it
+    unmoved: Ints  # places of the head, and of classes that do not grow
 
     @classmethod
     def of(cls, program: Program, first: Ints, count: Ints, more: Ints, moved: Ints) -> "_Sides":

@@ -78,7 +78,7 @@ class SteadyState:
 
     @cached_property
     def waits(self) -> waiting.Waits | None:
-        """How long lanes wait for messages; None where these take no time and delay nothing, nor do their streams."""
+        """How long lanes wait for messages; None where neither messages nor streams take time."""
         run = self.run
         sent = run.costs.duration[run.program.message_nodes]
         if not sent.any() and not np.any(run.program.edges.kind == EdgeKind.STREAM):
@@ -88,7 +88,7 @@ class SteadyState:
 
     @property
     def staleness(self) -> float:
-        """The mean age, in training steps, of what forwards read, once all lags are there."""
+        """The mean age, in training steps, of the versions that forwards read, once all lags are there."""
         program = self.aged
         if program.thrown_away:
             return _staleness_of_rounds(program)
@@ -194,7 +194,7 @@ def _is_irregular(run: "Run") -> bool:
 def few_steps(request: Request) -> int:
     """Return the steps of a run that shows how they repeat: the first ones fill devices, and read what was there.
 
-    Of what is gathered, some comes ahead of the next step.
+    Some gathers come ahead of the next step.
     """
     shape, behind = request.shape, 2 if request.schedule.order.together else 4
     return max(FEW_STEPS + request.state.splits, request.rule.fill(shape) + behind) + shape.warm_up
@@ -312,7 +312,7 @@ def _repeated_rounds(run: "Run") -> SteadyState | None:
 
 
 def _steps_of_rounds(run: "Run") -> Ints:
-    """Return the step of each node; what comes last, with which workers do not go on, has one more than there are."""
+    """Return the step of each node; the last communication, which no worker uses, has one more than the last step."""
     program = run.program
     messages = program.messages.step.copy()
     messages[np.setdiff1d(np.flatnonzero(program.messages.content == Content.PARAMETERS), brought_first(program))] = (

@@ -96,7 +96,7 @@ class LocalSteps:
 
     @property
     def outer_copies(self) -> int:
-        """The copies of parameters that outer updates need: the last common ones, a momentum, and what is late.
+        """The copies of parameters that outer updates need: the last common ones, a momentum, and late means.
 
         That is what a mean on its way is of, and the common parameters from which its round began.
         """

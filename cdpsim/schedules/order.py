@@ -56,7 +56,7 @@ class Order:
 
     @property
     def lists(self) -> "Lists | None":
-        """The lists of what each device does in a step; None of an order without lists."""
+        """The lists of actions of each device in a step; None of an order without lists."""
         return self.position if isinstance(self.position, Lists) else None
 
     @property

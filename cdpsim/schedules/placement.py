@@ -26,7 +26,7 @@ class Shape:
     replicas: int = 1  # of the whole schedule, one for each data rank
     widths: Widths = ()  # for placements that need them, and for lists that take others than one
     workers: int = 0  # of cyclic orders, where worker i takes micro-batches i, i + workers, ...; 0: one for each
-    shard: int = 1  # consecutive replicas that share what is split
+    shard: int = 1  # consecutive replicas in a sharding group
     layers: tuple[int, ...] = ()  # where stages are layers: the first one of each stage as the schedule has them
     warm_up: int = 0  # steps before the rounds of a schedule whose workers do not wait for each other in each step
     local_steps: int = 0  # of each worker alone in a round, where the schedule has such

@@ -250,7 +250,7 @@ def _longest_lag(rule: Rule, shape: Shape) -> int:
 
 
 def _newest(i: Ints, j: Ints, shape: Shape) -> Ints:
-    """Return the lag of what stage j has when a micro-batch comes: those in flight there have not updated it yet.
+    """Return the lag of the version at stage j when a micro-batch comes: micro-batches in flight have not updated it.
 
     A micro-batch comes every two slots.
     """

@@ -14,7 +14,7 @@ layout causes an exchange; nothing else causes a message of values.
     all owned                                  reduce, broadcast for each use    -
     all owned, by the user                     -                                 a stage carried to its next user
 
-What is split is split among the data ranks of a sharding group; sums of shares go on by an all-reduce across groups.
+Split values are split among the data ranks of a sharding group; an all-reduce across groups sums their shares.
 """
 
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ class Placed(Enum):
 
 
 class Owner(Enum):
-    """The copy of what is owned: of stage j the j-th, the last one in a step, or the one that uses it next."""
+    """The copy that owns a value: of stage j the j-th, the last one in a step, or the one that uses it next."""
 
     FIXED = "fixed"
     LAST = "last"
@@ -80,7 +80,7 @@ class State:
     optimizer: Placed = Placed.COPIED
     owner: Owner = Owner.FIXED
     reduce: When = When.END
-    streams: bool = False  # what is exchanged goes one after another, in streams beside the tasks
+    streams: bool = False  # messages go one after another, in streams beside the tasks
     buckets: Buckets | None = None  # of gradients; None: a message for each stage
     compress: Compression | None = None  # of gradients that data ranks sum
     one_step: bool = False  # a device makes all its updates when all its exchanges of gradients are done

@@ -17,8 +17,8 @@ a layer.
 An update on the host (Ren et al. 2021, ZeRO-Offload, section 4) takes `latency + gradients / bandwidth + step + latency
 + parameters / bandwidth`, 2 + 2 bytes of each parameter in mixed precision, while its device computes on. ZeRO-Offload
 hides a part of the first behind the backward that makes the gradients; here they leave once whole. Parameters that stay
-on the host do not come back. Of what is on disks, the optimizer state comes to the host first and goes back, over the
-`nvme` link, and new parameters go there. Of what is split among ranks, each rank's links carry its share.
+on the host do not come back. From disks, the optimizer state comes to the host first and goes back, over the `nvme`
+link, and new parameters go there. Of split values, each rank's links carry its share.
 
 Every device has a link and a share of its host of its own, on which updates are made one after another. Transfers of
 tasks and of updates do not slow each other down, nor do those of several lanes.
@@ -130,7 +130,7 @@ def _times(model: Model, field: str, speed: float | None) -> Times:
 
 
 def with_transfer_times(model: Model, host: Link | None, nvme: Link | None = None, ranks: int = 1) -> Model:
-    """Return the model with the times of what its stages offload, over the link between a device and its host.
+    """Return the model with the times of its stages' transfers over the link between a device and its host.
 
     Times that stages give themselves stand: a `transfer` in place of the link's; without a link, a `host_update` is the
     whole time of an update. An update that `ranks` ranks share takes each of them its part of the time.

@@ -79,7 +79,7 @@ def _busiest(program: Program, costs: Costs) -> float:
 
 
 def _round(seconds: Times, quantum: float) -> Times:
-    """Return times in whole quanta: what takes time takes one at least."""
+    """Return times in whole quanta: a positive time is at least one."""
     quanta = seconds / quantum
     np.rint(quanta, out=quanta)
     np.maximum(quanta, seconds > 0, out=quanta)

@@ -1,6 +1,6 @@
 """Assembly of programs: messages, buffers and dependencies follow from which task needs what where.
 
-A micro-batch's way through the stages: activations go forth, their gradients back, and what is held meanwhile.
+A micro-batch's way through the stages: activations go forth, gradients back, and stashes are held meanwhile.
 """
 
 from dataclasses import replace
@@ -186,7 +186,7 @@ def derive(
     `steps` counts updates of theta; with rounds or local steps, the program has more steps. Its `shape` is the
     schedule's own, where not given; `lanes` is what a device does side by side. `once` are tied tensors that the
     `model` counts in one stage alone (`counted_once`). `counts` says how many micro-batches each replica has in each
-    step (rows are steps). `runtime` says what is held beyond what the schedule needs.
+    step (rows are steps). `runtime` says what is held beyond the schedule's needs.
     """
     shape = shape or Shape(model.n, schedule.micro_batches(model.n), schedule.order.chunks)
     if schedule.order.rounds:

@@ -17,7 +17,7 @@ In the code, each function takes what those before it return:
     find_axis          DataAxis: copies, their bytes, and the groups in which they exchange something
     gather_for_uses    Gathered: parameters come before each use, and go after it, where no copy stays
     sum_in_streams     Sums: which message takes the gradients of each copy; or sum_by_stage
-    gather_versions    Brought: what brings the next version to each copy; or broadcast_versions
+    gather_versions    Brought: the node that brings the next version to each copy; or broadcast_versions
     hold_...           buffers, from all of these
 
 Buffers of the data axis: gradients, versions of parameters, optimizer states.
@@ -181,7 +181,7 @@ def hold_optimizers(axis: DataAxis) -> None:
 
 
 def hold_residuals(axis: DataAxis, compress: Compression) -> None:
-    """Hold what is left of gradients always: each rank adds it to its next ones. Next factors start from the last."""
+    """Hold the residuals of gradients always, which ranks add to the next ones. Factors start from the last ones."""
     size = axis.whole.gradients.copy()
     if compress.rank:
         stages = [split_tensors(compress, stage) for stage in unshared_stages(axis.tables, axis.model)]

@@ -114,7 +114,7 @@ def _uses(updates: Updates) -> _Uses:
     passes, n, rank = updates.tables.passes, updates.in_step, updates.tables.lanes.rank
     position, behind = passes.position, 2 * int(passes.position.max()) + 2
     stage, device = passes.stage, passes.device.ravel()
-    # An update that replaces what its device has made does so behind all readers, wherever they stand.
+    # An update that replaces a version of its own device comes behind all readers.
     made_here = np.append(np.zeros(n, dtype=bool), updates.device[n:] == updates.device[:-n])
     replaces = np.where(made_here, behind, 2 * updates.order_position + 1)
     place, made = updates.lane_place, slice(len(updates) - n)

@@ -81,7 +81,7 @@ class Keeping:
 
     @cached_property
     def freed(self) -> Ints:
-        """The task with which each pass lets go of what its forward keeps: a backward, or the weights' part of one."""
+        """The task that frees the stash of each pass: a backward, or the weights' part of one."""
         passes = self.passes
         return np.where(self.model.frees_early, passes.backward, passes.last) if passes.splits else passes.last
 
@@ -120,7 +120,7 @@ class Keeping:
         return self.model.size("unused_input") * inside
 
     def stash_sizes(self) -> Ints:
-        """Return what each forward keeps for its backward, but for what is counted elsewhere.
+        """Return the stash of each forward for its backward, but for parts that are counted elsewhere.
 
         That is an input that the stage before keeps as well; and what static buffers or a whole batch have.
         """
@@ -139,7 +139,7 @@ class Keeping:
         return self.stash_sizes()[task // self.passes.phases, self.passes.stage_of(task)]
 
     def weight_stash_sizes(self) -> tuple[Ints, Ints]:
-        """Return what each first part of a split backward leaves: what is its own, and what the stage before has, too.
+        """Return the bytes that each first part of a split backward leaves: its own, and shared with the stage before.
 
         Static buffers have the input and the gradient of the output always.
         """

@@ -421,7 +421,7 @@ class Copies:
 
     @cached_property
     def owners(self) -> Ints:
-        """The row of each step and stage whose device owns what is owned: of stage j the j-th of its copies."""
+        """The row of the owner of each step and stage: of stage j the j-th of its copies."""
         owners: Ints = self.first + self.stage[self.first] % self.count
         return owners
 
@@ -456,7 +456,7 @@ def check_counts(counts: object, shape: Shape, steps: int) -> Ints:
 
 
 def count_rounds(counts: object, rounds: OverlappedRounds, shape: Shape, updates: int) -> Ints:
-    """Return the number of passes of each round and replica, by default the fewest; refuse what is no whole block."""
+    """Return the number of passes of each round and replica, by default the fewest; refuse parts of a block."""
     least = rounds.least(updates, shape)[:, None]
     if counts is None:
         return np.broadcast_to(least, (len(least), shape.simulated))
@@ -470,7 +470,7 @@ def count_rounds(counts: object, rounds: OverlappedRounds, shape: Shape, updates
 
 
 def _table_of(counts: object, shape: tuple[int, int], remedy: str) -> Ints:
-    """Return numbers as a table of that shape; refuse what is none."""
+    """Return numbers as a table of that shape; refuse another shape."""
     try:
         table = np.asarray(counts)
     except ValueError:  # numpy has no table whose rows are of unlike lengths

@@ -160,7 +160,7 @@ def lanes_with(updates: Updates) -> tuple[Ints, Ints]:
 
 
 def take_turns(updates: Updates, build: Builder, shared: Iterable[tuple[Ints, Ints]]) -> None:
-    """Let the host of each device make its updates one after another, in the order of what they follow.
+    """Let the host of each device make its updates one after another, in the order of the tasks that they follow.
 
     Where sums do not wait for the end of a step, that is the last task that gives each a gradient. Of `shared` tensors
     some updates (the first rows of each pair) come after the updates that make these (the second rows).

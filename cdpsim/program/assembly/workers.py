@@ -145,7 +145,7 @@ def _hold(axis: DataAxis, category: Category, version: Ints | int, size: Ints, b
 
 
 def _hold_sums_of_rounds(axis: DataAxis) -> None:
-    """Hold gradients from the first one of what a kept update takes until the last of it is handed over."""
+    """Hold gradients from the first one of a kept update until the last of it is handed over."""
     passes, made, copies, kept = axis.passes, axis.passes.made, axis.copies, ~axis.passes.made.estimate
     first, last = np.append(made.first[kept], passes.updated), np.append(made.step[kept], passes.steps - 1)
     rows = (first[:, None] * copies.in_step + np.arange(copies.in_step)).ravel()
@@ -156,7 +156,7 @@ def _hold_sums_of_rounds(axis: DataAxis) -> None:
 
 
 def _hold_communication(axis: DataAxis, last: Ints) -> None:
-    """Hold a buffer always for what is on its way: what was handed over, then the parameters that come.
+    """Hold a buffer always for messages: gradients that were handed over, then the parameters that come.
 
     A worker alone needs it, too: its tasks add to the sums while an update takes what was handed over. It is there
     until the last message has ended: that is the node `last` of each copy, which may end after all tasks.
@@ -202,7 +202,7 @@ def _hold_bases(axis: DataAxis, maker: Ints) -> None:
 
 
 def _hold_beside_states(axis: DataAxis, maker: Ints) -> None:
-    """Hold what implementations cannot do without: gradients of shares in fp32, and what estimates change."""
+    """Hold the needs of implementations: gradients of shares in fp32, and values that estimates change."""
     if axis.behaviours.wide_shares:
         wide = axis.share(axis.model.size("wide_gradients"))[axis.stage]
         _hold(axis, Category.GRADIENTS, axis.passes.steps, wide, -1, _at_the_end(axis))

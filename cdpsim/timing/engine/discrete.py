@@ -160,7 +160,7 @@ def run_by_events(program: Program, costs: Costs) -> tuple[Times, Times]:
         tasks = program.lane_tasks.tolist()
         for low, high in pairwise(program.lane_start.tolist()):
             playback.env.process(playback.lane(tasks[low:high]))
-        for node in ready:  # messages of what was there at the start
+        for node in ready:  # messages of values that are there at the start
             playback.start[node] = playback.env.now
             if playback.duration[node]:
                 playback.carry(node)

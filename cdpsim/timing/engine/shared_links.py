@@ -255,7 +255,7 @@ class Carrier:
             env.timeout(self.latency[row]).callbacks.append(lambda _: self._join(row, alone))
         else:
             self._join(row, alone)
-        # From here, and not from when it joins: so it ends at the very time that it would have without contention.
+        # From here, and not from when it joins: then it ends at the exact time of a run without contention.
         env.timeout(duration).callbacks.append(lambda _: self._leave(row))
 
     def _join(self, row: int, alone: float) -> None:

@@ -24,7 +24,7 @@ _P2P = Op.P2P.name.lower()
 
 
 class SentShares(NamedTuple):
-    """Rows of what one device sends for one message."""
+    """The sends of one device for one message: a row each."""
 
     message: Ints
     device: Ints

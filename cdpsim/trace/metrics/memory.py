@@ -92,7 +92,7 @@ def peak_memory(program: Program, start: Times, end: Times) -> np.ndarray:
 def _peaks_in_seconds(program: Program, begin: Times, finish: Times) -> Ints:
     """Return the peaks of devices whose buffers have these spans.
 
-    A device holds most when something begins; what ends at that time is not held any more.
+    A device holds most when a buffer begins; buffers that end at that time are not held any more.
     """
     _total_size(program.buffers)
     peaks = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
@@ -105,7 +105,7 @@ def _peaks_in_seconds(program: Program, begin: Times, finish: Times) -> Ints:
 def _fill_in_levels(
     device: Ints, category: Ints, begin: Times, end: Times, size: Ints, levels: Ints, peaks: Ints
 ) -> None:
-    """Fill in what is held when each span begins: of its device and category, and of its device."""
+    """Fill in the bytes held at the beginning of each span: of its device and category, and of its device."""
     if loops := compiled_loops_for(len(size)):
         time, held = np.concatenate([begin, end]), np.zeros_like(peaks)
         order = time.argsort(kind="stable")  # a device's times are nearly sorted
@@ -249,7 +249,7 @@ def mismatched(program: Program) -> int:
 
 @once_a_program
 def mean_staleness(program: Program, steps: range) -> float:
-    """Return the mean lag of what forwards of some steps read: how many updates before the base of their own."""
+    """Return the mean lag of the versions that forwards of some steps read: updates before the base of their own."""
     tasks, age = program.tasks, version_ages(program)
     kept = np.flatnonzero(~program.is_estimate(tasks.version[program.compute :]))
     bases = np.full(program.steps, program.versions - 1)

@@ -66,7 +66,7 @@ def dependency_reach(program: Program) -> tuple[int, int]:
 
 
 def last_followed_step(program: Program) -> int:
-    """Return the last step behind which devices have something to do, as far as dependencies alone tell."""
+    """Return the last step that is followed by other work of its devices, by dependencies alone."""
     return max(0, program.steps - 1 - dependency_reach(program)[1])
 
 
@@ -217,7 +217,7 @@ def sends_within_steps(program: Program) -> bool:
     """Return whether alike steps end together, and no message goes from one to the next.
 
     Sums of gradients are there before the updates of their step, unless devices' streams have them wait for messages of
-    the next. What updates leave on one device is sent on to others for the next step.
+    the next. New versions on one device are sent on to others for the next step.
     """
     messages = program.messages
     within = (messages.op == Op.P2P) & (messages.content <= Content.ACTIVATION_GRADIENT)

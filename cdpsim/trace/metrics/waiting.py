@@ -129,7 +129,7 @@ class _Gaps(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class IdleLanes:
-    """The gaps between the tasks of a run's lanes, and those before what starts the run again, if it does so."""
+    """The gaps between the tasks of a run's lanes, and before the first ones of its repetition, if it starts again."""
 
     program: Program
     start: Times
@@ -428,7 +428,7 @@ def _awaited_devices(program: Program) -> tuple[Ints, Ints]:
 
 
 def _is_local_update(program: Program, node: Ints, device: Ints) -> Flags:
-    """Return whether each node is an update on a device, or of other shares of what that has a share."""
+    """Return whether each node is an update on a device, or of other shares of the same values."""
     tasks, update = program.tasks, (node >= program.compute) & (node < len(program.tasks))
     if program.state.splits:
         return update
