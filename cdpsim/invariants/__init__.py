@@ -24,18 +24,7 @@ def violations(run: Run) -> dict[str, str]:
 # The laws of each module are its public functions that yield problems.
 INVARIANTS: dict[str, Invariant] = {
     name: law
-    for module in (
-        task_laws,
-        task_laws,
-        gradients,
-        exchanges,
-        gradients,
-        task_laws,
-        round_laws,
-        round_laws,
-        resources,
-        buffers,
-    )
+    for module in (task_laws, gradients, exchanges, round_laws, resources, buffers)
     for name, law in vars(module).items()
     if not name.startswith("_") and getattr(law, "__annotations__", {}).get("return") == Iterator[str]
 }
