@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cdpsim.cluster import Cluster
-from cdpsim.cluster.disorder import Disorder
+from cdpsim.cluster.disorder import DISORDER_OPTIONS, Disorder
 from cdpsim.errors import RequestError
 from cdpsim.limits import refuse_large_expansion
 from cdpsim.model import Model
@@ -25,7 +25,7 @@ from cdpsim.program.check import check_columns
 from cdpsim.program.collectives import DEFAULT
 from cdpsim.program.streams import defer_receives, meet_in_turns, occupy_streams, posting_turns, queue_in_streams
 from cdpsim.request import Request
-from cdpsim.request.options import MEGATRON, OPTIONS, CountRows
+from cdpsim.request.options import MEGATRON, OPTIONS, TRAINING, CountRows
 from cdpsim.schedules.state import When
 from cdpsim.timing.collective_times import are_alike
 from cdpsim.timing.costs import Costs, disturbed_costs, node_costs
@@ -173,7 +173,8 @@ def program_key(request: Request, devices: int, algorithms: tuple[Any, ...]) -> 
 MOST_KEPT_NODES = 2**20  # of all programs together
 
 # Options of which a request has nothing but what was given.
-_AS_GIVEN = tuple(name for name, option in OPTIONS.items() if option.recorded and option.record is None)
+_ELSEWHERE = {*Request.__annotations__, *TRAINING, *DISORDER_OPTIONS}
+_AS_GIVEN = tuple(n for n, row in OPTIONS.items() if row.recorded and row.record is None and n not in _ELSEWHERE)
 
 
 class KnownPrograms(Kept[Program]):
