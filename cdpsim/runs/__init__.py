@@ -318,8 +318,8 @@ class Run(Trace):
     @cached_property
     def reaches_steady_state(self) -> bool:
         """Whether the run's own steps reach its steady state, and its peak memory."""
-        rest, steps = self.steady_state, self.program.steps
-        if not rest.is_steady:
+        later, steps = self.steady_state, self.program.steps
+        if not later.is_steady:
             return False
-        longer = rest.run.program.steps > steps
-        return not longer or bool(rest.since <= steps and (rest.run.peaks <= self.peaks).all())
+        longer = later.run.program.steps > steps
+        return not longer or bool(later.since <= steps and (later.run.peaks <= self.peaks).all())

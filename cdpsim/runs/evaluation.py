@@ -29,8 +29,8 @@ class Evaluation(NamedTuple):
 
 def evaluation_of(run: Run) -> Evaluation:
     """Return the evaluation that a run is."""
-    rest = run.steady_state.run
-    return Evaluation(run.request, metrics_of(run), rest.devices, rest.program.untied)
+    steady = run.steady_state.run
+    return Evaluation(run.request, metrics_of(run), steady.devices, steady.program.untied)
 
 
 def evaluate_requests(requests: Iterable[Request]) -> list[Evaluation]:

@@ -401,42 +401,42 @@ def growth_of_unit(few: FewSteps, more: FewSteps, steps: int) -> Growth | None:
     if not find_cuts(few.program, more.program):
         return None
     run, longer = few.run(None), more.program
-    rest = run.steady_state
-    one = run if rest.starts_again else rest.run
-    if not rest.certified or len(rest.steps) > 1 or rest.run.costs.quantum != run.costs.quantum:
+    steady = run.steady_state
+    one = run if steady.starts_again else steady.run
+    if not steady.certified or len(steady.steps) > 1 or steady.run.costs.quantum != run.costs.quantum:
         return None
     if one.program.steps != longer.steps:
         longer = more.of_steps(one.program.steps).program
     cuts = find_cuts(one.program, longer)
     found = [find_repetition(cut, one.start, one.end) for cut in cuts]
     repetitions = [each for each in found if each is not None and each.later == (found[0] and found[0].later)]
-    if rest.starts_again:
+    if steady.starts_again:
         repetition = repetitions[0] if repetitions else None
     else:  # the one in the steady time
-        within = (each for each in repetitions if rest.low <= each.since and each.until + each.later <= rest.high)
+        within = (each for each in repetitions if steady.low <= each.since and each.until + each.later <= steady.high)
         repetition = next(within, None)
     if repetition is None or len(repetitions) < len(cuts):
         return None
-    if (waiting := _waiting_in(rest.waits, repetition, one.program.fold)) is None:
+    if (waiting := _waiting_in(steady.waits, repetition, one.program.fold)) is None:
         return None
-    slopes = _slopes(one.program, one.costs, cuts[rest.steps.start], rest) | {
+    slopes = _slopes(one.program, one.costs, cuts[steady.steps.start], steady) | {
         "period": repetition.later,
         "makespan": steps * repetition.later,
         "span": repetition.later,
         "waiting": waiting,
-        "passes": Fraction(int((longer.counts - one.program.counts)[0]) * longer.fold, rest.updates),
+        "passes": Fraction(int((longer.counts - one.program.counts)[0]) * longer.fold, steady.updates),
     }
     return Growth(run, metrics_of_steps(run, steps), slopes)
 
 
-def _slopes(program: Program, costs: Costs, cut: Cut, rest: SteadyState) -> dict[str, Any]:
+def _slopes(program: Program, costs: Costs, cut: Cut, steady: SteadyState) -> dict[str, Any]:
     """Return by how much sums over nodes of a step grow with a unit."""
     sent = cut.unit[cut.unit >= len(program.tasks)] - len(program.tasks)
     in_lanes = cut.unit[cut.unit < len(program.lane_tasks)]
     return {
         "busy": costs.duration[in_lanes].sum().item() * program.fold,
-        "messages": rest.per_step(int(communication.times_there(program)[sent].sum())),
-        "sent": rest.per_step(communication.all_bytes_sent(program, costs, sent)),
+        "messages": steady.per_step(int(communication.times_there(program)[sent].sum())),
+        "sent": steady.per_step(communication.all_bytes_sent(program, costs, sent)),
     }
 
 

@@ -89,23 +89,23 @@ class Metrics:
 
 def metrics_of(run: Run, makespan: Any = None) -> Metrics:
     """Return the metrics of a run in steady state; the makespan may be that of a run of more steps."""
-    rest = run.steady_state
-    one, low, high = rest.run, rest.low, rest.high
+    steady = run.steady_state
+    one, low, high = steady.run, steady.low, steady.high
     program, start, end = one.program, one.start, one.end
     return Metrics(
-        period=rest.period,
-        period_is=rest.period_is,
+        period=steady.period,
+        period_is=steady.period_is,
         makespan=run.makespan if makespan is None else makespan,
         span=high - low,
         busy=waiting.busy_time(program, start, end, one.costs.calendar, low, high),
-        waiting=rest.waits.total(program.fold) if rest.waits else 0.0,
+        waiting=steady.waits.total(program.fold) if steady.waits else 0.0,
         lanes=(len(program.lane_start) - 1) * program.fold,
-        passes=Fraction(int(program.counts[rest.steps].sum()) * program.fold, rest.updates),
+        passes=Fraction(int(program.counts[steady.steps].sum()) * program.fold, steady.updates),
         peaks=one.peaks,
         versions=memory.versions_at_once(program, start, end),
-        staleness=rest.staleness,
-        messages=rest.per_step(int(communication.times_there(program)[rest.messages].sum())),
-        sent=rest.per_step(communication.all_bytes_sent(program, one.costs, rest.messages)),
+        staleness=steady.staleness,
+        messages=steady.per_step(int(communication.times_there(program)[steady.messages].sum())),
+        sent=steady.per_step(communication.all_bytes_sent(program, one.costs, steady.messages)),
         rounds=communication.rounds_between_slots(program, one.costs.rounds, start, end) if one.in_slots else None,
     )
 
@@ -117,9 +117,9 @@ def metrics_of_steps(run: Run, steps: int) -> Metrics:
 
 def _makespan(run: Run, steps: int) -> Any:
     """Return the end of a run of `steps` steps; where steps repeat each other, from a run of fewer."""
-    rest = run.steady_state
-    known, every = rest.run.program.steps, len(rest.steps)
-    if not rest.certified or steps < known:
+    steady = run.steady_state
+    known, every = steady.run.program.steps, len(steady.steps)
+    if not steady.certified or steps < known:
         return run.of_steps(steps).makespan
     run_on = known + (steps - known) % every
-    return run.of_steps(run_on).makespan + (steps - run_on) * rest.period
+    return run.of_steps(run_on).makespan + (steps - run_on) * steady.period
