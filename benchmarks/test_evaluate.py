@@ -11,7 +11,7 @@ import pytest
 from cdpsim import Cluster, evaluate, presets
 from cdpsim.model import Model
 from cdpsim.numeric.paths import expect_many_runs
-from cdpsim.runs.known_programs import KNOWN_PROGRAMS
+from cdpsim.runs.assembling import KNOWN_PROGRAMS
 from cdpsim.runs.micro_batches import KNOWN_GROWTHS
 
 NODES = "a100-nodes"

@@ -14,9 +14,9 @@ from cdpsim import simulate
 from cdpsim.numeric import paths
 from cdpsim.schedules import KNOWN_ACTIONS, SCHEDULES
 from cdpsim.schedules.actions import Actions, check_actions
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.placement import Shape
 from cdpsim.studies.compare import measure
-from cdpsim.timing.engine import fast
+from cdpsim.timing import engine
 
 LARGE: list[tuple[str, int, dict[str, int]]] = [
     ("1f1b", 512, {"m": 1024}),
@@ -67,7 +67,7 @@ def test_peer(benchmark: Any) -> None:
 @pytest.mark.benchmark(timer=process_time)
 @pytest.mark.parametrize("case", MEASURED)
 def test_measured(case: str, benchmark: Any) -> None:
-    """Time from the request to the figures that `compare` shows, warm, in processor seconds: the least counts."""
+    """Time from the request to the metrics that `compare` shows, warm, in processor seconds: the least counts."""
     arguments, options, rounds = MEASURED[case]
     assert paths.compiled_loops() is not None
     benchmark.pedantic(lambda: measure(simulate(*arguments, **options)), rounds=rounds, warmup_rounds=1)
@@ -112,10 +112,10 @@ def test_checks_of_orders(name: str, n: int, m: int, benchmark: Any) -> None:
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "gems"])
 def test_without_compiled_code(name: str, benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Find longest paths without numba: a front has hundreds of nodes in 1f1b, one or two in GEMS."""
+    """Find longest paths without numba: a level has hundreds of nodes in 1f1b, one or two in GEMS."""
     run = simulate(name, 512, m=1024, steps=1)
     monkeypatch.setattr(paths, "compiled_loops", lambda: None)
-    benchmark.pedantic(fast, (run.program, run.costs), rounds=3, warmup_rounds=1)
+    benchmark.pedantic(engine, (run.program, run.costs), rounds=3, warmup_rounds=1)
     per_second(benchmark, run.program.nodes)
 
 

@@ -4,7 +4,7 @@ from time import process_time
 from typing import Any
 
 from cdpsim import SCHEDULES, Request
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.studies.plan.bounds import Bounds
 from cdpsim.studies.plan.space import Candidate
 

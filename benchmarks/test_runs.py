@@ -12,7 +12,7 @@ from cdpsim.cluster.disorder import Disorder
 from cdpsim.numeric.paths import sort_into_levels
 from cdpsim.runs import Run
 from cdpsim.studies.montecarlo import sample_runs
-from cdpsim.timing.disturbed_costs import jittered_durations
+from cdpsim.timing.costs import jittered_durations
 from cdpsim.timing.engine import ENGINES
 
 RUNS = 1000

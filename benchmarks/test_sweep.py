@@ -37,7 +37,7 @@ def named(points: Points) -> int:
 
 
 def filled(folder: Path, points: Points) -> int:
-    """Write a row of each point, all with the figures of one; return their bytes."""
+    """Write a row of each point, all with the metrics of one; return their bytes."""
     evaluator = Evaluator(points.plan)
     cells: Any = msgspec.json.decode(evaluator.row(0)[1])["result"]
     with Segment(folder, head_of(points.plan)) as segment:

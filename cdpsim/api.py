@@ -1,4 +1,4 @@
-"""The front door: the program of a request, its costs, its run, many runs at once; and runs behind saved traces.
+"""Entry points: the program of a request, its costs, its run, many runs at once; and runs behind saved traces.
 
 request = Request("multi-cdp", n=8, model="gpt2", cluster="a100-nodes")
 program = assemble(request)
@@ -18,26 +18,27 @@ from cdpsim.errors import RequestError
 from cdpsim.model import Model
 from cdpsim.numeric.columns import Times
 from cdpsim.program import Program
-from cdpsim.request import Request
-from cdpsim.request.check_only import end_check
+from cdpsim.request import Request, end_check
 from cdpsim.request.options import SIGNATURE, Options
 from cdpsim.runs import Run
 from cdpsim.runs.assembling import (
     algorithms_by_collective,
+    are_replicas_alike,
     assemble_replicas,
+    play_of_request,
+    price_resolved,
     program_key,
+    refuse_other_counts,
+    request_of,
     resolve_request,
     unexpanded_costs,
+    with_counts,
 )
-from cdpsim.runs.counting import play_of_request, refuse_other_counts, with_counts
-from cdpsim.runs.playing import NODES_AT_ONCE, refuse_other_costs, run, run_request, ticked
-from cdpsim.runs.pricing import price_resolved, request_of
-from cdpsim.runs.replicas import are_replicas_alike
+from cdpsim.runs.playing import NODES_AT_ONCE, quantized, refuse_other_costs, run, run_request
 from cdpsim.schedules import Schedule
 from cdpsim.timing.costs import Costs
-from cdpsim.timing.engine.fast import sweep_together
-from cdpsim.timing.rounds import as_rows
-from cdpsim.timing.ticks import are_exact
+from cdpsim.timing.engine import are_exact, sweep_together
+from cdpsim.timing.round_times import as_rows
 from cdpsim.trace import TABLES, Trace, load
 from cdpsim.trace.metrics import memory
 from cdpsim.trace.table import RoundRow, Table
@@ -149,11 +150,11 @@ def sweep(program: Program, costs: Iterable[Costs]) -> Times:
         if any(each.calendar is not None for each in batch):
             ends[low : low + at_once] = [run(program, each).end[:tasks] for each in batch]
         else:
-            in_ticks = [ticked(program, each) for each in batch]
-            swept = sweep_together(program, in_ticks).T
+            in_quanta = [quantized(program, each) for each in batch]
+            swept = sweep_together(program, in_quanta).T
             ends[low : low + at_once] = swept[:, :tasks]
             for row, each in enumerate(batch):
-                if not are_exact(in_ticks[row], swept[row]):
+                if not are_exact(in_quanta[row], swept[row]):
                     ends[low + row] = run(program, each).end[:tasks]
     return ends
 

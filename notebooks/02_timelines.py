@@ -147,7 +147,7 @@ for name, row in zip(("multi-dp", "multi-cdp", "multi-cdp, prefetch=1"), compari
     print(f"{name:22} step {1e3 * row.step:6.2f} ms, waits {row.exposed:.1%}, holds {row.memory / 1e9:.2f} GB")
 
 # %% [markdown]
-# A run shows itself: its figures, and a timeline.
+# A run shows itself: its metrics, and a timeline.
 
 # %%
 display(early)

@@ -149,7 +149,7 @@ def outputs_of(arguments: str, package: Path) -> Output:
         return said | {path.name: path.read_text(encoding="utf-8", errors="replace") for path in files}
 
 
-def figures(text: str) -> Any:
+def metrics(text: str) -> Any:
     """Return the content of JSON, without what tells versions apart, the request and a plan's counts; else the text."""
     try:
         content = json.loads(text)
@@ -162,11 +162,11 @@ def figures(text: str) -> Any:
 
 
 def difference(name: str, before: Output, after: Output) -> str:
-    """Return in which figures, or where else, the outputs of a command differ; "" if they do not."""
+    """Return in which metrics, or where else, the outputs of a command differ; "" if they do not."""
     found = []
     for each in sorted(before.keys() | after.keys()):
         old, new = before.get(each, ""), after.get(each, "")
-        if old != new and figures(old) != figures(new):
+        if old != new and metrics(old) != metrics(new):
             pairs = zip([*old.splitlines(), ""], [*new.splitlines(), ""], strict=False)
             lines = next(((a, b) for a, b in pairs if a != b), ("its end", "more"))
             found.append(f"  {each}:\n    - {lines[0][:300]}\n    + {lines[1][:300]}")

@@ -18,7 +18,7 @@ from hypothesis import settings
 from cdpsim import SCHEDULES
 from cdpsim.schedules import ZERO_NAMES, Schedule
 from cdpsim.schedules.order import CYCLIC
-from cdpsim.schedules.state import Home
+from cdpsim.schedules.state import Placed
 from cdpsim.version import __version__
 
 # Shares that --ci adds: of further cases, of slow functions, and of laws, which are then tried with all examples.
@@ -87,7 +87,7 @@ def kind_of(schedule: Schedule) -> str:
         "rounds": order.rounds,
         "local steps": order.local,
         "single": schedule.placement.lanes,
-        "sharded": schedule.state.parameters is Home.OWNED,
+        "sharded": schedule.state.parameters is Placed.OWNED,
         "cyclic": order is CYCLIC,
         "looped": order.any_chunks,
         "V": module == "fold",

@@ -56,7 +56,7 @@ def test_a_run_in_parts_is_the_run_at_once(words: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["multi-dp", "multi-cdp", "pp-cdp", "zero-cdp", "1f1b", "pipedream"])
 def test_a_program_serves_all_clusters_of_its_structure(name: str) -> None:
-    """Each run is that of its own request, also at rest, and records its own cluster."""
+    """Each run is that of its own request, also in steady state, and records its own cluster."""
     words: dict[str, Any] = {"m": 6} if name == "1f1b" else {}
     program = assemble(real(name, **words))
     costs = [price(program, MODEL, cluster) for cluster in LINKS]

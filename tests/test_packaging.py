@@ -74,7 +74,7 @@ def test_the_source_distribution_has_every_file(unpacked: Path) -> None:
 def test_tests_run_in_the_source_distribution(unpacked: Path) -> None:
     """Those of a page and of a room, with pytest's settings and the rooms' own doctests."""
     words = ("-q", "--numprocesses=0", "-p", "no:cacheprovider")
-    chosen = ("tests/test_design.py", "tests/files/test_units.py", "cdpsim/schedules/shape.py")
+    chosen = ("tests/test_design.py", "tests/files/test_units.py", "cdpsim/schedules/placement.py")
     done = run(sys.executable, "-m", "pytest", *words, *chosen, cwd=unpacked)
     assert done.returncode == 0, done.stdout[-3000:]
 

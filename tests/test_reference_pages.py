@@ -15,16 +15,25 @@ import cdpsim
 from cdpsim import Request, cli, simulate
 from cdpsim.cli import main
 from cdpsim.cluster import _ClusterFile
-from cdpsim.cluster.devices import Devices, MeasuredWith, Speeds
 from cdpsim.cluster.disorder import Disorder, Slow, Stop
-from cdpsim.cluster.topology import TOPOLOGY_FIELDS, Cable, Edge, Link, PairLink, Topology
+from cdpsim.cluster.topology import (
+    TOPOLOGY_FIELDS,
+    Cable,
+    Devices,
+    Edge,
+    Link,
+    MeasuredWith,
+    PairLink,
+    Speeds,
+    Topology,
+)
 from cdpsim.files import units
 from cdpsim.files.config import ConfigTable
 from cdpsim.model import Recipe, Runtime, Tie, _ModelFile, _RepeatedStage
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.program import Category, Content, Op, Stream
 from cdpsim.request.options import OPTION_NAMES
-from cdpsim.request.taken import option_words
+from cdpsim.request.sharing import option_words
 from cdpsim.schedules import Schedule
 from cdpsim.studies.sweep.axes import MOST_SWEPT_POINTS, AxisTable, SweepFile
 from cdpsim.studies.sweep.questions import question_names

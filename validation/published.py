@@ -23,8 +23,7 @@ import msgspec
 
 from cdpsim import Cluster, Model, RequestError, Stage, simulate
 from cdpsim.cli.console import exit_code_of, write_stdout
-from cdpsim.cluster.devices import NONE, Devices
-from cdpsim.cluster.topology import Link
+from cdpsim.cluster.topology import NONE, Devices, Link
 from cdpsim.files.tables import as_markdown
 from cdpsim.files.writing import read_text
 from cdpsim.program import Op

@@ -9,16 +9,25 @@ from typing import Annotated, Self
 import msgspec
 import numpy as np
 
-from cdpsim.cluster import graph
-from cdpsim.cluster.devices import UNLIMITED_LANES, Devices, MeasuredWith, Speeds
+from cdpsim.cluster import routes
 from cdpsim.cluster.disorder import Disorder, Slow, Stop
-from cdpsim.cluster.graph import Graph, card_of, node_of
-from cdpsim.cluster.routes import Routes, TwoNodes, number_edges
-from cdpsim.cluster.topology import MOST_DEVICES, Cable, Edge, Layout, Link, PairLink, Topology
+from cdpsim.cluster.routes import Graph, Routes, TwoNodes, card_of, node_of, number_edges
+from cdpsim.cluster.topology import (
+    MOST_DEVICES,
+    UNLIMITED_LANES,
+    Cable,
+    Devices,
+    Edge,
+    Layout,
+    Link,
+    MeasuredWith,
+    PairLink,
+    Speeds,
+    Topology,
+)
 from cdpsim.errors import RequestError, one_line, short_repr
 from cdpsim.files import config
-from cdpsim.files.config import Name
-from cdpsim.files.shipped import read_preset
+from cdpsim.files.config import Name, read_preset
 from cdpsim.files.tables import record_html
 from cdpsim.files.units import counted, short_text
 from cdpsim.numeric.columns import Floats, Ints
@@ -63,7 +72,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
                 raise RequestError("edges", "need `count` in [devices], to tell how many there are; give it")
             _check_pairs("edges", self.edges, count)
             if count is not None:
-                graph.check_topology(self.topology, count)
+                routes.check_topology(self.topology, count)
 
     def __repr__(self) -> str:
         words = [short_repr(self.name)] * bool(self.name)
@@ -374,7 +383,7 @@ def _without_speed(group: Devices, precision: str | None) -> str:
 
 @lru_cache(maxsize=8)
 def _routes(topology: Topology | None, edges: tuple[Edge, ...], count: int) -> Routes:
-    return Routes(graph.draw_graph(topology, edges, count))
+    return Routes(routes.draw_graph(topology, edges, count))
 
 
 @lru_cache(maxsize=64)  # asked for at every price

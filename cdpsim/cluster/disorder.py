@@ -11,7 +11,7 @@ from cdpsim.cluster.topology import MOST_DEVICES, DeviceNumber
 from cdpsim.errors import RequestError, choose, short_repr
 from cdpsim.files import config, units
 from cdpsim.files.config import Seconds
-from cdpsim.numeric.random_factors import DISTRIBUTIONS
+from cdpsim.numeric.disturbances import DISTRIBUTIONS
 
 DISORDER_OPTIONS = ("slow", "jitter", "link_jitter", "stop")  # of `simulate`, and of a recorded request
 MOST_FACTOR = 1e6  # as slow, or as fast, as a device may be

@@ -7,12 +7,12 @@ from math import inf
 
 import numpy as np
 
-from cdpsim.cluster.graph import Graph, draw_graph
+from cdpsim.cluster.routes import Graph, draw_graph
 from cdpsim.cluster.topology import Layout, Topology
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Floats, Ints, group_starts, slice_rows
 
-_TICKS_PER_SECOND = 1e15  # routes that differ by less than a femtosecond are equally fast
+_QUANTA_PER_SECOND = 1e15  # routes that differ by less than a femtosecond are equally fast
 _MOST_KEPT = 2**25  # the size of the cache, in points times destinations
 _SWEPT_AT_ONCE = 2**21  # likewise
 
@@ -179,39 +179,39 @@ def _sweep(graph: Graph, devices: Ints) -> list[_RoutesTo]:
     """
     width = len(devices)
     host = devices if graph.cards is None else graph.cards[devices]  # of a tree, which starts one hop behind cards
-    edge_ticks = np.rint(graph.latency * _TICKS_PER_SECOND)
-    ticks = np.full(graph.points * width, inf)
-    latency, bandwidth = np.full(len(ticks), inf), np.full(len(ticks), inf)
-    first_edge = np.full(len(ticks), -1, np.int32)
-    front = devices * width + np.arange(width)
-    ticks[front] = latency[front] = 0
+    edge_quanta = np.rint(graph.latency * _QUANTA_PER_SECOND)
+    quanta = np.full(graph.points * width, inf)
+    latency, bandwidth = np.full(len(quanta), inf), np.full(len(quanta), inf)
+    first_edge = np.full(len(quanta), -1, np.int32)
+    frontier = devices * width + np.arange(width)
+    quanta[frontier] = latency[frontier] = 0
     hops = 0
-    while len(front):
+    while len(frontier):
         if hops and not graph.forwards:
-            front = front[front // width >= graph.devices]
+            frontier = frontier[frontier // width >= graph.devices]
         hops += 1
-        edge, reached = _edges_into(graph, front, width)
+        edge, reached = _edges_into(graph, frontier, width)
         cell = graph.tail[edge] * width + reached % width
-        new = np.isinf(ticks[cell])
+        new = np.isinf(quanta[cell])
         edge, reached, cell = edge[new], reached[new], cell[new]
-        cost = ticks[reached] + edge_ticks[edge]
-        np.minimum.at(ticks, cell, cost)
-        best = np.flatnonzero(cost == ticks[cell])
+        cost = quanta[reached] + edge_quanta[edge]
+        np.minimum.at(quanta, cell, cost)
+        best = np.flatnonzero(cost == quanta[cell])
         best = best[np.lexsort((edge[best], cell[best]))]
-        front, start, routes = np.unique(cell[best], return_index=True, return_counts=True)
-        turn = host[front % width] // routes ** ((hops + graph.forwards) % 2) % routes
+        frontier, start, routes = np.unique(cell[best], return_index=True, return_counts=True)
+        turn = host[frontier % width] // routes ** ((hops + graph.forwards) % 2) % routes
         chosen = best[start + turn]
-        first_edge[front] = edge[chosen]
-        latency[front] = graph.latency[edge[chosen]] + latency[reached[chosen]]
-        bandwidth[front] = np.minimum(graph.bandwidth[edge[chosen]], bandwidth[reached[chosen]])
+        first_edge[frontier] = edge[chosen]
+        latency[frontier] = graph.latency[edge[chosen]] + latency[reached[chosen]]
+        bandwidth[frontier] = np.minimum(graph.bandwidth[edge[chosen]], bandwidth[reached[chosen]])
     tables = first_edge, latency[: graph.devices * width], bandwidth[: graph.devices * width]
     by_device = (np.ascontiguousarray(table.reshape(-1, width).T) for table in tables)
     return [_RoutesTo(*columns) for columns in zip(*by_device, strict=True)]
 
 
-def _edges_into(graph: Graph, front: Ints, width: int) -> tuple[Ints, Ints]:
-    """Return the edges that lead to the points of a front's cells, and the cell that each of them reaches."""
+def _edges_into(graph: Graph, frontier: Ints, width: int) -> tuple[Ints, Ints]:
+    """Return the edges that lead to the points of a frontier's cells, and the cell that each of them reaches."""
     order, begin = graph.by_head
-    point = front // width
+    point = frontier // width
     degree = begin[point + 1] - begin[point]
-    return order[slice_rows(begin[point], degree)], np.repeat(front, degree)
+    return order[slice_rows(begin[point], degree)], np.repeat(frontier, degree)

@@ -55,7 +55,7 @@ def comparison_bars(comparison: Comparison, look: Look = AS_DRAWN) -> Figure:
     _write_title_and_notes(figure, comparison, [*dark, *comparison.notes], look)
     panels = figure.subplots(down, across, sharey=True, squeeze=False)
     for axes, (column, heading, unit) in zip(panels.flat, measures, strict=False):
-        plain(axes, "\n".join(_folded(heading, 72 * (wide - _NAMES) / across, 9)), size=9)
+        plain(axes, "\n".join(_wrapped(heading, 72 * (wide - _NAMES) / across, 9)), size=9)
         _draw_column(axes, measured, column, "" if slots and unit != "%" else unit, excess)
         axes.set_xlim(0, (axes.dataLim.x1 or 1) / max(0.2, 1 - 0.6 / min(1.6, (wide - _NAMES) / across)))
     for axes in panels.flat[len(measures) :]:
@@ -108,10 +108,10 @@ def _write_title_and_notes(figure: Figure, comparison: Comparison, notes: Iterab
     heads = [head for head in comparison.heads if head != SPLIT_NOTE] or [", ".join(common)] * bool(common)
     words, notes = ["Schedules side by side", *heads], [*[SPLIT_NOTE] * comparison.split, *notes]
     room = 72 * figure.get_figwidth() - 20
-    title = _folded(label("; ".join(words) if look.title is None else look.title, 300), room / _BOLD, _HEAD)
+    title = _wrapped(label("; ".join(words) if look.title is None else look.title, 300), room / _BOLD, _HEAD)
     if title != [""]:
         figure.suptitle("\n".join(title), x=0.012, ha="left", fontsize=_HEAD, fontweight="bold", color=INK, gid=TITLE)
-    lines = [part for text in notes for part in _folded(label(text, 1000), room, _NOTE)]
+    lines = [part for text in notes for part in _wrapped(label(text, 1000), room, _NOTE)]
     if lines:
         width, height = figure.get_size_inches()
         figure.set_size_inches(width, height + 0.14 * len(lines))
@@ -123,7 +123,7 @@ def _alike(measured: Sequence[Measured], name: str) -> bool:
     return len({getattr(one, name) for one in measured}) == 1
 
 
-def _folded(text: str, width: float, size: float) -> list[str]:
+def _wrapped(text: str, width: float, size: float) -> list[str]:
     """Return a text in lines that are at most so wide in letters of that size, both in points."""
     lines = [""]
     for word in text.split():

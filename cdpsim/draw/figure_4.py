@@ -19,7 +19,15 @@ from cdpsim.errors import RequestError
 from cdpsim.files.units import short_text
 from cdpsim.model import Model
 from cdpsim.numeric.columns import Floats, group_starts
-from cdpsim.studies.superpose import PAPER_CLAIMS, Superposition, WorkerCurve, bytes_text, fold, superpose, worker_curve
+from cdpsim.studies.superpose import (
+    PAPER_CLAIMS,
+    Superposition,
+    WorkerCurve,
+    bytes_text,
+    sum_workers,
+    superpose,
+    worker_curve,
+)
 
 PAPER_N = (4, 8, 32)
 MOST_CURVE_STEPS = 100_000  # a hundred for each column of pixels
@@ -123,7 +131,7 @@ def _mean_over_pass(curve: WorkerCurve, n: int) -> tuple[Floats, Floats]:
 
     A step without width is a moment at which operators that take no time hold more.
     """
-    position, total, moment = fold(curve, n)
+    position, total, moment = sum_workers(curve, n)
     higher = np.flatnonzero(moment > total)
     position, total = np.insert(position, higher, position[higher]), np.insert(total, higher, moment[higher])
     if len(position) * n > MOST_CURVE_STEPS:

@@ -11,7 +11,7 @@ from cdpsim.draw.look import Look
 
 ORDINARY = 8.0  # points: ticks and legends, to which all other letters are in proportion
 _LETTER, _BOLD_LETTER = 0.55, 0.66  # of the size: the mean width of a letter
-_MOST_FOLDS = 5
+_MOST_IN_A_ROW = 5
 _MARK_LETTERS = 3.5  # letters: the mark of a legend's entry and the space around it
 
 
@@ -38,7 +38,7 @@ def fit_figure(figure: Figure, look: Look) -> Figure:
     if (width, factor) != (wide, 1):
         _wrap_texts(figure)
         for part in (figure, *figure.subfigs):
-            _refold_legends(part, 72 / figure.dpi)
+            _reshape_legends(part, 72 / figure.dpi)
     return figure
 
 
@@ -79,12 +79,12 @@ def _wrap(text: Any, room: float) -> None:
         text.set_text("\n".join(wrap(text.get_text().replace("\n", " "), letters)))
 
 
-def _refold_legends(part: Any, points: float) -> None:
+def _reshape_legends(part: Any, points: float) -> None:
     """Give each legend below panels as many columns as its letters have room for, with so many points to a dot."""
     for legend in list(part.legends):
         words, size = [text.get_text() for text in legend.get_texts()], legend.get_texts()[0].get_fontsize()
         room = part.bbox.width * points / (1.1 * _LETTER * size)  # in letters
-        columns = max(1, min(len(words), _MOST_FOLDS, int(room / (max(map(len, words)) + _MARK_LETTERS))))
+        columns = max(1, min(len(words), _MOST_IN_A_ROW, int(room / (max(map(len, words)) + _MARK_LETTERS))))
         words = ["\n".join(wrap(text, max(12, int(room - _MARK_LETTERS)))) for text in words]
         handles, title = legend.legend_handles, legend.get_title().get_text() or None
         style: dict[str, Any] = {"fontsize": size, "title_fontsize": size, "frameon": False, "alignment": "left"}

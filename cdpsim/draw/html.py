@@ -1,4 +1,4 @@
-"""A run as a notebook shows it: its figures as a table, and a small timeline, in HTML without any library."""
+"""A run as a notebook shows it: its metrics as a table, and a small timeline, in HTML without any library."""
 
 from html import escape
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from cdpsim.draw.canvas import amount_text
 from cdpsim.draw.palette import KIND_COLOURS
-from cdpsim.draw.views import KIND_WORDS, Views, held_at_rest, plain_title
+from cdpsim.draw.views import KIND_WORDS, Views, held_in_steady_state, plain_title
 from cdpsim.files.tables import as_html
 from cdpsim.files.units import counted
 from cdpsim.numeric.columns import Ints
@@ -18,13 +18,13 @@ _WIDTH, _HEIGHT, _ROW, _LEFT = 640, 240, 14, 26  # pixels: at most, the last two
 
 
 def run_html(trace: Trace) -> str:
-    """Return a run as HTML: a table of its figures, and its first tasks as bars."""
-    table = as_html(("", plain_title(trace)), list(_figures(trace).items()))
+    """Return a run as HTML: a table of its metrics, and its first tasks as bars."""
+    table = as_html(("", plain_title(trace)), list(_facts_of_run(trace).items()))
     return f"<div>{table}{_bars(Views(trace)) if len(trace.tasks) else ''}</div>"
 
 
-def _figures(trace: Trace) -> dict[str, str]:
-    """Return the figures of a trace in words, as far as its summary has them."""
+def _facts_of_run(trace: Trace) -> dict[str, str]:
+    """Return the metrics of a trace in words, as far as its summary has them."""
     known, slots = trace.summary(), trace.in_slots
     facts = {"devices": f"{known['devices']:,}"} if "devices" in known else {}
     if "makespan" in known:
@@ -35,10 +35,10 @@ def _figures(trace: Trace) -> dict[str, str]:
         fullest = max(known["peak_memory"], key=lambda row: row["total"])
         words = [
             counted(size, "stage-activation") if slots else amount_text(size, "B")
-            for size in (fullest["total"], held_at_rest(trace))
+            for size in (fullest["total"], held_in_steady_state(trace))
             if size is not None
         ]
-        facts["peak memory"] = "; at rest ".join([f"{words[0]} on device {fullest['device']}", *words[1:]])
+        facts["peak memory"] = "; in steady state ".join([f"{words[0]} on device {fullest['device']}", *words[1:]])
     counts = {"task": len(trace.tasks), "message": len(trace.messages)}
     return facts | {"rows": ", ".join(counted(count, noun) for noun, count in counts.items())}
 

@@ -11,7 +11,7 @@ from cdpsim.draw.canvas import label
 from cdpsim.errors import RequestError, one_line
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Kind, Op, Stream
-from cdpsim.request.description import describe_disorder, describe_request
+from cdpsim.request import describe_disorder, describe_request
 from cdpsim.runs import Run
 from cdpsim.trace import Trace, names_of
 
@@ -276,9 +276,9 @@ def title_words(trace: Trace) -> list[str]:
     return words + describe_request(request) + describe_disorder(request)
 
 
-def held_at_rest(trace: Trace) -> int | None:
-    """Return what the fullest device holds at rest, if a trace's own steps do not come to rest; else None."""
-    rows = trace.summary().get("peak_memory_at_rest")
+def held_in_steady_state(trace: Trace) -> int | None:
+    """Return the peak of the steady state, if it is not that of the trace's own steps; else None."""
+    rows = trace.summary().get("steady_peak_memory")
     totals = [row.get("total") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return max((total for total in totals if isinstance(total, int)), default=None)
 

@@ -15,7 +15,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from cdpsim.draw.views import KIND_WORDS, STREAM_NAMES, Channel, Views, lane_counts, lanes, plain_title
 from cdpsim.errors import RequestError
-from cdpsim.files.progress import progress
+from cdpsim.files.notes import progress
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
 from cdpsim.numeric.paths import longest_paths
 from cdpsim.program import EdgeKind, Kind, Stream

@@ -9,13 +9,12 @@ from cdpsim.draw import canvas, plots
 from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURINGS
 from cdpsim.errors import RequestError, choose
-from cdpsim.files.progress import ticker
+from cdpsim.files.notes import ticker
 from cdpsim.files.tables import as_csv, as_json
 from cdpsim.files.writing import check_writable, write_file
 from cdpsim.request import Request
 from cdpsim.schedules import find_schedule
-from cdpsim.schedules.actions import Actions
-from cdpsim.schedules.table import write_actions
+from cdpsim.schedules.actions import Actions, write_actions
 from cdpsim.studies.breakeven import BreakEven, StepCurve
 from cdpsim.studies.comparison_columns import Comparison
 from cdpsim.studies.plan import Plan

@@ -52,7 +52,7 @@ def as_csv(header: TextRow, rows: Sequence[DataRow]) -> str:
 
 
 def _datum(value: object) -> str:
-    """Return the cell of one value; a text that a spreadsheet would compute gets an apostrophe in front."""
+    """Return the cell of one value; a text that a spreadsheet would compute gets an apostrophe before it."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -96,16 +96,16 @@ def check_writable(path: str | Path, names: Iterable[str] | None = None, force: 
         kind = "file" if names is None else "folder"
         raise RequestError("-", f"is standard output elsewhere, and a {kind} is needed; give its name, or ./-")
     with _refuse_system_errors(target):
-        home, files = target.parent, [target]
+        parent, files = target.parent, [target]
         if names is not None and target.is_dir():
-            home, files = target, [target / name for name in names]
+            parent, files = target, [target / name for name in names]
         elif names is not None and os.path.lexists(target):
             raise RequestError(str(target), "is a file; give a folder")
         for file in files:
             _check_name(file, force)
-        if not home.is_dir():
-            raise RequestError(str(target), f"there is no folder {str(home)!r}; create it first")
-        if not os.access(home, os.W_OK | os.X_OK):
+        if not parent.is_dir():
+            raise RequestError(str(target), f"there is no folder {str(parent)!r}; create it first")
+        if not os.access(parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, "permission denied")
     return target
 
@@ -153,9 +153,9 @@ def write_folder(
 
 
 @contextlib.contextmanager
-def _staging_folder(home: Path) -> Iterator[Path]:
+def _staging_folder(parent: Path) -> Iterator[Path]:
     """Make a folder for unfinished files, in the file system of the finished ones, and remove it at the end."""
-    with TemporaryDirectory(prefix=".cdpsim-", dir=home, ignore_cleanup_errors=True) as folder:
+    with TemporaryDirectory(prefix=".cdpsim-", dir=parent, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 

@@ -7,18 +7,7 @@ request.
 
 from collections.abc import Callable, Iterator
 
-from cdpsim.invariants import (
-    buffers,
-    compressed_sums,
-    exchanges,
-    gradients,
-    local,
-    passes,
-    resources,
-    rounds,
-    times,
-    versions,
-)
+from cdpsim.invariants import buffers, exchanges, gradients, resources, round_laws, task_laws
 from cdpsim.invariants.recount import Recount
 from cdpsim.runs import Run
 
@@ -35,7 +24,18 @@ def violations(run: Run) -> dict[str, str]:
 # The laws of each module are its public functions that yield problems.
 INVARIANTS: dict[str, Invariant] = {
     name: law
-    for module in (times, passes, gradients, exchanges, compressed_sums, versions, rounds, local, resources, buffers)
+    for module in (
+        task_laws,
+        task_laws,
+        gradients,
+        exchanges,
+        gradients,
+        task_laws,
+        round_laws,
+        round_laws,
+        resources,
+        buffers,
+    )
     for name, law in vars(module).items()
     if not name.startswith("_") and getattr(law, "__annotations__", {}).get("return") == Iterator[str]
 }

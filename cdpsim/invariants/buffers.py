@@ -7,7 +7,7 @@ import numpy as np
 from cdpsim.invariants.recount import Recount, receivers
 from cdpsim.numeric.columns import Flags, Ints, Times, group_starts
 from cdpsim.program import Category, Content, Kind, Op, Stream
-from cdpsim.schedules.state import Home
+from cdpsim.schedules.state import Placed
 from cdpsim.trace.metrics import memory
 
 
@@ -101,7 +101,7 @@ def receivers_hold_what_arrives(run: Recount) -> Iterator[str]:
     version = np.where(of_version, messages.step + 1, np.maximum(messages.step, 0))[rows]
     if program.thrown_away:  # there is one buffer for all rounds
         version = np.zeros_like(version)
-    if program.habits.static_receives:  # a buffer for all steps
+    if program.behaviours.static_receives:  # a buffer for all steps
         passed = np.isin(messages.content[rows], (Content.ACTIVATION, Content.ACTIVATION_GRADIENT))
         version = np.where(passed, 0, version)
     buffers, (arriving, begin, end) = program.buffers, _buffers_of(run, Category.COMMUNICATION)
@@ -218,7 +218,7 @@ def shares_make_up_the_whole(run: Recount) -> Iterator[str]:
         absent = np.setdiff1d(key[whole[key] > 0], group)
         for each in (*group[odd].tolist(), *absent.tolist()):
             yield f"{category.name.lower()} of stage {each % n} have not {whole[each]} B in all shares"
-    if run.program.state.gradients is Home.SPLIT:
+    if run.program.state.gradients is Placed.SPLIT:
         yield from _shares_of_gradients(run)
 
 
@@ -244,7 +244,7 @@ def _shares_of_gradients(run: Recount) -> Iterator[str]:
 def runs_end_as_they_began(run: Recount) -> Iterator[str]:
     """A device has as much of a stage for its last update as it had at the start, if tasks read the newest version."""
     state, program, buffers, tasks = run.program.state, run.program, run.program.buffers, run.program.tasks
-    if not run.together or state.optimizer is Home.OWNED or program.fill or program.versions_differ:
+    if not run.together or state.optimizer is Placed.OWNED or program.fill or program.versions_differ:
         return
     last = run.updates[tasks.version[run.updates] == program.versions - 1]
     moment = np.zeros(2 * program.nodes + 2, dtype=np.bool_)

@@ -142,8 +142,8 @@ def _members(run: Recount, row: int) -> int:
 def _is_of_several_ranks(run: Recount, row: int) -> bool:
     """Return whether some stage of a shared tensor is on several ranks."""
     tasks, tie = run.program.tasks, run.shared[-1 - int(run.collapsed.program.messages.stage[row])]
-    holders = [np.unique(tasks.device[run.givers[tasks.stage[run.givers] == stage]]) for stage in tie.stages]
-    return max(map(len, holders)) * run.program.fold > 1
+    copies = [np.unique(tasks.device[run.producers[tasks.stage[run.producers] == stage]]) for stage in tie.stages]
+    return max(map(len, copies)) * run.program.fold > 1
 
 
 def _wrong_bytes_in_streams(run: Recount, own: Ints, rate: _Rate | None) -> Iterator[str]:
@@ -210,7 +210,7 @@ def _find_residuals(run: Recount, rate: _Rate) -> _Held:
 def _residual(run: Recount, rate: _Rate, device: int) -> int:
     """Return the bytes of gradients that a device sums with others, and of their factors."""
     messages, tasks = run.collapsed.program.messages, run.program.tasks
-    mine = np.unique(tasks.stage[run.givers[tasks.device[run.givers] == device]])
+    mine = np.unique(tasks.stage[run.producers[tasks.device[run.producers] == device]])
     sums = np.flatnonzero((messages.content == Content.GRADIENT) & (messages.stage >= 0))
     low, high = messages.stage[sums], messages.stage[sums] + messages.stages[sums]
     shared = [stage for stage in mine.tolist() if ((low <= stage) & (stage < high)).any()]

@@ -13,7 +13,7 @@ import numpy as np
 from cdpsim.invariants.recount import NO_NEEDS, Needs, Recount, combine, members, stages_of
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, find_rows, group_numbers, group_starts, matching_pairs
 from cdpsim.program import Content, Kind, Op, Stream
-from cdpsim.schedules.state import Home, When
+from cdpsim.schedules.state import Placed, When
 
 
 class StreamedSums(NamedTuple):
@@ -60,7 +60,7 @@ def find_sums(run: Recount) -> StreamedSums:
     of = group_numbers(head, len(row))
     number, turn = np.arange(len(row)) - head[of], np.zeros(len(row), dtype=np.int64)
     if run.program.state.reduce is When.EACH:
-        passes = np.maximum(_count(run.key_of(run.givers), (step, first, device)), 1)
+        passes = np.maximum(_count(run.key_of(run.producers), (step, first, device)), 1)
         turn = number // np.maximum(np.bincount(of)[of] // passes, 1)
     place, stage = stages_of(messages, row)
     columns = (device, turn, across, first, stages, number)
@@ -75,22 +75,22 @@ def _count(rows: tuple[Ints, ...], wanted: tuple[Ints, ...]) -> Ints:
 
 def _pass_numbers(run: Recount) -> Ints:
     """Return, of each task that gives gradients, the turn in which they are summed: its pass if each has one, or 0."""
-    turn = np.zeros(len(run.givers), dtype=np.int64)
+    turn = np.zeros(len(run.producers), dtype=np.int64)
     if run.program.state.reduce is When.EACH:
-        step, stage, device = run.key_of(run.givers)
-        order = np.lexsort((run.lanes.place[run.givers], device, stage, step))
+        step, stage, device = run.key_of(run.producers)
+        order = np.lexsort((run.lanes.place[run.producers], device, stage, step))
         first = group_starts(step[order], stage[order], device[order])
         turn[order] = np.arange(len(order)) - first[group_numbers(first, len(order))]
     return turn
 
 
-def _givers_of(run: Recount, sums: StreamedSums) -> tuple[Ints, Ints]:
+def _producers_of(run: Recount, sums: StreamedSums) -> tuple[Ints, Ints]:
     """Return the tasks whose gradients sums take from their members themselves: (task, row of the sum)."""
     inside = sums.take(sums.across == 0)
     first = (sums.across == 0) | (find_rows(inside.same, sums.same) < 0)
     rows = np.flatnonzero(first)
-    made, to = matching_pairs((*run.key_of(run.givers), _pass_numbers(run)), sums.take(rows).key)
-    return run.givers[made], rows[to]
+    made, to = matching_pairs((*run.key_of(run.producers), _pass_numbers(run)), sums.take(rows).key)
+    return run.producers[made], rows[to]
 
 
 def needs_of_streamed_sums(run: Recount) -> Needs:
@@ -99,7 +99,7 @@ def needs_of_streamed_sums(run: Recount) -> Needs:
     Of factors each sum needs the one before it, of the same stages.
     """
     sums = find_sums(run)
-    task, row = _givers_of(run, sums)
+    task, row = _producers_of(run, sums)
     inside, across = sums.take(sums.across == 0), sums.take(sums.across == 1)
     summed, on = matching_pairs(inside.same, across.same)
     later = sums._replace(number=sums.number - 1)
@@ -115,11 +115,11 @@ def pace_needs(run: Recount) -> Needs:
     the sums of those before are over. Where each pass is summed, it goes on after a pass when all its sums are over.
     """
     state, lanes = run.program.state, run.lanes
-    one_at_a_time = state.gradients is Home.SPLIT and run.shard > 1 and state.reduce is not When.END
+    one_at_a_time = state.gradients is Placed.SPLIT and run.shard > 1 and state.reduce is not When.END
     if not one_at_a_time and state.reduce is not When.EACH:
         return NO_NEEDS
     sums = find_sums(run)
-    task, row = _givers_of(run, sums)
+    task, row = _producers_of(run, sums)
     place = np.full(len(sums.node), -1)
     np.maximum.at(place, row, lanes.place[task])
     rows = np.flatnonzero(place >= 0)
@@ -160,9 +160,9 @@ def needs_of_exchanged_updates(run: Recount) -> Needs:
     program, state, tasks, update = run.collapsed.program, run.program.state, run.program.tasks, run.updates
     sums = find_sums(run)
     sums = sums.take((sums.across == 1) | (find_rows(sums.take(sums.across == 1).same, sums.same) < 0))  # the last ones
-    given, made = (sums.step, sums.stage, sums.device), run.key_of(run.givers)
+    given, made = (sums.step, sums.stage, sums.device), run.key_of(run.producers)
     alone = find_rows(given, made) < 0
-    makers, task = tuple(column[alone] for column in made), run.givers[alone]
+    makers, task = tuple(column[alone] for column in made), run.producers[alone]
     row, taken = run.gradients_of_updates
     own, to = matching_pairs(makers, taken)
     needs = [Needs(task[own], update[row[to]])]
@@ -341,19 +341,19 @@ def _labels(run: Recount, device: Ints, ranks: Ints | int, *, across: Ints | boo
     return np.where(across, rank % run.shard, together)
 
 
-def _strange_members(run: Recount, sums: StreamedSums, label: Ints, holders: tuple[Ints, ...]) -> Flags:
-    """Flag sums that are not over all holders, which are (step, stage, label, device), of their stage and label."""
+def _strange_members(run: Recount, sums: StreamedSums, label: Ints, copies: tuple[Ints, ...]) -> Flags:
+    """Flag sums that are not over all copies, which are (step, stage, label, device), of their stage and label."""
     of_message = np.full(int(sums.node.max(initial=0)) + 1, -1)
     of_message[sums.node] = label
-    there = find_rows(holders, (sums.step, sums.stage, label, sums.device)) >= 0
+    there = find_rows(copies, (sums.step, sums.stage, label, sums.device)) >= 0
     mine, all_of_them = (sums.node, sums.stage), (sums.step, sums.stage, label)
-    some = _count(mine, mine) != _count(holders[:3], all_of_them)
+    some = _count(mine, mine) != _count(copies[:3], all_of_them)
     strange: Flags = ~there | some | (of_message[sums.node] != label)
     return strange
 
 
 def gradients_enter_one_sum(run: Recount) -> Iterator[str]:
-    """Each pass's gradient enters one sum in its group, over all holders there, and its share one across the groups.
+    """Each pass's gradient enters one sum in its group, over all copies there, and its share one across the groups.
 
     Gradients of a local step enter none.
 
@@ -362,7 +362,7 @@ def gradients_enter_one_sum(run: Recount) -> Iterator[str]:
     if not run.program.state.streams:
         return
     sums, program, most = find_sums(run), run.collapsed.program, 3 if run.in_factors else 1
-    step, stage, device = np.unique(np.stack(run.key_of(run.givers)), axis=1)
+    step, stage, device = np.unique(np.stack(run.key_of(run.producers)), axis=1)
     own = np.zeros(run.program.steps, dtype=bool)
     own[run.program.tasks.step[run.updates[run.program.is_own(run.program.tasks.version[run.updates])]]] = True
     for level in (0, 1) if run.shard > 1 else (0,):
@@ -376,7 +376,7 @@ def gradients_enter_one_sum(run: Recount) -> Iterator[str]:
         alone = own[step] | (_count(together, together) * (ranks if run.program.fold > 1 else 1) == 1)
         turns = np.zeros(len(step), dtype=np.int64)
         if run.program.state.reduce is When.EACH:
-            turns = _count(run.key_of(run.givers), (step, stage, device)) - 1
+            turns = _count(run.key_of(run.producers), (step, stage, device)) - 1
         of, turn = expand_ranges(0 * turns, turns + 1)
         wanted = step[of], stage[of], device[of], turn
         inner = (mine.first < mine.stage) & (mine.stage < mine.first + mine.stages - 1)

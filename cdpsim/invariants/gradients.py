@@ -47,15 +47,15 @@ def sum_needs(run: Recount) -> Needs:
 
     A collective's sum leaves after those of all members, and that of a tied tensor after those of all its stages.
     """
-    tied = (_pair_by_step(run, run.givers, tie, messages) for tie, messages in _sums_of_ties(run))
+    tied = (_pair_by_step(run, run.producers, tie, messages) for tie, messages in _sums_of_ties(run))
     shared = combine(*(Needs(task, message) for task, message in tied))
     if run.program.state.streams:
         return combine(exchanges.needs_of_streamed_sums(run), shared)
-    giver, sent, came = run.givers, _sent(run), _gradient_messages(run, dst=(Op.P2P,))
-    made, to = matching_pairs(run.key_of(giver), sent.key)
+    producer, sent, came = run.producers, _sent(run), _gradient_messages(run, dst=(Op.P2P,))
+    made, to = matching_pairs(run.key_of(producer), sent.key)
     part, on = matching_pairs(came.key, sent.key)
     other = came.node[part] != sent.node[on]
-    return combine(Needs(giver[made], sent.node[to]), Needs(came.node[part[other]], sent.node[on[other]]), shared)
+    return combine(Needs(producer[made], sent.node[to]), Needs(came.node[part[other]], sent.node[on[other]]), shared)
 
 
 def _sums_of_ties(run: Recount) -> list[tuple[Tie, Ints]]:
@@ -83,12 +83,12 @@ def update_needs(run: Recount) -> Needs:
 
     Of stages that share a tensor on a device, the first one's update makes it for the others'.
     """
-    giver, update = run.givers, run.updates
+    producer, update = run.producers, run.updates
     came = _gradient_messages(run, dst=(Op.P2P,), src=(Op.REDUCE,), members=(Op.ALL_GATHER, Op.ALL_REDUCE))
     row, taken = run.gradients_of_updates
-    made, to = matching_pairs(run.key_of(giver), taken)
+    made, to = matching_pairs(run.key_of(producer), taken)
     part, into = matching_pairs(came.key, taken)
-    needs = [Needs(giver[made], update[row[to]]), Needs(came.node[part], update[row[into]])]
+    needs = [Needs(producer[made], update[row[to]]), Needs(came.node[part], update[row[into]])]
     if run.program.state.streams:
         needs = [exchanges.needs_of_exchanged_updates(run)]
     for tie, messages in [] if run.owned else _sums_of_ties(run):
@@ -140,7 +140,7 @@ def updates_come_after_all_their_gradients(run: Recount) -> Iterator[str]:
     """An update starts when every micro-batch has done its backward, and every message of its gradients has arrived."""
     program, tasks = run.program, run.program.tasks
     ready = np.zeros((program.steps, program.n), dtype=run.end.dtype)
-    np.maximum.at(ready, (tasks.step[run.givers], tasks.stage[run.givers]), run.end[run.givers])
+    np.maximum.at(ready, (tasks.step[run.producers], tasks.stage[run.producers]), run.end[run.producers])
     row, (step, stage, _) = run.gradients_of_updates
     common = ~program.is_own(tasks.version[run.updates[row]])
     update, step, stage = run.updates[row[common]], step[common], stage[common]
@@ -157,16 +157,16 @@ def barriers_hold(run: Recount) -> Iterator[str]:
 
 def tied_gradients_are_summed_once(run: Recount) -> Iterator[str]:
     """Each step sums the gradient of each shared tensor once, over all devices that have one of its stages."""
-    program, tasks, giver = run.collapsed.program, run.program.tasks, run.givers
+    program, tasks, producer = run.collapsed.program, run.program.tasks, run.producers
     count = np.count_nonzero((program.messages.stage < 0) & (program.messages.content == Content.GRADIENT))
     expected = 0 if run.owned else len(run.shared) * program.steps
     if count != expected:
         yield f"{count} messages sum gradients of tied tensors, where {expected} are needed"
     for tie, nodes in _sums_of_ties(run):
-        holders = np.unique(tasks.device[giver[np.isin(tasks.stage[giver], tie.stages)]])
+        copies = np.unique(tasks.device[producer[np.isin(tasks.stage[producer], tie.stages)]])
         for node in nodes.tolist():
             row = node - len(tasks)
-            if not np.array_equal(np.sort(program.groups[program.messages.dst[row]]), holders):
+            if not np.array_equal(np.sort(program.groups[program.messages.dst[row]]), copies):
                 yield f"{program.describe(node)} leaves out a device that has a tied stage"
 
 
@@ -180,11 +180,11 @@ def gradients_are_summed_once(run: Recount) -> Iterator[str]:
         return
     update, summed, sent = run.key_of(run.updates), _gradient_messages(run, members=_SUMS), _sent(run)
     of_stage = sent.key[1] >= 0  # others sum tied tensors
-    step, stage, device = np.unique(np.stack(run.key_of(run.givers), axis=1), axis=0).T
-    giver = find_rows((step, stage, device), sent.key)[of_stage]
-    for node in sent.node[of_stage][giver < 0].tolist():
+    step, stage, device = np.unique(np.stack(run.key_of(run.producers), axis=1), axis=0).T
+    producer = find_rows((step, stage, device), sent.key)[of_stage]
+    for node in sent.node[of_stage][producer < 0].tolist():
         yield f"{run.collapsed.program.describe(node)} takes gradients from a device that has none"
-    given = np.bincount(giver[giver >= 0], minlength=len(step))
+    given = np.bincount(producer[producer >= 0], minlength=len(step))
     once = (find_rows(summed.key[:2], (step, stage)) >= 0) | (find_rows(update, (step, stage, device)) < 0)
     wrong = np.flatnonzero(given != once)
     odd = find_rows(update[:2], (step[wrong], stage[wrong]))

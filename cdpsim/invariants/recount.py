@@ -17,7 +17,7 @@ from cdpsim.program import Kind, Messages, Op, Program
 from cdpsim.program.collectives import DEFAULT, Algorithm, candidates, payload_factor
 from cdpsim.request import Request
 from cdpsim.runs import Run
-from cdpsim.schedules.state import Home
+from cdpsim.schedules.state import Placed
 
 Key = tuple[Ints, ...]  # columns of rows
 
@@ -208,13 +208,13 @@ class Recount:
             program.together or run.request.shape.replicas > 1
         )  # collectives sum gradients and hand parameters out
         self.travels = state.travels  # the state of a stage goes from user to user
-        self.owned = state.parameters is Home.OWNED  # parameters are in one place between their uses
+        self.owned = state.parameters is Placed.OWNED  # parameters are in one place between their uses
         self.handed_out = self.owned and not self.travels  # their owners send them for each use
         self.shard = run.request.shape.shard if state.splits else 1  # the ranks that share what is split
         self.model = self._sized_model()
-        self.gathers = state.parameters is Home.SPLIT and self.shard > 1  # parameters come together for each use
+        self.gathers = state.parameters is Placed.SPLIT and self.shard > 1  # parameters come together for each use
         # The tasks that give gradients to updates.
-        self.givers = program.gradient_tasks[: program.first_pass[program.updated]].ravel()
+        self.producers = program.gradient_tasks[: program.first_pass[program.updated]].ravel()
         self.updates = np.arange(program.compute, len(program.tasks))
 
     def _sized_model(self) -> Model:
@@ -235,7 +235,7 @@ class Recount:
     def stages_with_copies(self, tie: Tie, device: int) -> list[int]:
         """Return the stages of a device that share a tensor with an earlier one there, which counts it for them."""
         tasks = self.program.tasks
-        mine = np.unique(tasks.stage[self.givers[tasks.device[self.givers] == device]])
+        mine = np.unique(tasks.stage[self.producers[tasks.device[self.producers] == device]])
         stages: list[int] = mine[np.isin(mine, tie.stages)][1:].tolist()
         return stages
 
@@ -324,7 +324,7 @@ class Recount:
     @cached_property
     def shared(self) -> list[Tie]:
         """The tied tensors that several devices have for different stages; sharded states' owners always have."""
-        program, copies = self.program, self.owned or self.program.state.optimizer is not Home.OWNED
+        program, copies = self.program, self.owned or self.program.state.optimizer is not Placed.OWNED
         ties = self.request.model.tied if program.together and copies else ()
         device = program.tasks.device[program.tasks_of_kind(Kind.F)]
         return [t for t in ties if self.owned or (device[:, t.stages] != device[:, t.stages[:1]]).any()]
@@ -363,11 +363,11 @@ class Recount:
     @cached_property
     def anchors(self) -> Ints:
         """For each update, the last task that gives a gradient to it; where all update together, on its device."""
-        program, tasks, updates, giver = self.program, self.program.tasks, self.updates, self.givers
+        program, tasks, updates, producer = self.program, self.program.tasks, self.updates, self.producers
         if not self.together:
             last = program.gradient_tasks[program.first_pass[1:] - 1]
             task: Ints = last[tasks.step[updates], tasks.stage[updates]]
             return task
-        giver = giver[np.argsort(-self.lanes.place[giver], kind="stable")]
-        rows, wanted = ((tasks.step[nodes], tasks.stage[nodes], tasks.device[nodes]) for nodes in (giver, updates))
-        return giver[find_rows(rows, wanted)]
+        producer = producer[np.argsort(-self.lanes.place[producer], kind="stable")]
+        rows, wanted = ((tasks.step[nodes], tasks.stage[nodes], tasks.device[nodes]) for nodes in (producer, updates))
+        return producer[find_rows(rows, wanted)]

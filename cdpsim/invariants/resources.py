@@ -1,7 +1,7 @@
 """Laws of resources: room for a message, the stream of a device, the host of a device.
 
 They follow from the request: how early messages are pulled, whether both ends of messages meet, and what overlaps. The
-definition of a stream (`cdpsim.program.streams`) or of a rendezvous (`cdpsim.program.rendezvous`) says in which order
+definition of a stream (`cdpsim.program.streams`) or of a rendezvous (`cdpsim.program.streams`) says in which order
 messages take a lane or a stream. These modules find that order here, too, but from the needs that are recounted, in
 place of the program's own dependencies.
 """
@@ -14,16 +14,22 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cdpsim.cluster.devices import FULL, NONE
+from cdpsim.cluster.topology import FULL, NONE
 from cdpsim.errors import RequestError
-from cdpsim.invariants import exchanges, gradients, local, passes, versions
+from cdpsim.invariants import exchanges, gradients, round_laws, task_laws
 from cdpsim.invariants.recount import NO_NEEDS, Needs, Recount, combine
-from cdpsim.numeric.calendars import never
 from cdpsim.numeric.columns import Flags, Ints, Times, group_numbers, group_starts, matching_pairs, row_numbers
+from cdpsim.numeric.disturbances import never
 from cdpsim.program import NO_PARTS, Content, EdgeKind, Edges, Kind, Op, Program
-from cdpsim.program.rendezvous import posting_turns
-from cdpsim.program.streams import PartOrder, find_endpoints, merge_with_tasks, order_parts, queue_in_streams
-from cdpsim.schedules.state import Home, When
+from cdpsim.program.streams import (
+    PartOrder,
+    find_endpoints,
+    merge_with_tasks,
+    order_parts,
+    posting_turns,
+    queue_in_streams,
+)
+from cdpsim.schedules.state import Placed, When
 
 _TIME_ERROR = 1e-9  # of times, after many sums
 
@@ -76,7 +82,7 @@ def _pull_needs(run: Recount) -> Needs:
 
 def _deferred_needs(run: Recount) -> Needs:
     """Return the needs of boundaries in Megatron's rendezvous: a receive comes after the task before its reader."""
-    message, reader = passes.boundary_readers(run.collapsed.program)
+    message, reader = task_laws.boundary_readers(run.collapsed.program)
     earlier, later = run.program.lane_edges
     before, row = matching_pairs((later,), (reader,))
     return Needs(earlier[before], message[row])
@@ -86,11 +92,11 @@ def room_needs(run: Recount) -> Needs:
     """Return the needs of messages for room at their receivers."""
     deferred = _deferred_needs(run) if run.request.meeting(run.program.devices) == "megatron" else NO_NEEDS
     if run.travels:
-        path = versions.state_path(run)
+        path = task_laws.state_path(run)
         rows = np.flatnonzero(path.message >= 0)
         pulled = Needs(path.message[rows], path.use[rows])
     elif run.handed_out:
-        pulled = versions.broadcast_needs(run)
+        pulled = task_laws.broadcast_needs(run)
     elif run.gathers:
         return combine(deferred, exchanges.needs_of_early_gathers(run), exchanges.pace_needs(run))
     else:
@@ -109,7 +115,7 @@ def host_needs(run: Recount) -> Needs:
     elsewhere = program.state.updates_in_stream or len(program.lane_tasks) > program.compute
     if elsewhere or not run.costs.duration[updates].any():
         return NO_NEEDS
-    made = program.state.reduce is not When.END and program.state.optimizer is not Home.OWNED and run.together
+    made = program.state.reduce is not When.END and program.state.optimizer is not Placed.OWNED and run.together
     if program.averaged is not None or ((program.together or program.barrier) and not made):
         follows = tasks.step[updates]
     else:  # of several lanes, places tell no order; a list has one
@@ -128,8 +134,8 @@ def host_needs(run: Recount) -> Needs:
 def _value_needs(run: Recount) -> Needs:
     """Return all needs but for those of streams and of the rounds of collectives."""
     of_gradients = gradients.sum_needs, gradients.update_needs, gradients.barrier_needs
-    of_values = passes.pass_needs, *of_gradients, local.average_needs, exchanges.needs_of_new_gathers
-    of_states = versions.reader_needs, versions.base_needs, versions.sender_needs, versions.state_needs
+    of_values = task_laws.pass_needs, *of_gradients, round_laws.average_needs, exchanges.needs_of_new_gathers
+    of_states = task_laws.reader_needs, task_laws.base_needs, task_laws.sender_needs, task_laws.state_needs
     needs = combine(*(recounted(run) for recounted in (*of_values, *of_states, room_needs, host_needs, last_needs)))
     there = needs.before >= 0
     return Needs(needs.before[there], needs.after[there])

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cdpsim.cluster.devices import NONE
+from cdpsim.cluster.topology import NONE
 from cdpsim.invariants.recount import Recount
 from cdpsim.numeric.columns import Flags
-from cdpsim.timing.rounds import block_ends, rounds_of
+from cdpsim.timing.round_times import block_ends, rounds_of
 
 
 def workers_of_rounds_never_wait(run: Recount) -> Iterator[str]:

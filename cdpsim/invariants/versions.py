@@ -13,7 +13,7 @@ from cdpsim.invariants import exchanges
 from cdpsim.invariants.recount import NO_NEEDS, Key, Needs, Recount, combine, members, receivers, stages_of
 from cdpsim.numeric.columns import Ints, find_rows, group_numbers, group_starts, matching_pairs, sort_by
 from cdpsim.program import Content, Kind, Op
-from cdpsim.schedules.state import Home
+from cdpsim.schedules.state import Placed
 
 
 def _carriers(run: Recount, *ops: Op) -> Ints:
@@ -24,7 +24,7 @@ def _carriers(run: Recount, *ops: Op) -> Ints:
 
 def _brought(run: Recount) -> tuple[Ints, Ints]:
     """Return messages that bring a version to stay, each with its receivers."""
-    stays = run.program.state.parameters is Home.COPIED
+    stays = run.program.state.parameters is Placed.COPIED
     together = (Op.BROADCAST, Op.ALL_GATHER) if stays else ()
     return receivers(run.collapsed.program, _carriers(run, Op.P2P, *together))
 
@@ -91,7 +91,7 @@ def reader_needs(run: Recount) -> Needs:
         made = tasks.version[update], tasks.device[update]
         into, of = matching_pairs(made, (tasks.version[task], tasks.device[task]))
         needs = combine(needs, Needs(update[into], task[of]))
-    if run.program.state.parameters is Home.COPIED:  # who hands a version out takes part in it before it reads that
+    if run.program.state.parameters is Placed.COPIED:  # who hands a version out takes part in it before it reads that
         messages, out = run.collapsed.program.messages, _carriers(run, Op.BROADCAST)
         handed_out = messages.stage[out], run.versions_of(messages.step[out]), messages.src[out]
         row, of = matching_pairs(handed_out, (tasks.stage[task], tasks.version[task], tasks.device[task]))
@@ -184,13 +184,13 @@ class StatePath(NamedTuple):
         """Return the needs from use to use, by message where their devices differ; updates come between two of them."""
         brought = np.flatnonzero(self.message >= 0)
         goes_on = np.append(self.stage[1:] == self.stage[:-1], False)
-        taker = np.append(np.where(self.message[1:] >= 0, self.message[1:], self.use[1:]), -1)
+        consumer = np.append(np.where(self.message[1:] >= 0, self.message[1:], self.use[1:]), -1)
         inner, onward = np.flatnonzero(goes_on), np.flatnonzero(goes_on[self.after])
         return combine(
             Needs(self.message[brought], self.use[brought]),
-            Needs(self.use[inner], taker[inner]),
+            Needs(self.use[inner], consumer[inner]),
             Needs(self.use[self.after], updates),
-            Needs(updates[onward], taker[self.after[onward]]),
+            Needs(updates[onward], consumer[self.after[onward]]),
         )
 
 

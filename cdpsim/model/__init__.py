@@ -15,12 +15,11 @@ import numpy.typing as npt
 
 from cdpsim.errors import RequestError, choose, one_line, short_repr
 from cdpsim.files import config
-from cdpsim.files.config import Name
-from cdpsim.files.shipped import read_preset
+from cdpsim.files.config import Name, read_preset
 from cdpsim.files.tables import as_html
 from cdpsim.files.units import Work, counted, short_text
+from cdpsim.model import Cuts, balanced, check_stages
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
-from cdpsim.model.partition import Cuts, balanced, check_stages
 from cdpsim.model.runtime import Runtime
 from cdpsim.model.stage import STAGE_SIZES, Stage, Tie, merge_stages, pad_stage, without_tied
 

@@ -1,6 +1,6 @@
 """The costs of a training recipe: states of the update, recomputation and offload; bytes exactly.
 
-`cdpsim.model.optimizers` has what optimizers keep, and the bytes that an update reads and writes;
+`cdpsim.model.recipe` has what optimizers keep, and the bytes that an update reads and writes;
 `cdpsim.model.recomputation` what is computed again.
 
 Mixed precision: weights, gradients and activations in two bytes a number; for the update a master copy of the weights
@@ -17,7 +17,7 @@ ZeRO-Offload, section 4), `activations` what a stage keeps from its forward to i
 section III; of a stage that recomputes, its checkpoints: Rajbhandari et al. 2021, ZeRO-Infinity, section 5), `all`
 both. `parameters` puts optimizer state and parameters there, which are fetched for each use (Rajbhandari et al. 2021,
 ZeRO-Infinity, section 5), `nvme` both on the disks behind the host. While a forward or a backward runs, its stage's
-activations are all taken to be on the device. The transfers and their times are in `cdpsim.timing.stage_times`.
+activations are all taken to be on the device. The transfers and their times are in `cdpsim.timing.costs`.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from cdpsim.errors import RequestError
 from cdpsim.model import PRECISIONS, Model, Recipe
-from cdpsim.model.optimizers import UPDATE_FACTS, WIDE, Dimensions
+from cdpsim.model.recipe import UPDATE_FACTS, WIDE, Dimensions
 from cdpsim.model.recomputation import make_stage, refuse_ineffective, ways_of_stages
 from cdpsim.model.stage import NO_CORE, Stage, Tie
 

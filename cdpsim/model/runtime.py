@@ -1,10 +1,10 @@
-"""Habits: what a runtime holds beyond what a schedule needs, each declared by itself, or all by the name of a runtime.
+"""Runtime behaviour: buffers beyond a schedule's needs, each declared by itself, or all by a runtime's name.
 
 `paper` holds each tensor as long as the schedule needs it. `held` adds what an implementation of estimates cannot do
 without: the gradient of a share in fp32, and what is set back after an estimate. `torch` holds what torch's runtimes
 were measured to hold: those of `torch.distributed.pipelining` where steps are flushed and devices have lists,
 `DistributedDataParallel` where gradients are all-reduced, FSDP2 where parameters are handed out.
-docs/assumptions/memory.md has each habit, and where torch has it.
+docs/assumptions/memory.md has each behaviour, and where torch has it.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ RUNTIMES = get_args(RuntimeName)
 _YES_NO = {"yes": True, "no": False}
 
 
-class Habits(NamedTuple):
-    """The habits of a runtime, with the paper's as defaults."""
+class Behaviours(NamedTuple):
+    """The behaviours of a runtime, with the paper's as defaults."""
 
     static_receives: bool = False  # receive buffers of all micro-batches, in both directions, from the start on
     kept_outputs: bool = False  # a stage's output is held until its backward
@@ -48,7 +48,7 @@ class Habits(NamedTuple):
 
 
 class Runtime(config.ConfigTable, frozen=True, kw_only=True):
-    """The habits of a runtime: those that are None are as in the runtime that it is `like`."""
+    """The behaviours of a runtime: those that are None are as in the runtime that it is `like`."""
 
     like: str = RUNTIMES[0]
     static_receives: bool | None = None
@@ -78,30 +78,30 @@ class Runtime(config.ConfigTable, frozen=True, kw_only=True):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The habits that are given one by one."""
+        """The behaviours that are given one by one."""
         return {name: value for name, value in asdict(self).items() if name != "like" and value is not None}
 
-    def without(self, habit: str) -> "Runtime":
-        """Return the runtime with one habit as in the runtime that it is like."""
-        return Runtime(like=self.like, **{name: value for name, value in self.given.items() if name != habit})
+    def without(self, behaviour: str) -> "Runtime":
+        """Return the runtime with one behaviour as in the runtime that it is like."""
+        return Runtime(like=self.like, **{name: value for name, value in self.given.items() if name != behaviour})
 
     def __str__(self) -> str:
         """Return the text of which `read_runtime` makes the runtime."""
-        texts = [f"{name}={_habit_text(value)}" for name, value in self.given.items()]
+        texts = [f"{name}={_behaviour_text(value)}" for name, value in self.given.items()]
         return f"{self.like}:{','.join(texts)}" if texts else self.like
 
 
-PAPER, PAPER_HABITS = Runtime(), Habits()
-HELD, HELD_HABITS = RUNTIMES[1], Habits(wide_shares=True, saved_states=True)
+PAPER, PAPER_BEHAVIOURS = Runtime(), Behaviours()
+HELD, HELD_BEHAVIOURS = RUNTIMES[1], Behaviours(wide_shares=True, saved_states=True)
 
 
-def torch_habits(sends: str | None, *, sharded: bool) -> Habits:
+def torch_behaviours(sends: str | None, *, sharded: bool) -> Behaviours:
     """Return what torch holds in a pipeline whose runtime holds `sends`; without it, in a training loop.
 
     FSDP2 hands out what is `sharded`, and DDP sums the gradients of all else.
     """
-    habits = _LOOP if sends is None else _PIPELINE._replace(sends=sends)
-    return habits._replace(**_FSDP2) if sharded else habits._replace(gradient_buckets="copies")
+    behaviours = _LOOP if sends is None else _PIPELINE._replace(sends=sends)
+    return behaviours._replace(**_FSDP2) if sharded else behaviours._replace(gradient_buckets="copies")
 
 
 _FSDP2: dict[str, Any] = {
@@ -110,8 +110,8 @@ _FSDP2: dict[str, Any] = {
     "reductions": "until-next",
     "collective_copies": True,
 }
-_LOOP = Habits(whole_batch=True, joint_updates=True)
-_PIPELINE = Habits(
+_LOOP = Behaviours(whole_batch=True, joint_updates=True)
+_PIPELINE = Behaviours(
     static_receives=True,
     kept_outputs=True,
     returned_outputs=True,
@@ -122,7 +122,7 @@ _PIPELINE = Habits(
 )
 
 
-def _habit_text(value: object) -> str:
+def _behaviour_text(value: object) -> str:
     return str(value) if isinstance(value, str) else next(word for word, meaning in _YES_NO.items() if meaning is value)
 
 
@@ -135,22 +135,22 @@ def read_runtime(given: object) -> Runtime:
     if isinstance(given, Runtime):
         return given
     if isinstance(given, Mapping):
-        return Runtime(**{choose("habit", name, Runtime.__struct_fields__): value for name, value in given.items()})
+        return Runtime(**{choose("behaviour", name, Runtime.__struct_fields__): value for name, value in given.items()})
     if not isinstance(given, str):
         problem = f"{short_repr(given)} is no name, text or table; write for example 'torch:sends=until-sent'"
         raise RequestError("runtime", problem)
     name, colon, rest = given.partition(":")
-    return Runtime(like=choose("runtime", name, RUNTIMES), **_read_habits(rest.split(",") if colon else []))
+    return Runtime(like=choose("runtime", name, RUNTIMES), **_read_behaviours(rest.split(",") if colon else []))
 
 
-def _read_habits(parts: list[str]) -> dict[str, Any]:
-    """Return the habits of texts such as "sends=until-sent"."""
-    habits: dict[str, Any] = {}
+def _read_behaviours(parts: list[str]) -> dict[str, Any]:
+    """Return the behaviours of texts such as "sends=until-sent"."""
+    behaviours: dict[str, Any] = {}
     for part in parts:
         name, _, value = part.partition("=")
-        habit = choose("habit", name.strip().replace("-", "_"), Habits._fields)
-        if habit in habits:
-            raise RequestError("runtime", f"says {habit} twice; say it once")
-        switches = isinstance(Habits._field_defaults[habit], bool)
-        habits[habit] = _YES_NO[choose(habit, value, _YES_NO)] if switches else value
-    return habits
+        behaviour = choose("behaviour", name.strip().replace("-", "_"), Behaviours._fields)
+        if behaviour in behaviours:
+            raise RequestError("runtime", f"says {behaviour} twice; say it once")
+        switches = isinstance(Behaviours._field_defaults[behaviour], bool)
+        behaviours[behaviour] = _YES_NO[choose(behaviour, value, _YES_NO)] if switches else value
+    return behaviours

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import Ints, Times, sort_by
+from cdpsim.numeric.disturbances import Calendar
 
 FEW_ROWS = 2_000  # of fewer, Python is done before compiled code has begun
 LOAD_NUMBA_FROM_ROWS = 1_300_000  # Python sweeps so many in the time that it takes to load numba

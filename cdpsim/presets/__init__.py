@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from cdpsim.cluster import Cluster
-from cdpsim.files.shipped import is_preset, preset_comment, preset_names, preset_text
+from cdpsim.files.config import is_preset, preset_comment, preset_names, preset_text
 from cdpsim.model import Model
 
 __all__ = [

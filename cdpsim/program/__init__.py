@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.files.units import counted
-from cdpsim.model.runtime import PAPER_HABITS, Habits
+from cdpsim.model.runtime import PAPER_BEHAVIOURS, Behaviours
 from cdpsim.numeric.columns import Flags, Ints, group_numbers, group_starts, sort_and_group, sort_by
 from cdpsim.numeric.paths import Levels, lane_edges, sort_into_levels
 from cdpsim.schedules.state import REPLICATED, State
@@ -257,7 +257,7 @@ class Program:
     state: State = REPLICATED  # where parameters, gradients and optimizer states live
     shard: int = 1  # the number of ranks that share what is split, and of the updates of its shares
     barrier: bool = False  # whether updates wait for the end of the last micro-batch's pass
-    habits: Habits = PAPER_HABITS  # what devices hold beyond what the schedule needs
+    behaviours: Behaviours = PAPER_BEHAVIOURS  # what devices hold beyond what the schedule needs
     untied: tuple[tuple[int, ...], ...] = ()  # stages that the model ties, and of which each has a tensor of its own
     undivided: Flags | None = None  # of passes and stages: its gradient leaves after its weights' part
     parts: Parts = NO_PARTS

@@ -12,7 +12,7 @@ from math import lcm
 
 import numpy as np
 
-from cdpsim.cluster.devices import FULL, NONE
+from cdpsim.cluster.topology import FULL, NONE
 from cdpsim.numeric.columns import Flags, Ints, group_numbers, group_starts, matching_pairs, sort_by
 from cdpsim.numeric.paths import longest_paths
 from cdpsim.program import Content, EdgeKind, Op, Program
@@ -136,8 +136,8 @@ class _Batches:
 
     def in_turn(self) -> Pairs:
         """Return the edges from each batch to the next one of its device."""
-        home = self.device[self.head]
-        follows = np.append(False, home[1:] == home[:-1])[: len(home)]
+        runs_on = self.device[self.head]
+        follows = np.append(False, runs_on[1:] == runs_on[:-1])[: len(runs_on)]
         waits = self.first[follows[self.batch[self.first]]]
         before, which = self._members(self.last, self.batch[waits] - 1)
         return before, self.message[waits[which]]
@@ -153,10 +153,10 @@ class _Batches:
         after = np.searchsorted(self.key, device * self.span + turn[task])  # the next batch, maybe another device's
         first = np.append(True, (lane[1:] != lane[:-1]) | (after[1:] != after[:-1]))[: len(task)]
         final = np.append(first[1:], True)[: len(task)]
-        home = np.append(self.device[self.head], -1)
-        waits = np.flatnonzero(first & (after > 0) & (home[after - 1] == device))
+        runs_on = np.append(self.device[self.head], -1)
+        waits = np.flatnonzero(first & (after > 0) & (runs_on[after - 1] == device))
         before, which = self._members(self.last, after[waits] - 1)
-        blocks = np.flatnonzero(final & (home[after] == device))
+        blocks = np.flatnonzero(final & (runs_on[after] == device))
         next_ones, of = self._members(self.first, after[blocks])
         return np.concatenate([before, task[blocks[of]]]), np.concatenate([task[waits[which]], next_ones])
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.cluster.devices import FULL, NONE
+from cdpsim.cluster.topology import FULL, NONE
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_starts, matching_pairs, sort_by
 from cdpsim.numeric.paths import lane_edges, longest_paths, successors
 from cdpsim.program import EdgeKind, Op, Parts, Program, Stream
@@ -186,9 +186,9 @@ def _nearest(program: Program, edges: Pairs, message: Ints, device: Ints, *, las
     there.
     """
     _, first, reach = successors(*edges, program.nodes)
-    place, home = (np.full(program.nodes, -1, dtype=np.int64) for _ in range(2))
+    place, runs_on = (np.full(program.nodes, -1, dtype=np.int64) for _ in range(2))
     place[program.lane_tasks] = np.arange(len(program.lane_tasks))
-    home[program.lane_tasks] = program.tasks.device[program.lane_tasks]
+    runs_on[program.lane_tasks] = program.tasks.device[program.lane_tasks]
     sign = 1 if last else -1
     unknown = np.iinfo(np.int64).min
     nearest, away = np.full(len(message), unknown), np.zeros(len(message), dtype=np.int64)
@@ -196,7 +196,7 @@ def _nearest(program: Program, edges: Pairs, message: Ints, device: Ints, *, las
     for steps in range(1, program.nodes + 1):
         which, at = expand_ranges(first[node], first[node + 1])
         row, node = row[which], reach[at]
-        mine = home[node] == device[row]
+        mine = runs_on[node] == device[row]
         np.maximum.at(nearest, row[mine], sign * place[node[mine]])
         away[row[mine]] = steps
         on = (node >= program.compute) & (nearest[row] == unknown)

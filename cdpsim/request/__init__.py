@@ -10,8 +10,8 @@ from typing import Any, Self, Unpack
 import msgspec
 
 from cdpsim.cluster import Cluster
-from cdpsim.cluster.devices import NONE
 from cdpsim.cluster.disorder import DISORDER_OPTIONS, Disorder
+from cdpsim.cluster.topology import NONE
 from cdpsim.errors import RequestError, choose, one_line, refuse_unknown, short_repr
 from cdpsim.limits import refuse_too_large
 from cdpsim.model import Model, Recipe, Runtime
@@ -19,7 +19,6 @@ from cdpsim.model.stage import Tie
 from cdpsim.numeric.columns import Ints
 from cdpsim.program.assembly import counted_once
 from cdpsim.program.collectives import DEFAULT
-from cdpsim.request.experiment import read_experiment
 from cdpsim.request.options import (
     DEFAULTS,
     OPTION_NAMES,
@@ -35,16 +34,17 @@ from cdpsim.request.reading import (
     memory_engine,
     places_of,
     read_cluster,
+    read_experiment,
     read_model,
     read_options,
     undisturbed,
 )
 from cdpsim.request.sharing import read_sharing
 from cdpsim.schedules import Schedule
+from cdpsim.schedules.placement import Shape, Widths
 from cdpsim.schedules.rule import Rule
-from cdpsim.schedules.shape import Shape, Widths
-from cdpsim.schedules.state import Home, State
-from cdpsim.timing.stage_times import pyramid_of, reached, with_transfer_times
+from cdpsim.schedules.state import Placed, State
+from cdpsim.timing.costs import pyramid_of, reached, with_transfer_times
 
 # The order of a record: that of its first version. Options that are not named here come last.
 _ORDER = (
@@ -71,9 +71,9 @@ class Request(Mapping[str, Any]):
     the cluster has a topology, and by recursive doubling elsewhere. `expand_collectives` runs every collective as the
     messages of its algorithm, and so does `contention` (fair or queue), by which messages share the links of their
     routes. `rendezvous` (megatron or torch) lets both ends of a message wait for each other where nothing overlaps.
-    `runtime` (paper, torch, or a table of habits) says what is held beyond what the schedule needs; the model's, where
-    None. `max_memory` is how much memory of this machine the run may take, in bytes or as "8 GB"; `ignore_memory` is
-    about the simulated devices. Disturbances (`slow`, `jitter`, `link_jitter`, `stop`: objects, or texts as on the
+    `runtime` (paper, torch, or a table of behaviours) says what is held beyond what the schedule needs; the model's,
+    where None. `max_memory` is how much memory of this machine the run may take, in bytes or as "8 GB"; `ignore_memory`
+    is about the simulated devices. Disturbances (`slow`, `jitter`, `link_jitter`, `stop`: objects, or texts as on the
     command line) are those of the cluster, where not given; `seed` and the number of the `run` decide all that is
     random.
 
@@ -209,7 +209,7 @@ class Request(Mapping[str, Any]):
         Nothing disturbs one of them or tells it apart, and they exchange only what each has a copy or a share of.
         """
         counts_differ = self.counts is not None and any(len({*row}) > 1 for row in self.counts)
-        apart = counts_differ or self.expands or self.disorder != Disorder() or Home.OWNED in self.state.homes
+        apart = counts_differ or self.expands or self.disorder != Disorder() or Placed.OWNED in self.state.placements
         return self.shape.replicas > 1 and not apart
 
     @property

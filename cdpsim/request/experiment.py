@@ -3,7 +3,7 @@
     model = "gpt2"                  # a name, or a file beside this one; or [model] and [[model.stages]]
     cluster = "box.toml"
 
-    [runtime]                       # what a runtime holds: the habits of `cdpsim simulate --runtime`
+    [runtime]                       # what a runtime holds: the behaviours of `cdpsim simulate --runtime`
     like = "torch"
 
     [run]                           # any option of `cdpsim simulate` by its name

@@ -26,13 +26,12 @@ from cdpsim.model import (
     UpdateTime,
 )
 from cdpsim.model.runtime import RUNTIMES, read_runtime
-from cdpsim.request.declaration import Option, disturbance, named_preset, of_named_model
+from cdpsim.request.options import Option, disturbance, named_preset, of_named_model
 from cdpsim.schedules import Schedule
-from cdpsim.schedules.buckets import BUCKETS, read_buckets
-from cdpsim.schedules.compression import COMPRESSIONS, read_compression
-from cdpsim.schedules.local import read_outer
+from cdpsim.schedules.buckets import BUCKETS, COMPRESSIONS, read_buckets, read_compression
+from cdpsim.schedules.order import read_outer
+from cdpsim.schedules.placement import read_widths
 from cdpsim.schedules.rule import NAMED_RULES, VERTICAL_SYNC, Rule, find_rule
-from cdpsim.schedules.shape import read_widths
 from cdpsim.schedules.state import ZERO, read_zero
 from cdpsim.trace import load_counts
 
@@ -484,7 +483,7 @@ class PlatformOptions(TypedDict, total=False):
         Option(
             "RUNTIME",
             "what a runtime holds beyond what the schedule needs: paper (nothing; default), held (what estimates "
-            "cannot do without) or torch (as its own pipelines and DDP); habits may be changed: "
+            "cannot do without) or torch (as its own pipelines and DDP); behaviours may be changed: "
             "torch:sends=until-sent,returned_outputs=no (`cdpsim simulate --help-all` has them all)",
             known=lambda: RUNTIMES,
             record=lambda r: r.given["runtime"] and config.encode(r.given["runtime"]),

@@ -11,29 +11,30 @@ import numpy as np
 
 from cdpsim import presets
 from cdpsim.cluster import Cluster
-from cdpsim.cluster.devices import UNLIMITED_LANES
 from cdpsim.cluster.disorder import DISORDER_OPTIONS as DISORDER
 from cdpsim.cluster.disorder import Disorder, disorder_of
+from cdpsim.cluster.topology import UNLIMITED_LANES
 from cdpsim.errors import RequestError, in_known_case, true_or_false, whole_number
 from cdpsim.limits import refuse_many_slots, refuse_too_large
 from cdpsim.model import OPTIMIZERS, UNIT_MODELS, Model, Recipe
-from cdpsim.model.optimizers import UPDATE_FACTS
-from cdpsim.model.recipe import apply_recipe
+from cdpsim.model.recipe import UPDATE_FACTS, apply_recipe
 from cdpsim.program.assembly import check_counts, count_rounds
 from cdpsim.request.options import FORWARD_FIRST, OPTIONS, TRAINING, CountRows, read_value
 from cdpsim.request.sharing import (
+    accepts,
     check_layers,
     goes_by_layer,
     named_zero,
     read_ranks,
     read_sharing,
+    refuse_untaken,
     stage_layers,
+    untaken_refusal,
 )
-from cdpsim.request.taken import accepts, refuse_untaken, untaken_refusal
 from cdpsim.schedules import SCHEDULES, Schedule, find_schedule, schedule_from_lists
-from cdpsim.schedules.local import read_outer
+from cdpsim.schedules.order import read_outer
+from cdpsim.schedules.placement import Shape, Widths, read_widths
 from cdpsim.schedules.rule import CUSTOM, VERTICAL_SYNC, Rule
-from cdpsim.schedules.shape import Shape, Widths, read_widths
 from cdpsim.timing.engine import find_engine
 
 LEAST_STEPS = 3  # of a request that gives no number
@@ -171,8 +172,8 @@ def _rule_and_steps(
     steps = least_steps(shape.warm_up) if given is None else whole_number("steps", given, at_least=1)
     _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots)
     if options["rule"] == VERTICAL_SYNC != schedule.rule and not schedule.takes_vertical_sync:
-        takers = ", ".join(name for name, other in SCHEDULES.items() if other.takes_vertical_sync)
-        raise RequestError("rule", f"{schedule.name} does not take {VERTICAL_SYNC.name}; {takers} does")
+        accepting = ", ".join(name for name, other in SCHEDULES.items() if other.takes_vertical_sync)
+        raise RequestError("rule", f"{schedule.name} does not take {VERTICAL_SYNC.name}; {accepting} does")
     refuse_untaken(schedule, options, shape.parts)
     if not schedule.order.waits:
         return _rule_of_rounds(schedule, shape, steps, options["rule"]), steps

@@ -8,12 +8,11 @@ from cdpsim.errors import RequestError, choose, in_known_case, short_repr, whole
 from cdpsim.model import PRECISIONS, Model
 from cdpsim.model.stage import Stage
 from cdpsim.request.options import OPTIONS, RESHARD
-from cdpsim.request.taken import accepts, is_given
+from cdpsim.request.sharing import accepts, is_given
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule
-from cdpsim.schedules.buckets import RUNTIMES_WITH_BUCKETS, Buckets, bucket_sizes
-from cdpsim.schedules.compression import Compression, find_compression
-from cdpsim.schedules.shape import Shape
-from cdpsim.schedules.state import MOST_SPLIT, REPLICATED, ZERO, Home, State, When, read_zero
+from cdpsim.schedules.buckets import RUNTIMES_WITH_BUCKETS, Buckets, Compression, bucket_sizes, find_compression
+from cdpsim.schedules.placement import Shape
+from cdpsim.schedules.state import MOST_SPLIT, REPLICATED, ZERO, Placed, State, When, read_zero
 
 SHARING = tuple(name for name, option in OPTIONS.items() if option.in_state)
 
@@ -25,7 +24,7 @@ def read_ranks(schedule: Schedule, replicas: int, options: Mapping[str, Any]) ->
     """
     zero, shard = read_zero(options.get("zero")), options.get("shard")
     if not schedule.order.waits:
-        split = ZERO.index(schedule.state.homes)
+        split = ZERO.index(schedule.state.placements)
         return split, replicas, replicas if split else 1
     if shard is not None:
         shard = whole_number("shard", shard, at_least=1)
@@ -52,8 +51,8 @@ def read_sharing(schedule: Schedule, shape: Shape, model: Model | None, options:
     state = _read_state(schedule, shape, zero, model, options)
     if options["compress"] is not None:
         state = replace(state, compress=_read_compression(schedule, shape, state, model, options["compress"]))
-    split = schedule.order.waits and state.parameters is Home.SPLIT
-    usual = 1 if state.parameters is Home.SPLIT else 0
+    split = schedule.order.waits and state.parameters is Placed.SPLIT
+    usual = 1 if state.parameters is Placed.SPLIT else 0
     asked = options["prefetch"] if split or schedule.fetches else None  # nothing else has parameters on their way
     return {"zero": zero, "state": state, "prefetch": usual if asked is None else asked}
 
@@ -63,7 +62,7 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
     state, one_place = schedule.state, schedule.order.one_place
     in_slots = model is None or model.is_unit
     if not schedule.order.waits:  # one piece is not split, nor are those of one rank
-        return replace(state, optimizer=Home.COPIED) if in_slots or shape.replicas == 1 else state
+        return replace(state, optimizer=Placed.COPIED) if in_slots or shape.replicas == 1 else state
     given = [name for name in SHARING if is_given(options[name])]
     # Replicas whose steps may differ have no order of messages in common.
     unlike = shape.widths or options["counts"]
@@ -79,7 +78,7 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
         _refuse_in_slots(shape, options)
     on_host = model is not None and any(stage.updated_on_host for stage in model.stages)
     fetched = model is not None and any(stage.host_parameters for stage in model.stages)
-    # One rank's share is the whole, and at home, unless its host has it.
+    # One rank's share is the whole, and stays with it, unless its host has it.
     parameters, gradients, optimizer = ZERO[zero if shape.shard > 1 or fetched else 0]
     together = schedule.order.together
     return State(
@@ -100,7 +99,7 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
 
 def _read_reduce(schedule: Schedule, shape: Shape, zero: int, given: object) -> When:
     when = When(usual_reduce(schedule, zero) if given is None else given)
-    whole = ZERO[zero][1] is Home.COPIED and ZERO[zero][2] is Home.SPLIT
+    whole = ZERO[zero][1] is Placed.COPIED and ZERO[zero][2] is Placed.SPLIT
     if when is When.EACH and whole and shape.shard > 1:
         problem = f"each adds up shares, and --zero {zero} has whole gradients on all {shape.shard} ranks"
         raise RequestError("reduce", f"{problem}; give --zero {zero + 1}, or last or end")
@@ -110,8 +109,8 @@ def _read_reduce(schedule: Schedule, shape: Shape, zero: int, given: object) -> 
 def usual_reduce(schedule: Schedule, zero: int) -> str:
     """Return when gradients are summed by default: as torch and DeepSpeed do it without a pipeline, and with one."""
     if schedule.order.one_place:
-        return "each" if ZERO[zero][1] is Home.SPLIT else "last"
-    return "last" if ZERO[zero][1] is Home.SPLIT or not schedule.order.together else "end"
+        return "each" if ZERO[zero][1] is Placed.SPLIT else "last"
+    return "last" if ZERO[zero][1] is Placed.SPLIT or not schedule.order.together else "end"
 
 
 def _refuse_pieces(shape: Shape, options: Mapping[str, Any], given: Sequence[str]) -> None:
@@ -143,12 +142,12 @@ def _read_compression(
     compression = find_compression(given, _element_bytes(model))
     if schedule.is_pipeline and not (shape.widths or schedule.has_copies(shape)):
         return None
-    split, rounds, factors = state.optimizer is Home.SPLIT, schedule.order.rounds is not None, compression.rank > 0
+    split, rounds, factors = state.optimizer is Placed.SPLIT, schedule.order.rounds is not None, compression.rank > 0
     groups = split and (shape.shard < shape.replicas or schedule.has_copies(replace(shape, replicas=1)))
     for applies, problem, remedy in (
-        (state.optimizer is Home.OWNED, f"{schedule.name} sums gradients at one device of each stage", ""),
+        (state.optimizer is Placed.OWNED, f"{schedule.name} sums gradients at one device of each stage", ""),
         (rounds and (split or factors), f"each worker of {schedule.name} sums a share of all gradients", ""),
-        (state.gradients is Home.SPLIT, "each rank keeps a share of all gradients", ", or --zero 1"),
+        (state.gradients is Placed.SPLIT, "each rank keeps a share of all gradients", ", or --zero 1"),
         (groups, "shares are summed across groups", ", or --zero 0"),
         (factors and not state.streams, "here one message sums each stage, in no stream", ", or dp"),
     ):
@@ -220,7 +219,7 @@ def _read_reshard(zero: int, shape: Shape, one_place: bool, given: object) -> st
 
 def _read_gather(schedule: Schedule, zero: int, given: str | None) -> str:
     """Return when new parameters are gathered: early where steps have no end at which a device makes all updates."""
-    if given is None or ZERO[zero][2] is not Home.SPLIT or ZERO[zero][0] is Home.SPLIT:
+    if given is None or ZERO[zero][2] is not Placed.SPLIT or ZERO[zero][0] is Placed.SPLIT:
         return "units" if schedule.order.together else "early"
     return given
 

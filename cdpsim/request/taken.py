@@ -59,9 +59,9 @@ def refuse_untaken(schedule: Schedule, options: Mapping[str, Any], n: int | None
 
 def untaken_refusal(schedule: Schedule, name: str) -> RequestError:
     """Return the refusal of an option that a schedule does not take, with some that do."""
-    takers = [other.name for other in SCHEDULES.values() if accepts(other, name)]
-    more = f" and {len(takers) - _NAMED} more" if len(takers) > _NAMED else ""
-    others = f"{', '.join(takers[:_NAMED])}{more} {'does' if len(takers) == 1 else 'do'}"
+    accepting = [other.name for other in SCHEDULES.values() if accepts(other, name)]
+    more = f" and {len(accepting) - _NAMED} more" if len(accepting) > _NAMED else ""
+    others = f"{', '.join(accepting[:_NAMED])}{more} {'does' if len(accepting) == 1 else 'do'}"
     accepted = ", ".join(option_words(schedule)) or "none of its kind"
     problem = f"{schedule.name} does not take this option (it takes {accepted}); {others}"
     return RequestError(name.replace("_", "-"), problem)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cdpsim import runs
 from cdpsim.files.units import counted, json_number, short_text
 from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Category, Program
@@ -14,8 +15,8 @@ from cdpsim.program.collectives import Algorithm
 from cdpsim.request import Request
 from cdpsim.runs.steady_state import SteadyState, find_steady_state
 from cdpsim.timing.costs import Costs
-from cdpsim.trace import Trace, run_tables
-from cdpsim.trace.metrics import communication, memory, staleness, steady, utilisation, waiting
+from cdpsim.trace import Trace
+from cdpsim.trace.metrics import communication, memory, steady, waiting
 from cdpsim.trace.table import MemoryRow, MessageRow, RoundRow, Table, TaskRow
 from cdpsim.version import __version__
 
@@ -63,7 +64,7 @@ class Run(Trace):
     @property
     def makespan(self) -> Any:
         """The time at which the last task ends: a number of slots, or seconds."""
-        return utilisation.makespan(self.program, self.end)
+        return waiting.makespan(self.program, self.end)
 
     @cached_property
     def trace(self) -> Trace:
@@ -74,19 +75,19 @@ class Run(Trace):
     def tasks(self) -> Table[TaskRow]:
         """The columns of a trace's tasks, a row for each."""
         run = self.whole
-        return run_tables.task_columns(run.program, run.start, run.end, run.task_nodes)
+        return runs.task_columns(run.program, run.start, run.end, run.task_nodes)
 
     @cached_property
     def messages(self) -> Table[MessageRow]:
         """The columns of a trace's messages, a row for each."""
         run = self.whole
-        return run_tables.message_columns(run.program, run.costs, run.start, run.end, run.message_nodes)
+        return runs.message_columns(run.program, run.costs, run.start, run.end, run.message_nodes)
 
     @cached_property
     def memory(self) -> Table[MemoryRow]:
         """The memory of each device and category from each time on, a row for each change."""
         run = self.whole
-        return run_tables.memory_columns(run.program, run.start, run.end)
+        return runs.memory_columns(run.program, run.start, run.end)
 
     @cached_property
     def rounds(self) -> Table[RoundRow] | None:
@@ -94,7 +95,7 @@ class Run(Trace):
         if not self.program.thrown_away:
             return None
         run = self.whole
-        return run_tables.round_columns(run.program, run.start, run.end)
+        return runs.round_columns(run.program, run.start, run.end)
 
     def critical_path(self) -> Table[TaskRow]:
         """Return the tasks on the way to the last end: before each, what it waited for that ended last.
@@ -114,13 +115,13 @@ class Run(Trace):
     @cached_property
     def task_nodes(self) -> Ints:
         """The node of the program of all replicas behind each row of `tasks`."""
-        return run_tables.sort_tasks(self.whole.program, self.whole.start)
+        return runs.sort_tasks(self.whole.program, self.whole.start)
 
     @cached_property
     def message_nodes(self) -> Ints:
         """The node of the program of all replicas behind each row of `messages`."""
         run = self.whole
-        return run_tables.sort_messages(run.program, run.costs, run.start, run.end)
+        return runs.sort_messages(run.program, run.costs, run.start, run.end)
 
     @property
     def algorithms(self) -> list[Algorithm | None] | None:
@@ -152,11 +153,11 @@ class Run(Trace):
         hosts = [] if self.host_peaks is None else self.host_peaks.tolist()
         offloaded = {"host_memory": [{"device": device, "bytes": size} for device, size in enumerate(hosts)]}
         rare: dict[str, Any] = (
-            {"mismatched": staleness.mismatched(program) * program.fold} if program.versions_differ else {}
+            {"mismatched": memory.mismatched(program) * program.fold} if program.versions_differ else {}
         )
         held = {"peak_memory": self.peaks}
-        later = steady_state.is_steady and not self.reaches_rest
-        held |= {"peak_memory_at_rest": steady_state.run.peaks} if later else {}
+        later = steady_state.is_steady and not self.reaches_steady_state
+        held |= {"steady_peak_memory": steady_state.run.peaks} if later else {}
         rare |= {"untied": [list(stages) for stages in program.untied]} if program.untied else {}
         rare |= {"places": self._places()} if self.request.shape.layers else {}
         return {
@@ -168,9 +169,9 @@ class Run(Trace):
             "makespan": self.makespan,
             "period": json_number(steady_state.period),
             "period_is": steady_state.period_is,
-            **({} if self.reaches_rest else {"reaches_rest": False}),
+            **({} if self.reaches_steady_state else {"reaches_steady_state": False}),
             "bubble": steady_state.bubble,
-            "idle_of_run": utilisation.idle_share(program, self.start, self.end, self.costs.calendar),
+            "idle_of_run": waiting.idle_share(program, self.start, self.end, self.costs.calendar),
             "mean_staleness": steady_state.staleness,
             **rare,
             **{
@@ -233,12 +234,12 @@ class Run(Trace):
     def steady_state(self) -> SteadyState:
         """The steady state of the run's steps, by runs of other numbers of steps where that is needed.
 
-        Where there is no room for these, or where they do not end, the figures are those of the run's own steps.
+        Where there is no room for these, or where they do not end, the metrics are those of the run's own steps.
         """
         return find_steady_state(self)
 
     @cached_property
-    def reaches_rest(self) -> bool:
+    def reaches_steady_state(self) -> bool:
         """Whether the run's own steps come to be like those of its steady state, and hold as much as these."""
         rest, steps = self.steady_state, self.program.steps
         if not rest.is_steady:

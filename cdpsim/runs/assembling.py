@@ -14,11 +14,10 @@ from cdpsim.program import Op, Program, once_a_program
 from cdpsim.program.assembly import derive
 from cdpsim.program.check import check_columns
 from cdpsim.program.collectives import DEFAULT
-from cdpsim.program.rendezvous import defer_receives, meet_in_turns, posting_turns
-from cdpsim.program.streams import occupy_streams, queue_in_streams
+from cdpsim.program.streams import defer_receives, meet_in_turns, occupy_streams, posting_turns, queue_in_streams
 from cdpsim.request import Request
 from cdpsim.request.options import MEGATRON
-from cdpsim.runs.replicas import are_replicas_alike
+from cdpsim.runs.assembling import are_replicas_alike
 from cdpsim.schedules.state import When
 from cdpsim.timing.costs import Costs, node_costs
 from cdpsim.timing.expand import expand, is_unrolled, unchanged_origins

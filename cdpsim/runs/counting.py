@@ -8,11 +8,9 @@ from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints
 from cdpsim.request import Request
 from cdpsim.request.options import CountRows
-from cdpsim.runs.assembling import assemble_one, assemble_replicas
-from cdpsim.runs.pricing import price_resolved, request_of
-from cdpsim.timing.engine import find_engine
-from cdpsim.timing.rounds import RoundTimes, counts_by_times, play_program, play_rounds
-from cdpsim.timing.stalled_runs import refuse_stalled
+from cdpsim.runs.assembling import assemble_one, assemble_replicas, price_resolved, request_of
+from cdpsim.timing.engine import find_engine, refuse_stalled
+from cdpsim.timing.round_times import RoundTimes, counts_by_times, play_program, play_rounds
 
 _MOST_TRIALS = 200  # runs until counts of rounds are those that they ask for
 

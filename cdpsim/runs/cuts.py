@@ -86,9 +86,9 @@ def find_repetition(cut: Cut, start: Times, end: Times) -> Repetition | None:
     later = growth[0].item()
     if later <= 0 or (growth != later).any():
         return None
-    (front, again), (back, once_more) = (_unrepeated(pairs, start, later) for pairs in (cut.before, cut.behind))
+    (earlier, again), (back, once_more) = (_unrepeated(pairs, start, later) for pairs in (cut.before, cut.behind))
     (early, late), first, last = cut.fixed, cut.first, cut.last
-    since = np.concatenate([end[front], end[again] - later, end[first] - later, end[early]]).max().item()
+    since = np.concatenate([end[earlier], end[again] - later, end[first] - later, end[early]]).max().item()
     until = np.concatenate([start[back], start[once_more] - later, start[last], start[late] - later]).min().item()
     return Repetition(later, since, until) if since < until else None
 
@@ -186,7 +186,7 @@ class _Sides(NamedTuple):
     is_tail: Flags  # from the first cut on
     head: Ints  # places of the head; -1 of others
     tail: Ints  # places of the tail, and of what is before it; -1 of what has no place, and does not move with it
-    front: Ints  # places of the head, and of what does not grow in number
+    unmoved: Ints  # places of the head, and of what does not grow in number
 
     @classmethod
     def of(cls, program: Program, first: Ints, count: Ints, more: Ints, moved: Ints) -> "_Sides":
@@ -199,8 +199,8 @@ class _Sides(NamedTuple):
         is_head, is_tail = index < (count + more)[number], back >= count[number]
         head = np.where(is_head, first[number] + index, -1)
         tail = np.where((back >= 0) & (is_tail | (more[number] > 0)), first[number] + back, -1)
-        front = np.where(is_head | (more[number] == 0), first[number] + index, -1)
-        columns = (steps_of_nodes(program), is_head, is_tail, head, tail, front)
+        unmoved = np.where(is_head | (more[number] == 0), first[number] + index, -1)
+        columns = (steps_of_nodes(program), is_head, is_tail, head, tail, unmoved)
         of_start = (0, True, False, first[-1], -1, first[-1])
         return cls(*(np.append(*pair) for pair in zip(columns, of_start, strict=True)))
 
@@ -223,7 +223,7 @@ class _Sides(NamedTuple):
         before, after, is_early = self.waits(program)
         alone = np.bincount(after[~is_early], minlength=program.nodes) == 0
         alone &= (self.is_tail | (self.step > 0))[:-1]
-        return bool((self.front[before[is_early]] >= 0).all()) and not alone.any()
+        return bool((self.unmoved[before[is_early]] >= 0).all()) and not alone.any()
 
     def facts(self, program: Program) -> Iterator[list[Ints]]:
         """Yield the columns of what is to be the same in both programs: who waits for whom, and what is sent and held.
@@ -233,7 +233,7 @@ class _Sides(NamedTuple):
         (before, after, is_early), buffers, messages = self.waits(program), program.buffers, program.message_nodes
         held = buffers.device, buffers.category, buffers.stage, buffers.size
         for there, place in self.parts():
-            for source, kind in ((place, ~is_early), (self.front, is_early)):
+            for source, kind in ((place, ~is_early), (self.unmoved, is_early)):
                 rows = np.flatnonzero(there[after] & kind)
                 yield [source[before[rows]], place[after[rows]]]
             rows = np.flatnonzero(there[messages])

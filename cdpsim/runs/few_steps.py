@@ -6,11 +6,10 @@ from typing import NamedTuple
 from cdpsim.program import Program
 from cdpsim.request import Request
 from cdpsim.runs import Run
-from cdpsim.runs.known_programs import KNOWN_PROGRAMS
+from cdpsim.runs.assembling import KNOWN_PROGRAMS, price_request
 from cdpsim.runs.playing import run
-from cdpsim.runs.pricing import price_request
 from cdpsim.runs.steady_state import few_steps, may_be_separate
-from cdpsim.timing.ticks import tick_to_compare
+from cdpsim.timing.engine import quantum_to_compare
 
 
 class FewSteps(NamedTuple):
@@ -19,22 +18,22 @@ class FewSteps(NamedTuple):
     request: Request
     program: Program
 
-    def run(self, tick: float | None = 0.0) -> Run:
-        """Return their run; in a tick, or if None in one to compare it by.
+    def run(self, quantum: float | None = 0.0) -> Run:
+        """Return their run; in a quantum, or if None in one to compare it by.
 
-        If a single step turns out not to show the others, more of them can be run in that tick, too.
+        If a single step turns out not to show the others, more of them can be run in that quantum, too.
         """
         program, request = self.program, self.request
         costs = price_request(program, request)
-        tick = tick_to_compare(program, costs, few_steps(request)) if tick is None else tick
-        return run(program, replace(costs, tick=tick), request.engine)
+        quantum = quantum_to_compare(program, costs, few_steps(request)) if quantum is None else quantum
+        return run(program, replace(costs, quantum=quantum), request.engine)
 
     def of_steps(self, steps: int) -> "FewSteps":
         """Return the same request with another number of steps, and its program."""
         return _with_steps(self.request, steps)
 
 
-def steps_at_rest(request: Request) -> FewSteps:
+def steady_steps(request: Request) -> FewSteps:
     """Return the few steps of a request that show all others."""
     return _with_steps(request, 1 if may_be_separate(request) else few_steps(request))
 

@@ -1,4 +1,4 @@
-"""Sums over a run at rest, from which the figures of a comparison follow."""
+"""Sums over a run in steady state, from which the metrics of a comparison follow."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -7,14 +7,14 @@ from typing import Any
 from cdpsim.files.units import Number
 from cdpsim.numeric.columns import Ints
 from cdpsim.runs import Run
-from cdpsim.trace.metrics import communication, memory, utilisation
+from cdpsim.trace.metrics import communication, memory, waiting
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Times, memory and messages of a run at rest: in slots and stage-activations, else in seconds and bytes.
+class Metrics:
+    """Times, memory and messages of a run in steady state: in slots and stage-activations, else in seconds and bytes.
 
-    `span` is a time at rest, in which the run's lanes are `busy`, and `waiting` for messages, for so long in all.
+    `span` is a steady time, in which the run's lanes are `busy`, and `waiting` for messages, for so long in all.
     `messages` and `sent` are of a training step, and so are its `passes`: the micro-batches of all replicas. `peaks`
     has a row for each device, a column for each category of memory, and one for their sum.
     """
@@ -47,17 +47,17 @@ class Figures:
         return min(share, self.bubble)
 
 
-def figures_of(run: Run, makespan: Any = None) -> Figures:
-    """Return the figures of a run at rest; the makespan may be that of a run of more steps."""
+def metrics_of(run: Run, makespan: Any = None) -> Metrics:
+    """Return the metrics of a run in steady state; the makespan may be that of a run of more steps."""
     rest = run.steady_state
     one, low, high = rest.run, rest.low, rest.high
     program, start, end = one.program, one.start, one.end
-    return Figures(
+    return Metrics(
         period=rest.period,
         period_is=rest.period_is,
         makespan=run.makespan if makespan is None else makespan,
         span=high - low,
-        busy=utilisation.busy_time(program, start, end, one.costs.calendar, low, high),
+        busy=waiting.busy_time(program, start, end, one.costs.calendar, low, high),
         waiting=rest.waits.total(program.fold) if rest.waits else 0.0,
         lanes=(len(program.lane_start) - 1) * program.fold,
         passes=Fraction(int(program.counts[rest.steps].sum()) * program.fold, rest.updates),
@@ -70,9 +70,9 @@ def figures_of(run: Run, makespan: Any = None) -> Figures:
     )
 
 
-def figures_of_steps(run: Run, steps: int) -> Figures:
-    """Return the figures of so many steps of a run of few."""
-    return figures_of(run, _makespan(run, steps))
+def metrics_of_steps(run: Run, steps: int) -> Metrics:
+    """Return the metrics of so many steps of a run of few."""
+    return metrics_of(run, _makespan(run, steps))
 
 
 def _makespan(run: Run, steps: int) -> Any:

@@ -4,12 +4,11 @@ from collections.abc import Hashable
 from functools import lru_cache
 
 from cdpsim.model import Model
-from cdpsim.numeric.kept import Kept
+from cdpsim.numeric.columns import Kept
 from cdpsim.program import Program
 from cdpsim.request import Request
 from cdpsim.request.options import OPTIONS
-from cdpsim.runs.assembling import assemble_one
-from cdpsim.runs.replicas import are_replicas_alike
+from cdpsim.runs.assembling import are_replicas_alike, assemble_one
 
 MOST_KEPT_NODES = 2**20  # of all programs together
 

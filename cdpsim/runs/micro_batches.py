@@ -3,7 +3,7 @@
 In the middle of a step micro-batches repeat each other: each task or message there is a time later than the one before
 it of its kind, and that time is the same for all. The run is cut before and behind a unit of micro-batches (`cuts`).
 If what follows the cuts depends on the unit between them alone, a longer run has more of these units, and nothing else.
-Times are compared as they are: slots, or whole ticks. What a run has shown is kept, for other numbers.
+Times are compared as they are: slots, or whole quanta. What a run has shown is kept, for other numbers.
 """
 
 from collections.abc import Iterator
@@ -13,15 +13,14 @@ from typing import Any, NamedTuple
 
 from cdpsim.errors import RequestError
 from cdpsim.model.runtime import PAPER
-from cdpsim.numeric.kept import Kept
+from cdpsim.numeric.columns import Kept
 from cdpsim.program import Program
 from cdpsim.request import Request
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
-from cdpsim.runs.cuts import Cut, Repetition, find_cuts, find_repetition
-from cdpsim.runs.few_steps import FewSteps, steps_at_rest
-from cdpsim.runs.figures import Figures, figures_of_steps
-from cdpsim.runs.known_programs import structure_of
+from cdpsim.runs.assembling import structure_of
+from cdpsim.runs.micro_batches import Cut, Repetition, find_cuts, find_repetition
+from cdpsim.runs.steady_metrics import FewSteps, Metrics, metrics_of_steps, steady_steps
 from cdpsim.runs.steady_state import SteadyState
 from cdpsim.timing.costs import Costs
 from cdpsim.trace.metrics import communication
@@ -35,7 +34,7 @@ class Folded(NamedTuple):
     """A run of fewer micro-batches than asked for, and the metrics of all."""
 
     run: Run
-    figures: Figures
+    metrics: Metrics
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +42,7 @@ class Growth:
     """A run of few micro-batches, its metrics, and how much these grow with each unit more; peaks stay."""
 
     run: Run
-    figures: Figures
+    metrics: Metrics
     slopes: dict[str, Any]
 
     @property
@@ -51,10 +50,10 @@ class Growth:
         """The micro-batches of the run."""
         return self.run.request.shape.m
 
-    def after(self, units: int) -> Figures:
+    def after(self, units: int) -> Metrics:
         """Return the metrics of a run of more units."""
-        further = {name: getattr(self.figures, name) + units * slope for name, slope in self.slopes.items()}
-        return replace(self.figures, **further)
+        further = {name: getattr(self.metrics, name) + units * slope for name, slope in self.slopes.items()}
+        return replace(self.metrics, **further)
 
 
 def fold_micro_batches(request: Request) -> Folded | None:
@@ -115,7 +114,7 @@ def _find_growth(request: Request, few: int, more: int) -> Growth | None:
     first, second = request.with_micro_batches(few), request.with_micro_batches(more)
     key = (structure_of(first), more, *(getattr(request, name) for name in _OF_COSTS))
     if key not in KNOWN_GROWTHS:
-        one, longer = steps_at_rest(first), steps_at_rest(second)
+        one, longer = steady_steps(first), steady_steps(second)
         growth = growth_of_unit(one, longer, request.steps)
         KNOWN_GROWTHS.keep(key, growth, longer.program.nodes)
     return KNOWN_GROWTHS[key]
@@ -132,7 +131,7 @@ def growth_of_unit(few: FewSteps, more: FewSteps, steps: int) -> Growth | None:
     run, longer = few.run(None), more.program
     rest = run.steady_state
     one = run if rest.starts_again else rest.run
-    if not rest.certified or len(rest.steps) > 1 or rest.run.costs.tick != run.costs.tick:
+    if not rest.certified or len(rest.steps) > 1 or rest.run.costs.quantum != run.costs.quantum:
         return None
     if one.program.steps != longer.steps:
         longer = more.of_steps(one.program.steps).program
@@ -141,7 +140,7 @@ def growth_of_unit(few: FewSteps, more: FewSteps, steps: int) -> Growth | None:
     repetitions = [each for each in found if each is not None and each.later == (found[0] and found[0].later)]
     if rest.starts_again:
         repetition = repetitions[0] if repetitions else None
-    else:  # the one in the time at rest
+    else:  # the one in the steady time
         within = (each for each in repetitions if rest.low <= each.since and each.until + each.later <= rest.high)
         repetition = next(within, None)
     if repetition is None or len(repetitions) < len(cuts):
@@ -155,7 +154,7 @@ def growth_of_unit(few: FewSteps, more: FewSteps, steps: int) -> Growth | None:
         "waiting": waiting,
         "passes": Fraction(int((longer.counts - one.program.counts)[0]) * longer.fold, rest.updates),
     }
-    return Growth(run, figures_of_steps(run, steps), slopes)
+    return Growth(run, metrics_of_steps(run, steps), slopes)
 
 
 def _slopes(program: Program, costs: Costs, cut: Cut, rest: SteadyState) -> dict[str, Any]:

@@ -9,21 +9,23 @@ from typing import Any
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.files.notes import detail
-from cdpsim.files.progress import ticker
+from cdpsim.files.notes import detail, ticker
 from cdpsim.numeric.columns import Times
 from cdpsim.program import Program
 from cdpsim.request import Request
 from cdpsim.request.options import EngineName
 from cdpsim.runs import Run
-from cdpsim.runs.assembling import assemble_one, assemble_replicas
-from cdpsim.runs.counting import with_counts
-from cdpsim.runs.pricing import price_resolved, request_of
+from cdpsim.runs.assembling import assemble_one, assemble_replicas, price_resolved, request_of, with_counts
 from cdpsim.timing.costs import Costs
-from cdpsim.timing.engine import ENGINES, find_engine
-from cdpsim.timing.engine.fast import sweep_together
-from cdpsim.timing.stalled_runs import refuse_stalled
-from cdpsim.timing.ticks import are_exact, in_ticks, play_exactly
+from cdpsim.timing.engine import (
+    ENGINES,
+    are_exact,
+    find_engine,
+    in_quanta,
+    play_exactly,
+    refuse_stalled,
+    sweep_together,
+)
 
 NODES_AT_ONCE = 2**20  # of all runs that are swept together
 
@@ -45,12 +47,12 @@ def run(program: Program, costs: Costs, engine: EngineName = "auto") -> Run:
     refuse_other_costs(program, costs)
     request = request_of(program if costs.request is None else costs)
     play, begun = find_engine(engine, request.contention), perf_counter()
-    tick = costs.tick
+    quantum = costs.quantum
     costs, start, end = play_exactly(play, program, costs) if _adds_up(request) else (costs, *play(program, costs))
     size = f"{len(program.tasks):,} tasks and {len(program.messages):,} messages on {program.devices:,} devices"
     by = "fast" if play is ENGINES["fast"] else "SimPy"
     detail(f"ran {request.schedule.name}: {size}, by the {by} engine, in {perf_counter() - begun:.3f} s")
-    return _run_with_times(program, costs, start, end, tick, engine)
+    return _run_with_times(program, costs, start, end, quantum, engine)
 
 
 def _adds_up(request: Request) -> bool:
@@ -58,30 +60,30 @@ def _adds_up(request: Request) -> bool:
     return not request.disorder.is_random and not request.schedule.order.rounds
 
 
-def ticked(program: Program, costs: Costs) -> Costs:
+def quantized(program: Program, costs: Costs) -> Costs:
     """Return the costs by which `run` runs a program."""
     request = request_of(program if costs.request is None else costs)
-    return in_ticks(program, costs) if _adds_up(request) else costs
+    return in_quanta(program, costs) if _adds_up(request) else costs
 
 
 def _run_with_times(
-    program: Program, costs: Costs, start: Times, end: Times, tick: float = 0.0, engine: EngineName = "auto"
+    program: Program, costs: Costs, start: Times, end: Times, quantum: float = 0.0, engine: EngineName = "auto"
 ) -> Run:
-    """Return the run of a program with these times of its nodes, made in given ticks; refuse one that does not end."""
+    """Return the run of a program with these times of its nodes, made in given quanta; refuse one that does not end."""
     request = request_of(program if costs.request is None else costs)
     refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
     # Counts are for the given steps.
-    rerun = None if request.counts else partial(_run_of_steps, program, request, tick)
+    rerun = None if request.counts else partial(_run_of_steps, program, request, quantum)
     lengthen = partial(_of_steps, program) if rerun else None
     if request.schedule.order.rounds:
         rerun = partial(_run_of_rounds, request, folded=program.fold > 1)
-    unfold = partial(_run_of_all, request, tick, engine) if program.fold > 1 else None
+    unfold = partial(_run_of_all, request, quantum, engine) if program.fold > 1 else None
     return Run(request, program, costs, start, end, rerun, lengthen, unfold)
 
 
-def _run_of_all(request: Request, tick: float, engine: EngineName) -> Run:
+def _run_of_all(request: Request, quantum: float, engine: EngineName) -> Run:
     program = assemble_replicas(request)
-    return run(program, replace(price_resolved(program, request_of(program)), tick=tick), engine)
+    return run(program, replace(price_resolved(program, request_of(program)), quantum=quantum), engine)
 
 
 def run_all(program: Program, costs: Sequence[Costs]) -> Iterator[Run]:
@@ -97,7 +99,7 @@ def run_all(program: Program, costs: Sequence[Costs]) -> Iterator[Run]:
     before, after = program.waits()
     at_once = max(1, NODES_AT_ONCE // max(program.nodes, 1))
     for low in range(0, len(costs), at_once):
-        batch = [ticked(program, each) for each in costs[low : low + at_once]]
+        batch = [quantized(program, each) for each in costs[low : low + at_once]]
         for given, each, end in zip(costs[low:], batch, sweep_together(program, batch).T, strict=False):
             if not are_exact(each, end):
                 yield run(program, given)
@@ -105,13 +107,13 @@ def run_all(program: Program, costs: Sequence[Costs]) -> Iterator[Run]:
             start = np.zeros_like(end)
             start[[task for task, _ in program.releases]] = each.release
             np.maximum.at(start, after, end[before])
-            yield _run_with_times(program, each, start, np.ascontiguousarray(end), given.tick)
+            yield _run_with_times(program, each, start, np.ascontiguousarray(end), given.quantum)
 
 
-def _run_of_steps(program: Program, request: Request, tick: float, steps: int) -> Run:
+def _run_of_steps(program: Program, request: Request, quantum: float, steps: int) -> Run:
     """Return the run of a request with another number of steps, by the faster engine; its program serves all costs."""
     longer = _of_steps(program, steps)
-    return run(longer, replace(price_resolved(longer, _longer(request, steps)), tick=tick))
+    return run(longer, replace(price_resolved(longer, _longer(request, steps)), quantum=quantum))
 
 
 def _of_steps(program: Program, steps: int) -> Program:

@@ -8,8 +8,7 @@ from cdpsim.program import Program
 from cdpsim.program.collectives import DEFAULT
 from cdpsim.request import Request
 from cdpsim.runs.assembling import resolve_request, unexpanded_costs
-from cdpsim.timing.costs import Costs, node_costs
-from cdpsim.timing.disturbed_costs import disturbed_costs
+from cdpsim.timing.costs import Costs, disturbed_costs, node_costs
 from cdpsim.timing.expand import with_piece_times
 
 

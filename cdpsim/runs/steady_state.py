@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cdpsim.cluster.devices import NONE
+from cdpsim.cluster.topology import NONE
 from cdpsim.errors import Stalled, TooLarge
 from cdpsim.files.units import Number, simplified
-from cdpsim.model.runtime import PAPER, PAPER_HABITS
+from cdpsim.model.runtime import PAPER, PAPER_BEHAVIOURS
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content, EdgeKind, Program
 from cdpsim.request import Request
-from cdpsim.schedules.state import Home
-from cdpsim.timing.rounds import brought_first, rounds_of
-from cdpsim.trace.metrics import staleness, steady, utilisation, waiting
+from cdpsim.schedules.state import Placed
+from cdpsim.timing.round_times import brought_first, rounds_of
+from cdpsim.trace.metrics import memory, steady, waiting
 
 if TYPE_CHECKING:
     from cdpsim.runs import Run
@@ -48,7 +48,7 @@ class SteadyState:
     low: Any  # slots or seconds
     high: Any
     since: int = 0
-    not_steady: str = ""  # why the run cannot be continued to it, so that the figures are of the run's own steps
+    not_steady: str = ""  # why the run cannot be continued to it, so that the metrics are of the run's own steps
 
     def __repr__(self) -> str:
         unit = "slots" if self.run.in_slots else "s"
@@ -74,7 +74,7 @@ class SteadyState:
     def bubble(self) -> float:
         """The share of the lanes' time in which they are idle."""
         run = self.run
-        return utilisation.idle_share(run.program, run.start, run.end, run.costs.calendar, self.low, self.high)
+        return waiting.idle_share(run.program, run.start, run.end, run.costs.calendar, self.low, self.high)
 
     @cached_property
     def waits(self) -> waiting.Waits | None:
@@ -93,7 +93,7 @@ class SteadyState:
         if program.thrown_away:
             return _staleness_of_rounds(program)
         step = min(program.fill, program.steps - 1)
-        return staleness.mean_staleness(program, range(step, step + 1))
+        return memory.mean_staleness(program, range(step, step + 1))
 
     @cached_property
     def aged(self) -> Program:
@@ -127,7 +127,7 @@ class SteadyState:
 def find_steady_state(run: "Run") -> SteadyState:
     """Return the steady state of a run's steps, of the run itself where longer ones have no room or never end."""
     try:
-        state = _state_at_rest(run)
+        state = _find_steady_state(run)
         _ = state.aged  # which may need more steps than the state
         return state
     except (TooLarge, Stalled) as error:
@@ -137,10 +137,10 @@ def find_steady_state(run: "Run") -> SteadyState:
         return replace(own, certified=False, not_steady=why)
 
 
-def _state_at_rest(run: "Run") -> SteadyState:
+def _find_steady_state(run: "Run") -> SteadyState:
     """Return the steady state; raise an error if there is no room for the runs that show it."""
     if run.program.thrown_away:
-        return _rounds_at_rest(run)
+        return _steady_rounds(run)
     irregular = _is_irregular(run)
     if run.may_repeat and not irregular and (state := _separate_steps(run)):
         return state
@@ -148,7 +148,7 @@ def _state_at_rest(run: "Run") -> SteadyState:
     for steps in _numbers_of_steps(run):
         longer = run.of_steps(steps)
         if run.may_repeat and not longer.may_repeat:  # a single step does not show that tasks change their devices
-            return _state_at_rest(longer)
+            return _find_steady_state(longer)
         if not irregular and (state := _repeated_steps(longer, certified=run.may_repeat)):
             return state
     return _mean_steps(longer, irregular=irregular)
@@ -167,7 +167,7 @@ def _separate_steps(run: "Run") -> SteadyState | None:
     period = steady.period_of_separate_steps(one.program, one.end)
     if period is None:
         return None
-    is_held = one.program.habits == PAPER_HABITS and steady.updates_last(one.program, one.start, one.end)
+    is_held = one.program.behaviours == PAPER_BEHAVIOURS and steady.updates_last(one.program, one.start, one.end)
     one = one if is_held or one.program.steps >= FEW_STEPS else one.of_steps(FEW_STEPS)
     return SteadyState(one, period, True, range(1), steady.steps_of_nodes(one.program), 0, period)
 
@@ -203,14 +203,14 @@ def few_steps(request: Request) -> int:
 def may_be_separate(request: Request) -> bool:
     """Return whether one step may show all others: of a pipeline whose ranks exchange sums of gradients alone."""
     is_listed = bool(request.schedule.order.lists) and request.runtime == PAPER
-    return is_listed and (request.shape.replicas == 1 or set(request.state.homes) == {Home.COPIED})
+    return is_listed and (request.shape.replicas == 1 or set(request.state.placements) == {Placed.COPIED})
 
 
 def _repeated_steps(run: "Run", *, certified: bool) -> SteadyState | None:
     """Return the steps of a run that repeat; None if it is too short to show a whole repetition."""
     program, start, end, step = run.program, run.start, run.end, steady.steps_of_nodes(run.program)
     repetition = steady.certify(program, start, end)
-    if repetition is None or (span := steady.find_rest(program, repetition, start, end)) is None:
+    if repetition is None or (span := steady.find_steady_time(program, repetition, start, end)) is None:
         return None
     last = min(repetition.last, steady.last_read_step(program))
     steps = range(last + 1 - repetition.every, last + 1)
@@ -277,7 +277,7 @@ def _whole_updates(program: Program, steps: range) -> range:
     return range(int(since), int(until)) if until > 0 else steps
 
 
-def _rounds_at_rest(run: "Run") -> SteadyState:
+def _steady_rounds(run: "Run") -> SteadyState:
     """Return updates of a run with rounds that repeat those before them; if there are none, its last ones.
 
     All that follows a hand-over depends on how much earlier than the last worker each of the others hands over.
@@ -355,7 +355,7 @@ def _staleness_of_rounds(program: Program) -> float:
     """Return the mean staleness of the last update's gradients; the first ones read what was there at the start."""
     update, stop = program.update_of_step, program.updated
     first = int(np.searchsorted(update, update[stop - 1]))
-    return staleness.mean_staleness(program, range(first, stop))
+    return memory.mean_staleness(program, range(first, stop))
 
 
 def _exact_quotient(total: Any, count: int) -> Number:

@@ -105,12 +105,22 @@ from types import ModuleType
 import numpy as np
 
 from cdpsim.errors import RequestError, choose, in_known_case, is_unicode, one_line, short_repr
-from cdpsim.numeric.kept import Kept
+from cdpsim.numeric.columns import Kept
+from cdpsim.schedules import pipelines
 from cdpsim.schedules import rule as rules
-from cdpsim.schedules.actions import Actions, check_actions
-from cdpsim.schedules.local import LocalSteps, Outer
-from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, STREAMED, ActionsOf, Lists, Order, newest_rule
-from cdpsim.schedules.pipelines import alternating, both_ways, dual, fold, zero_bubble
+from cdpsim.schedules.actions import KINDS, Actions, check_actions, parse_actions, read_actions
+from cdpsim.schedules.order import (
+    CYCLIC,
+    SIMULTANEOUS,
+    STREAMED,
+    ActionsOf,
+    Lists,
+    LocalSteps,
+    Order,
+    Outer,
+    OverlappedRounds,
+    newest_rule,
+)
 from cdpsim.schedules.placement import (
     BY_MICRO_BATCH,
     BY_MICRO_BATCH_AND_STAGE,
@@ -119,12 +129,11 @@ from cdpsim.schedules.placement import (
     PYRAMID,
     SINGLE,
     Placement,
+    Shape,
+    Widths,
 )
-from cdpsim.schedules.rounds import OverlappedRounds
 from cdpsim.schedules.rule import ACCO, DPU, WP, Rule
-from cdpsim.schedules.shape import Shape, Widths
-from cdpsim.schedules.state import ALONG, BESIDE, MEAN, OWNER, REPLICATED, TRAVELLING, Home, State
-from cdpsim.schedules.table import KINDS, parse_actions, read_actions
+from cdpsim.schedules.state import ALONG, BESIDE, MEAN, OWNER, REPLICATED, TRAVELLING, Placed, State
 
 _TRUSTED_ORDERS = f"{__name__}.pipelines."  # whose orders are checked by tests, and not again when they run
 
@@ -182,7 +191,7 @@ class Schedule:
     @property
     def sums_at_ends(self) -> bool:
         """Whether devices sum gradients at the end of their steps, unless asked to do it before."""
-        owned = self.state.parameters is Home.OWNED
+        owned = self.state.parameters is Placed.OWNED
         return self.order.together and not (self.placement.lanes or owned or self.order.one_place)
 
     @property
@@ -193,7 +202,7 @@ class Schedule:
     @property
     def fetches(self) -> bool:
         """Whether devices get parameters from others."""
-        return self.placement.replicas and (self.state.parameters is Home.OWNED or not self.order.together)
+        return self.placement.replicas and (self.state.parameters is Placed.OWNED or not self.order.together)
 
     @property
     def is_line(self) -> bool:
@@ -202,8 +211,8 @@ class Schedule:
 
     @property
     def all_reduces(self) -> bool:
-        """Whether all holders of a stage have the same tasks, and sum gradients by an all-reduce."""
-        return self.placement.replicas and self.order.together and self.state.parameters is Home.COPIED
+        """Whether all copies of a stage have the same tasks, and sum gradients by an all-reduce."""
+        return self.placement.replicas and self.order.together and self.state.parameters is Placed.COPIED
 
     def micro_batches(self, n: int) -> int:
         """Return the number of micro-batches in a training step, by default."""
@@ -349,13 +358,13 @@ def pipeline(
 def _overlapped(name: str, about: str, rule: Rule, per_update: int = 1) -> Schedule:
     """Return data parallelism that goes on computing while the gradients of the last round are exchanged."""
     rounds = OverlappedRounds(per_update, warms_up=rule is DPU)
-    order = Order("rounds", False, Lists(alternating.one_place), any_m=True, one_place=True, rounds=rounds)
+    order = Order("rounds", False, Lists(pipelines.one_place), any_m=True, one_place=True, rounds=rounds)
     return Schedule(name, about, order, LISTED, rule, BESIDE, usual_m=1)
 
 
 def _local(name: str, about: str, local: LocalSteps) -> Schedule:
     """Return data parallelism whose workers make steps alone, and take the mean of their parameters after several."""
-    order = Order("local", False, Lists(alternating.one_place), any_m=True, one_place=True, local=local)
+    order = Order("local", False, Lists(pipelines.one_place), any_m=True, one_place=True, local=local)
     return Schedule(name, about, order, LISTED, rules.DP, MEAN, usual_m=1)
 
 
@@ -374,43 +383,43 @@ _OTHER_SCHEDULES = (
     Schedule(
         "dp",
         "data parallelism: every device has all stages",
-        Order("one-place", True, Lists(alternating.one_place), any_m=True, one_place=True),
+        Order("one-place", True, Lists(pipelines.one_place), any_m=True, one_place=True),
         LISTED,
         rules.DP,
         usual_m=1,
     ),
-    pipeline("gpipe", "all forwards, then all backwards", alternating.gpipe),
+    pipeline("gpipe", "all forwards, then all backwards", pipelines.gpipe),
     replace(
         pipeline(
             "1f1b",
             "a forward and a backward in turn (PipeDream-Flush, DAPPLE)",
-            alternating.one_f_one_b,
-            replicated=alternating.one_f_one_b_round_robin,
+            pipelines.one_f_one_b,
+            replicated=pipelines.one_f_one_b_round_robin,
         ),
         torch_sends="until-next",
     ),
     pipeline(
         "interleaved-1f1b",
         "1f1b with several stages per device",
-        alternating.interleaved,
+        pipelines.interleaved,
         chunks=2,
         any_chunks=True,
     ),
-    pipeline("looped-bfs", "gpipe with several stages per device", alternating.looped_bfs, chunks=2, any_chunks=True),
-    pipeline("zb-h1", "weights' gradients fill the bubble, at 1f1b's memory", zero_bubble.zb_h1),
-    pipeline("zb-h2", "weights' gradients fill the bubble, at twice 1f1b's memory", zero_bubble.zb_h2),
+    pipeline("looped-bfs", "gpipe with several stages per device", pipelines.looped_bfs, chunks=2, any_chunks=True),
+    pipeline("zb-h1", "weights' gradients fill the bubble, at 1f1b's memory", pipelines.zb_h1),
+    pipeline("zb-h2", "weights' gradients fill the bubble, at twice 1f1b's memory", pipelines.zb_h2),
     pipeline(
         "interleaved-zero-bubble",
         "zb-h1 with several stages per device",
-        zero_bubble.interleaved_zero_bubble,
+        pipelines.interleaved_zero_bubble,
         chunks=2,
         any_chunks=True,
     ),
-    pipeline("zbv", "zero bubble on two stages per device, placed in a V", fold.zbv, chunks=2),
-    pipeline("dualpipe", "two directions at once, forwards beside backwards", dual.dualpipe),
-    pipeline("dualpipev", "dualpipe cut in half: a V of two stages per device", fold.dualpipev, chunks=2),
-    pipeline("chimera", "two pipelines in opposite directions", both_ways.chimera),
-    pipeline("gems", "two pipelines in turn, a micro-batch at a time", both_ways.gems),
+    pipeline("zbv", "zero bubble on two stages per device, placed in a V", pipelines.zbv, chunks=2),
+    pipeline("dualpipe", "two directions at once, forwards beside backwards", pipelines.dualpipe),
+    pipeline("dualpipev", "dualpipe cut in half: a V of two stages per device", pipelines.dualpipev, chunks=2),
+    pipeline("chimera", "two pipelines in opposite directions", pipelines.chimera),
+    pipeline("gems", "two pipelines in turn, a micro-batch at a time", pipelines.gems),
     Schedule(
         "pipedream",
         "1f1b without flush: an update per micro-batch, a version for each in flight",

@@ -18,8 +18,8 @@ import numpy as np
 
 from cdpsim.errors import RequestError, short_repr
 from cdpsim.numeric.columns import Flags, Ints
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import Versions
-from cdpsim.schedules.shape import Shape
 
 
 class Outer(NamedTuple):

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 
 from cdpsim.numeric.columns import Ints
 from cdpsim.schedules.actions import Action, Actions
-from cdpsim.schedules.local import LocalSteps
-from cdpsim.schedules.rounds import OverlappedRounds
+from cdpsim.schedules.order import LocalSteps, OverlappedRounds
+from cdpsim.schedules.placement import Shape, Widths
 from cdpsim.schedules.rule import Rule
-from cdpsim.schedules.shape import Shape, Widths
 
 ActionsOf = Callable[[int, int, int], Actions]  # of devices, micro-batches, chunks
 Position = Callable[[Ints, Ints, Ints, Shape], Ints]  # step, micro-batch, phase

@@ -8,7 +8,7 @@ from math import ceil
 import numpy as np
 
 from cdpsim.numeric.columns import Ints
-from cdpsim.schedules.shape import Shape, Widths
+from cdpsim.schedules.placement import Shape, Widths
 
 DeviceOf = Callable[[Ints, Ints, Ints, Shape], Ints]  # i, j, t
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cdpsim.numeric.columns import Ints
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.placement import Shape
 
 
 @dataclass(frozen=True)

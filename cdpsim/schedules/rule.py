@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cdpsim.errors import RequestError, UnknownName, short_repr, suggestion
 from cdpsim.files.writing import read_csv
 from cdpsim.numeric.columns import Flags, Ints
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.placement import Shape
 
 Fresh = NDArray[np.bool_]  # u[i, j] of the CDP paper
 Lag = Callable[[Ints, Ints, Shape], Ints]  # of i and j: how many steps older than theta_t the parameters are

@@ -1,10 +1,10 @@
 """State policies: where parameters, gradients and optimizer state are between uses, and when gradients are summed.
 
-A home is a layout over the holders of a stage, the devices with tasks of it. A task that needs a value in another
+A placement is a layout over the copies of a stage: the devices with tasks of it. A task that needs a value in another
 layout causes an exchange; nothing else causes a message of values.
 
-    homes (parameters, gradients, optimizer)   holders at one moment             holders one after another
-    copied, copied, copied                     all-reduce                        needs one holder
+    placements (parameters, gradients, optimizer)   copies at one moment             copies one after another
+    copied, copied, copied                     all-reduce                        needs one copy
     copied, copied or owned, owned             reduce, broadcast after updates   -
     copied, copied or split, split             reduce-scatter, all-gather        -
                                                after updates
@@ -21,14 +21,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from cdpsim.errors import RequestError, whole_number
-from cdpsim.schedules.buckets import Buckets
-from cdpsim.schedules.compression import Compression
+from cdpsim.schedules.buckets import Buckets, Compression
 
 Refusal = tuple[bool, str, str]  # whether it applies, the problem, the remedy
 
 
-class Home(Enum):
-    """The home of a value between its uses: a copy on every holder of its stage, a share on each, or a copy on one."""
+class Placed(Enum):
+    """The placement of a value between its uses: whole on every copy of its stage, a share on each, or whole on one."""
 
     COPIED = "copied"
     SPLIT = "split"
@@ -36,7 +35,7 @@ class Home(Enum):
 
 
 class Owner(Enum):
-    """The holder of what is owned: of stage j the j-th, the last one in a step, or the one that uses it next."""
+    """The copy of what is owned: of stage j the j-th, the last one in a step, or the one that uses it next."""
 
     FIXED = "fixed"
     LAST = "last"
@@ -59,9 +58,9 @@ class When(Enum):
 class Holding:
     """The use that a schedule makes of the values that a state policy stores."""
 
-    together: bool  # all holders of a stage come to its update at one moment; else one after another
+    together: bool  # all copies of a stage come to its update at one moment; else one after another
     ends: bool  # steps end for all devices before the next begins
-    alone: bool  # every stage has one holder
+    alone: bool  # every stage has one copy
     once: bool  # no device uses a stage for two micro-batches of a step
     lags: bool  # some tasks read older versions than the newest
     stays: bool  # every stage is on the same devices in all steps
@@ -70,15 +69,15 @@ class Holding:
 
 @dataclass(frozen=True)
 class State:
-    """The homes of a stage's parameters, of its gradients' sum and of its optimizer state; an update is at the last.
+    """The placements of a stage's parameters, gradient sums and optimizer state; an update is at the last.
 
-    With an owned optimizer state, copied gradients stay on every holder until the update is done; owned gradients leave
+    With an owned optimizer state, copied gradients stay on every copy until the update is done; owned gradients leave
     with the reduction.
     """
 
-    parameters: Home = Home.COPIED
-    gradients: Home = Home.COPIED
-    optimizer: Home = Home.COPIED
+    parameters: Placed = Placed.COPIED
+    gradients: Placed = Placed.COPIED
+    optimizer: Placed = Placed.COPIED
     owner: Owner = Owner.FIXED
     reduce: When = When.END
     streams: bool = False  # what is exchanged goes one after another, in streams beside the tasks
@@ -98,7 +97,7 @@ class State:
     @property
     def label(self) -> str:
         """The word for it in tables of schedules: whether every device that uses parameters keeps them."""
-        return "replicated" if self.parameters is Home.COPIED else "sharded"
+        return "replicated" if self.parameters is Placed.COPIED else "sharded"
 
     @property
     def in_factors(self) -> bool:
@@ -108,12 +107,12 @@ class State:
     @property
     def splits(self) -> bool:
         """Whether each rank of a sharding group has a share of something."""
-        return Home.SPLIT in self.homes
+        return Placed.SPLIT in self.placements
 
     @property
     def joins(self) -> bool:
         """Whether parameters come together for each use: from all shares, or from their owner."""
-        return self.parameters is not Home.COPIED and not self.travels
+        return self.parameters is not Placed.COPIED and not self.travels
 
     @property
     def travels(self) -> bool:
@@ -128,21 +127,21 @@ class State:
                 raise RequestError("state", f"{problem}; {remedy}")
 
     @property
-    def homes(self) -> tuple[Home, Home, Home]:
-        """The homes of parameters, of gradients and of optimizer states."""
+    def placements(self) -> tuple[Placed, Placed, Placed]:
+        """The placements of parameters, of gradients and of optimizer states."""
         return self.parameters, self.gradients, self.optimizer
 
     def _refusals(self) -> tuple[Refusal, ...]:
-        copied = self.homes == (Home.COPIED,) * 3
+        copied = self.placements == (Placed.COPIED,) * 3
         return (
             (
-                self.splits and self.homes not in _SPLIT_HOMES,
+                self.splits and self.placements not in _SPLIT_PLACEMENTS,
                 "a share of the optimizer updates a share of the parameters, and takes a share of their gradients",
                 "split optimizer states alone, or gradients with them, or all three",
             ),
             (
-                self.streams and self.optimizer is Home.OWNED,
-                "streams are for what all holders exchange, and owners send alone",
+                self.streams and self.optimizer is Placed.OWNED,
+                "streams are for what all copies exchange, and owners send alone",
                 "leave streams out",
             ),
             (
@@ -151,32 +150,32 @@ class State:
                 "add streams",
             ),
             (
-                self.reduce is When.EACH and self.optimizer is Home.SPLIT and self.gradients is Home.COPIED,
-                "every holder adds up whole gradients, and reduces them once",
+                self.reduce is When.EACH and self.optimizer is Placed.SPLIT and self.gradients is Placed.COPIED,
+                "every copy adds up whole gradients, and reduces them once",
                 "let them be SPLIT, or take END or LAST",
             ),
             (
-                self.optimizer is Home.COPIED and not copied,
-                "every holder makes the update, and needs whole parameters and gradients for it",
+                self.optimizer is Placed.COPIED and not copied,
+                "every copy makes the update, and needs whole parameters and gradients for it",
                 "let these be COPIED, or the optimizer OWNED",
             ),
             (
-                self.owner is not Owner.FIXED and Home.OWNED not in self.homes,
+                self.owner is not Owner.FIXED and Placed.OWNED not in self.placements,
                 "nothing is owned",
                 "leave the owner out",
             ),
         )
 
     def _refusals_together(self, holding: Holding) -> tuple[Refusal, ...]:
-        owned = self.parameters is Home.OWNED
+        owned = self.parameters is Placed.OWNED
         return (
             (
                 self.owner is not Owner.FIXED,
-                "holders of a stage come to its update together, and none of them is the last or the next",
+                "copies of a stage come to its update together, and none of them is the last or the next",
                 "take a FIXED owner",
             ),
             (
-                owned and self.gradients is Home.COPIED,
+                owned and self.gradients is Placed.COPIED,
                 "gradients are reduced to the owner of parameters, and nothing needs them elsewhere then",
                 "let them be OWNED",
             ),
@@ -203,49 +202,49 @@ class State:
         )
 
     def _refusals_in_turn(self, holding: Holding) -> tuple[Refusal, ...]:
-        copied = self.optimizer is Home.COPIED
-        owned = self.parameters is Home.OWNED
-        moves = self.gradients is Home.OWNED and self.owner is (Owner.USER if owned else Owner.LAST)
+        copied = self.optimizer is Placed.COPIED
+        owned = self.parameters is Placed.OWNED
+        moves = self.gradients is Placed.OWNED and self.owner is (Owner.USER if owned else Owner.LAST)
         return (
             (
                 self.streams,
-                "streams are for what holders exchange together, and here they come one after another",
+                "streams are for what copies exchange together, and here they come one after another",
                 "leave streams out",
             ),
             (
                 copied and not holding.alone,
-                "holders come to a stage one after another, and none waits for the sum of all",
+                "copies come to a stage one after another, and none waits for the sum of all",
                 "take State(COPIED, OWNED, OWNED, owner=LAST)",
             ),
             (
                 not copied and not moves,
-                "holders come to a stage one after another, and no message brings it to them so",
+                "copies come to a stage one after another, and no message brings it to them so",
                 "take COPIED, OWNED, OWNED with the owner LAST, or all OWNED with the owner USER",
             ),
             (
                 self.reduce is When.LAST,
-                "sums go on as soon as they are complete, where holders come one after another",
+                "sums go on as soon as they are complete, where copies come one after another",
                 "leave reduce out",
             ),
         )
 
 
-_SPLIT_HOMES = (
-    (Home.COPIED, Home.COPIED, Home.SPLIT),
-    (Home.COPIED, Home.SPLIT, Home.SPLIT),
-    (Home.SPLIT, Home.SPLIT, Home.SPLIT),
+_SPLIT_PLACEMENTS = (
+    (Placed.COPIED, Placed.COPIED, Placed.SPLIT),
+    (Placed.COPIED, Placed.SPLIT, Placed.SPLIT),
+    (Placed.SPLIT, Placed.SPLIT, Placed.SPLIT),
 )
-# The homes of ZeRO's stages (Rajbhandari et al. 2020), by their numbers: stage 0 splits nothing.
-ZERO = ((Home.COPIED,) * 3, *_SPLIT_HOMES)
+# The placements of ZeRO's stages (Rajbhandari et al. 2020), by their numbers: stage 0 splits nothing.
+ZERO = ((Placed.COPIED,) * 3, *_SPLIT_PLACEMENTS)
 MOST_SPLIT = len(ZERO) - 1  # the stage of ZeRO that splits everything
 REPLICATED = State()
 # All that workers exchange at a time goes in one message, after their last task: of gradients, or of parameters.
 MEAN = State(reduce=When.LAST, streams=True, buckets=Buckets((2**62,)), one_step=True)
 # The same in shares, whose updates are made between a reduce-scatter and an all-gather.
-BESIDE = replace(MEAN, optimizer=Home.SPLIT, updates_in_stream=True)
-ALONG = State(Home.COPIED, Home.OWNED, Home.OWNED, owner=Owner.LAST)
-OWNER = State(Home.OWNED, Home.OWNED, Home.OWNED, reduce=When.LAST)
-TRAVELLING = State(Home.OWNED, Home.OWNED, Home.OWNED, owner=Owner.USER)
+BESIDE = replace(MEAN, optimizer=Placed.SPLIT, updates_in_stream=True)
+ALONG = State(Placed.COPIED, Placed.OWNED, Placed.OWNED, owner=Owner.LAST)
+OWNER = State(Placed.OWNED, Placed.OWNED, Placed.OWNED, reduce=When.LAST)
+TRAVELLING = State(Placed.OWNED, Placed.OWNED, Placed.OWNED, owner=Owner.USER)
 
 
 def read_zero(given: object) -> int | None:

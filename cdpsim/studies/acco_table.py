@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from cdpsim.api import simulate
 from cdpsim.cluster import Cluster
 from cdpsim.errors import whole_number
-from cdpsim.files.progress import progress
+from cdpsim.files.notes import progress
 from cdpsim.files.units import short_text
 from cdpsim.model import Model, Stage
 

@@ -10,15 +10,14 @@ import numpy as np
 from cdpsim.files.units import Number
 from cdpsim.model import Model
 from cdpsim.program import Category
-from cdpsim.request import Request
-from cdpsim.request.description import MEMORY_NOTE, describe_setup, describe_untied
+from cdpsim.request import MEMORY_NOTE, Request, describe_setup, describe_untied
 from cdpsim.runs import Run
 from cdpsim.runs.evaluation import evaluation_of
-from cdpsim.runs.figures import Figures
+from cdpsim.runs.steady_metrics import Metrics
 from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import CUSTOM
 from cdpsim.studies.montecarlo import sample_runs
-from cdpsim.timing.stage_times import pass_times, reached
+from cdpsim.timing.costs import pass_times, reached
 
 # By their columns, which have other names.
 _FIELDS = {"rate": "micro_batch_rate", "samples": "sample_rate", "tokens": "token_rate"}
@@ -27,19 +26,19 @@ _LEFT_OUT_IF_EMPTY = ("steps", "setting", "untied", "asked")  # fields that reco
 
 @dataclass(frozen=True)
 class Measured:
-    """The figures of a run: slots and stage-activations under unit costs, else seconds and bytes.
+    """The metrics of a run: slots and stage-activations under unit costs, else seconds and bytes.
 
-    All figures but the makespan are of the run at rest; they do not depend on its number of steps. `step` is the time
-    from the end of one training step to that of the next; `period_is` says whether it is certified or measured.
-    `bubble` is the share of the lanes' time in which they are idle, and `exposed` the part of it in which they wait for
-    a message that is on its way, or for a stream that messages block. `memory` is the peak memory of the fullest
-    device, and each category has its own peak over all devices. A run `fits` if no device needs more than it has.
-    `versions` is the largest number of versions of a stage's parameters on one device. `staleness` is the mean age, in
-    steps, of the parameters that forwards read. `messages` is their number in a training step, `sent` their bytes on
-    the wire, and `rounds`, in slots, the number of rounds that must fit between two slots. `micro_batch_rate` is the
-    number of micro-batches per unit of time, and `sample_rate` that of samples, if the model says how many samples a
-    micro-batch has; `sample_time` is the time for one. `token_rate` is the number of tokens, if the model says how many
-    a sample has. `per_device` is the last of these rates that the model allows, for each device.
+    All metrics but the makespan are of the run in steady state; they do not depend on its number of steps. `step` is
+    the time from the end of one training step to that of the next; `period_is` says whether it is certified or
+    measured. `bubble` is the share of the lanes' time in which they are idle, and `exposed` the part of it in which
+    they wait for a message that is on its way, or for a stream that messages block. `memory` is the peak memory of the
+    fullest device, and each category has its own peak over all devices. A run `fits` if no device needs more than it
+    has. `versions` is the largest number of versions of a stage's parameters on one device. `staleness` is the mean
+    age, in steps, of the parameters that forwards read. `messages` is their number in a training step, `sent` their
+    bytes on the wire, and `rounds`, in slots, the number of rounds that must fit between two slots. `micro_batch_rate`
+    is the number of micro-batches per unit of time, and `sample_rate` that of samples, if the model says how many
+    samples a micro-batch has; `sample_time` is the time for one. `token_rate` is the number of tokens, if the model
+    says how many a sample has. `per_device` is the last of these rates that the model allows, for each device.
 
     `n`, `m`, `chunks` and `replicas` are the numbers with which the schedule ran, `micro_batches` those of all replicas
     in a training step, of rounds about, and `batch` their samples, or themselves if the model does not say how many
@@ -95,7 +94,7 @@ class Measured:
     asked: dict[str, Any] = field(default_factory=dict)
 
     def to_builtins(self) -> dict[str, Any]:
-        """Return all figures by the keys of files, but for those of the last four fields that are empty."""
+        """Return all metrics by the keys of files, but for those of the last four fields that are empty."""
         columns = {name: column for column, name in _FIELDS.items()}
         fields = asdict(self).items()
         return {columns.get(name, name): value for name, value in fields if value or name not in _LEFT_OUT_IF_EMPTY}
@@ -135,40 +134,40 @@ def rule_word(request: Request) -> str:
 
 
 def measure(run: Run, runs: int | None = None) -> Measured:
-    """Measure a run at rest, and with `runs` also the quantiles of the step over this many runs of its request."""
+    """Measure the steady state of a run, and with `runs` the quantiles of the step over that many runs."""
     steps = None if runs is None else sample_runs(run, runs).summary()["period"]
     return measured_of(*evaluation_of(run), steps)
 
 
 def measured_of(
     request: Request,
-    figures: Figures,
+    metrics: Metrics,
     devices: int,
     untied: tuple[tuple[int, ...], ...] = (),
     steps: dict[str, float] | None = None,
 ) -> Measured:
-    """Return the row of a comparison for a request that runs with these figures on so many devices."""
-    rate, peaks = float(figures.passes / figures.period), figures.peaks.max(axis=0).tolist()
-    micro_batches = request.shape.micro_batches if request.schedule.order.waits else round(figures.passes)
+    """Return the row of a comparison for a request that runs with these metrics on so many devices."""
+    rate, peaks = float(metrics.passes / metrics.period), metrics.peaks.max(axis=0).tolist()
+    micro_batches = request.shape.micro_batches if request.schedule.order.waits else round(metrics.passes)
     model, cluster = request.model, request.cluster
-    limits = cluster.memory_bytes(len(figures.peaks))
+    limits = cluster.memory_bytes(len(metrics.peaks))
     return Measured(
         schedule=request.schedule.name,
         rule=rule_word(request),
         devices=devices,
-        step=figures.period,
-        period_is=figures.period_is,
-        makespan=figures.makespan,
-        bubble=figures.bubble,
-        exposed=figures.exposed,
+        step=metrics.period,
+        period_is=metrics.period_is,
+        makespan=metrics.makespan,
+        bubble=metrics.bubble,
+        exposed=metrics.exposed,
         memory=peaks[-1],
-        fits=bool((figures.peaks[:, -1] <= limits).all()),
+        fits=bool((metrics.peaks[:, -1] <= limits).all()),
         **{category.name.lower(): peaks[category] for category in Category},
-        versions=figures.versions,
-        staleness=figures.staleness,
-        messages=figures.messages,
-        rounds=figures.rounds,
-        sent=figures.sent if request.in_slots else float(figures.sent),
+        versions=metrics.versions,
+        staleness=metrics.staleness,
+        messages=metrics.messages,
+        rounds=metrics.rounds,
+        sent=metrics.sent if request.in_slots else float(metrics.sent),
         **_rates(request, rate, devices),
         **_imbalance(request),
         **{name: getattr(request.shape, name) for name in ("n", "m", "chunks", "replicas")},

@@ -18,8 +18,7 @@ from cdpsim.presets import find_model
 from cdpsim.request import Request
 from cdpsim.request.options import DEFAULTS, OPTION_NAMES, OPTIONS, read_value, refuse_renamed
 from cdpsim.request.reading import LEAST_STEPS, least_steps, read_cluster
-from cdpsim.request.sharing import named_zero
-from cdpsim.request.taken import Asked, refuse_taken_by_none, taken_options, untaken_by
+from cdpsim.request.sharing import Asked, named_zero, refuse_taken_by_none, taken_options, untaken_by
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule, find_schedule
 from cdpsim.studies.compare import Measured
@@ -186,7 +185,7 @@ class _Rows:
         if isinstance(name, str) and name in ZERO_NAMES:
             measured = replace(measured, schedule=name)
         asked = {name: option_text(taken[name]) for name in self.lists if name in taken}
-        if not (self.lists and any(_same_figures(measured, asked, other) for other in self.measured)):
+        if not (self.lists and any(_same_metrics(measured, asked, other) for other in self.measured)):
             self.measured.append(replace(measured, asked=asked))
         self.request = request
         return True
@@ -212,8 +211,8 @@ class _Rows:
         return found if sort == "given" else found.by_throughput() if sort == "throughput" else found.sorted_by(sort)
 
 
-def _same_figures(measured: Measured, asked: Mapping[str, str], other: Measured) -> bool:
-    """Return whether a row with these values of options has the figures of another with some of them, or more."""
+def _same_metrics(measured: Measured, asked: Mapping[str, str], other: Measured) -> bool:
+    """Return whether a row with these values of options has the metrics of another with some of them, or more."""
     within = asked.items() <= other.asked.items() or other.asked.items() <= asked.items()
     return within and replace(measured, asked=other.asked) == other
 

@@ -119,7 +119,7 @@ class Comparison:
         return as_html(names, rows, *self.heads, *self.notes, *self.remarks)
 
     def frame(self) -> "pd.DataFrame":
-        """Return all figures as a DataFrame of pandas, with a column for each option by which rows differ."""
+        """Return all metrics as a DataFrame of pandas, with a column for each option by which rows differ."""
         records = [row.to_builtins() for row in self.measured]
         asked = [record.pop("asked", {}) for record in records]
         apart = [{f"asked {name}": each[name] for name in _MEMORY_NAMES if name in each} for each in asked]
@@ -264,16 +264,16 @@ def _table_cells(
 ) -> tuple[list[str], list[list[Any]]]:
     """Return the headings and the cells of a table; a `short` one has rules where rows of a schedule differ in them.
 
-    A column of figures that says what a listed option says stands for it.
+    A column of metrics that says what a listed option says stands for it.
     """
     rows, people = comparison.measured, form != "csv"
     room = min(_MOST_ROOM_OF_NAMES, _ROOM_OF_ALL_NAMES // (1 + len(comparison.lists)))
     shown = partial(_middle_cut, room=room) if form == "text" and short else str
     rules = {row.schedule: {other.rule for other in rows if other.schedule == row.schedule} for row in rows}
     with_rule = "rule" not in comparison.lists and (not short or any(len(each) > 1 for each in rules.values()))
-    figures = {column.name for column in columns}
-    lists = [name for name in comparison.lists if name not in figures or name in _MEMORY_NAMES]
-    names = ["schedule", *(f"asked {name}" if name in figures else name for name in lists), *["rule"] * with_rule]
+    metrics = {column.name for column in columns}
+    lists = [name for name in comparison.lists if name not in metrics or name in _MEMORY_NAMES]
+    names = ["schedule", *(f"asked {name}" if name in metrics else name for name in lists), *["rule"] * with_rule]
     names += [column.short if short and column.short else column.heading for column in columns]
     cells = [
         [
@@ -289,7 +289,7 @@ def _table_cells(
 
 
 def _middle_cut(name: str, room: int) -> str:
-    """Return a name without its middle if it is so long that a line would have no room for figures.
+    """Return a name without its middle if it is so long that a line would have no room for metrics.
 
     >>> _middle_cut("a-folder-of-orders/and-one-of-many-orders.csv", 32)
     'a-folder-of-ord…-many-orders.csv'

@@ -11,9 +11,9 @@ from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.presets import find_model
 from cdpsim.request import Request
 from cdpsim.request.reading import read_stage_replicas
-from cdpsim.request.taken import accepts, taken_options
+from cdpsim.request.sharing import accepts, taken_options
 from cdpsim.schedules import Schedule
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.placement import Shape
 
 
 def equal_shape(

@@ -4,15 +4,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cdpsim.limits import UNLIMITED
-from cdpsim.request import Request
-from cdpsim.request.check_only import end_check
+from cdpsim.request import Request, end_check
 from cdpsim.runs.evaluation import evaluate_request, evaluate_requests
 from cdpsim.schedules import Schedule
 from cdpsim.studies.compare import Measured, measured_of
 
 
 def evaluate(schedule: str | Schedule | Request, n: int | None = None, **options: Any) -> Measured:
-    """Return the figures of a request, or of a schedule and options, whatever memory its devices have.
+    """Return the metrics of a request, or of a schedule and options, whatever memory its devices have.
 
     A run that would be too large for this machine can be evaluated if what has to be run of it is not.
 
@@ -27,7 +26,7 @@ def evaluate(schedule: str | Schedule | Request, n: int | None = None, **options
 
 
 def evaluate_all(requests: Iterable[Request | Mapping[str, Any]]) -> list[Measured]:
-    """Return the figures of many requests, or options of requests; those that cost alone tells apart are run at once.
+    """Return the metrics of many requests, or options of requests; those that cost alone tells apart are run at once.
 
     >>> rows = evaluate_all({"schedule": "1f1b", "n": 4, "m": m} for m in (4, 8))
     >>> [row.step for row in rows]
@@ -39,7 +38,7 @@ def evaluate_all(requests: Iterable[Request | Mapping[str, Any]]) -> list[Measur
 
 
 def measure_request(request: Request) -> Measured:
-    """Return the figures of a request."""
+    """Return the metrics of a request."""
     end_check()
     return measured_of(*evaluate_request(request))
 

@@ -11,14 +11,14 @@ import numpy as np
 from cdpsim.api import run as run_again
 from cdpsim.api import simulate
 from cdpsim.errors import RequestError, Stalled
-from cdpsim.files.progress import ticker
+from cdpsim.files.notes import ticker
 from cdpsim.limits import free_bytes
 from cdpsim.numeric.columns import Floats, group_starts
 from cdpsim.program import Program
 from cdpsim.runs import Run
 from cdpsim.runs.steady_state import last_steps
-from cdpsim.timing.disturbed_costs import jittered_durations, steady_costs
-from cdpsim.timing.engine.fast import sweep_together
+from cdpsim.timing.costs import jittered_durations, steady_costs
+from cdpsim.timing.engine import sweep_together
 from cdpsim.trace import RUNS_HEADER, Trace
 from cdpsim.trace.metrics.steady import last_followed_step
 
@@ -33,7 +33,7 @@ class SampledRuns:
     makespan: Floats
     ends: Floats  # a row for each run, a column for each step
     steady: Floats  # the ends of steps if nothing were random
-    steady_period: float  # the time of a step at rest if nothing were random
+    steady_period: float  # the time of a step in steady state if nothing were random
     steps: range  # the steps over which the time of a step is averaged
     in_rounds: Floats | None = None  # the mean time of an update in each run, where runs have rounds
 
@@ -118,8 +118,8 @@ def _sample_rounds(run: Run, runs: int) -> SampledRuns:
     rested = simulate(run.request.with_run(0).without_chance())
     makespan, ends, periods = (np.array(column) for column in zip(*found, strict=True))
     of_updates = range(int(update[steps.start]), int(update[steps.stop - 1]) + 1)
-    at_rest = _ends_of_updates(rested), float(rested.steady_state.period)
-    return SampledRuns(makespan, ends, *at_rest, of_updates, periods)
+    steady = _ends_of_updates(rested), float(rested.steady_state.period)
+    return SampledRuns(makespan, ends, *steady, of_updates, periods)
 
 
 def _ends_of_updates(run: Run) -> Floats:

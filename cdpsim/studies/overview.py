@@ -4,13 +4,13 @@ import numpy as np
 
 from cdpsim.files.units import Number, counted, short_text
 from cdpsim.program import Category
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
 from cdpsim.studies.compare import Measured, measure
 
 
 def overview(run: Run, runs: int | None = None) -> dict[str, str]:
-    """Return six facts of a run at rest, in words, by their names; with `runs` also quantiles of the step time."""
+    """Return six facts of a run's steady state in words; with `runs` also quantiles of the step time."""
     measured, shape, slots = measure(run, runs), run.request.shape, run.in_slots
     layers = f" of {counted(shape.n, 'layer')}" if shape.layers else ""
     stages = counted(shape.parts, "stage") + layers
@@ -33,7 +33,7 @@ def _whence(run: Run) -> str:
     """Return words for where step time is from, if not from a steady state that the run's own steps reach."""
     if not run.steady_state.is_steady:
         return f" ({run.steady_state.not_steady})"
-    return "" if run.reaches_rest else f", later than {_own(run)}"
+    return "" if run.reaches_steady_state else f", later than {_own(run)}"
 
 
 def _own(run: Run) -> str:
@@ -64,7 +64,7 @@ def _memory_text(run: Run) -> str:
     of = "" if np.isinf(room) else f" of {short_text(room, 'B')}"
     category = f"{Category(most).name.lower()} up to {_size_words(parts[most], slots=slots)}"
     own = int(run.peaks[:, -1].max())
-    later = f", {_size_words(own, slots=slots)} in {_own(run)}" if own < total and not run.reaches_rest else ""
+    later = f", {_size_words(own, slots=slots)} in {_own(run)}" if own < total and not run.reaches_steady_state else ""
     return f"{_size_words(total, slots=slots)}{of} on device {device}{later}; {category}"
 
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.files.units import json_number
-from cdpsim.numeric.close_times import CLOSE_TIMES, merge_close_times
-from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts
+from cdpsim.numeric.columns import CLOSE_TIMES, Ints, Times, group_numbers, group_starts, merge_close_times
 from cdpsim.program import Kind, Program
 from cdpsim.runs import Run
 from cdpsim.runs.steady_state import SteadyState
@@ -40,9 +39,9 @@ class Occupancies:
 def pyramid(trace: Trace) -> dict[str, Any]:
     """Return the devices of each stage, their derivations and the assignment, with the keys of the command's JSON.
 
-    All figures but the assignment are of the run at rest; the assignment has the steps of the trace. Its devices are
-    those of tasks.csv if each of them serves one stage and no stage has more than it needs; else they are numbered
-    stage by stage.
+    All metrics but the assignment are of the run in steady state; the assignment has the steps of the trace. Its
+    devices are those of tasks.csv if each of them serves one stage and no stage has more than it needs; else they are
+    numbered stage by stage.
 
     >>> from cdpsim import simulate
     >>> [stage["devices"] for stage in pyramid(simulate("mp-cdp", 4))["stages"]]

@@ -3,7 +3,7 @@
 One worker's curve m(s), s a share of its pass, comes out of simulating it. Workers that go simultaneously (DP) need
 max m(s) each; workers that go cyclically (CDP), each 1/N of a pass after the one before, max over s of the mean of
 m(s + i/N). The sum is exact: m is a step function of whole bytes over whole numbers (see `whole_ratios`), and because
-the sum repeats after 1/N of a pass, the steps of one curve, folded onto that share, are all of its steps.
+the sum repeats after 1/N of a pass, the steps of one curve, laid over that share, are all of its steps.
 
 A stage with a curve counts operator by operator, as autograd frees in a model of one piece: the gradient of its output
 once its backward has read that, and an input that the stage before does not keep. An operator that takes no share of
@@ -32,11 +32,10 @@ from cdpsim.program import Category
 from cdpsim.program.assembly import counted_once, derive
 from cdpsim.program.collectives import DEFAULT
 from cdpsim.schedules import SCHEDULES
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import CDP_V1
-from cdpsim.schedules.shape import Shape
-from cdpsim.timing.costs import node_costs
+from cdpsim.timing.costs import node_costs, roofline_time
 from cdpsim.timing.engine import find_engine
-from cdpsim.timing.stage_times import roofline_time
 from cdpsim.trace.metrics import memory
 
 Exact = NDArray[Any]  # int64, or Python's own integers where that is too narrow
@@ -64,7 +63,7 @@ class WorkerCurve(NamedTuple):
     duration: Exact  # whole numbers of any unit
 
 
-class FoldedCurve(NamedTuple):
+class SummedCurve(NamedTuple):
     """The memory of n workers together, 1/n of a pass apart, over that share of a pass, after which it repeats."""
 
     position: Exact  # in 1/n of the curve's unit, from 0 up to the whole pass, which is 1/n of one
@@ -112,7 +111,7 @@ def superpose(
     curve = worker_curve(layers, axis=axis, contents=contents, by_layer=by_layer)
     kinds = {"operator" if stage.curve and not by_layer else "layer" for stage in layers.stages}
     resolution = " and ".join(sorted(kinds, reverse=True))
-    cdp = Fraction(int(fold(curve, n).moment.max()), n)
+    cdp = Fraction(int(sum_workers(curve, n).moment.max()), n)
     name = (model.name or "model") if isinstance(model, Model) else str(model)
     return Superposition(name, n, axis, contents, resolution, int(curve.size.max()), cdp)
 
@@ -142,7 +141,7 @@ def _layers(model: str | Path | Model) -> Model:
     return layers
 
 
-def fold(curve: WorkerCurve, n: int) -> FoldedCurve:
+def sum_workers(curve: WorkerCurve, n: int) -> SummedCurve:
     """Sum n workers, each 1/n of a pass after the one before."""
     curve, most = _lasting(curve)
     ends = np.cumsum(curve.duration.astype(object))
@@ -162,7 +161,7 @@ def fold(curve: WorkerCurve, n: int) -> FoldedCurve:
     position, sums = position[last], sums[last]
     moment = sums.copy()
     np.add.at(moment, np.searchsorted(position, place), most.astype(kind) - size)
-    return FoldedCurve(position, sums, moment)
+    return SummedCurve(position, sums, moment)
 
 
 def _lasting(curve: WorkerCurve) -> tuple[WorkerCurve, Exact]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from cdpsim.api import simulate
 from cdpsim.errors import RequestError, choose, true_or_false, whole_number
-from cdpsim.files.progress import progress
+from cdpsim.files.notes import progress
 from cdpsim.files.tables import data_frame
 from cdpsim.files.units import counted
 from cdpsim.program import Category, Content
@@ -125,7 +125,7 @@ def simulated_cells(run: Run, shared_parameters: bool) -> dict[str, Fraction]:
 
 
 def measure_beside(run: Run) -> dict[str, Any]:
-    """Return figures that the table leaves out: versions kept, optimizer states that move, bytes on the wire.
+    """Return metrics that the table leaves out: versions kept, optimizer states that move, bytes on the wire.
 
     `versions` is the most of one stage that a device holds; `optimizer_moves` counts messages per training step;
     `wire_volume` is gradients, parameters and states per micro-batch and step in units of the model's parameters.
@@ -146,7 +146,7 @@ def measure_beside(run: Run) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Table1:
-    """Table 1 for n stages and micro-batches: nine rows in the paper's order, and figures beside each.
+    """Table 1 for n stages and micro-batches: nine rows in the paper's order, and metrics beside each.
 
     Without runs, cells have no simulated value, rows do not say whether that agrees, and `beside` is empty.
     """

@@ -17,8 +17,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.numeric.columns import Flags, Floats, Ints, group_numbers, group_starts, slice_rows, sort_by
 from cdpsim.numeric.paths import successors
 from cdpsim.program import Op
-from cdpsim.program.collectives import Algorithm, candidates
-from cdpsim.program.collectives.rounds import Round
+from cdpsim.program.collectives import Algorithm, Round, candidates
 
 _EQUAL = 1e-12  # times and rates that differ by less, relatively, are equal
 

@@ -5,7 +5,7 @@ costs              a message between two devices: latency + bytes / bandwidth; a
 collective_times   a collective alone, by the fastest allowed algorithm, and each of its messages
 expand             collectives as messages, each as long as in its collective
 disturbed_costs    all of these in slow or random runs
-ticks              rounded to times that add up exactly
+quanta              rounded to times that add up exactly
 engine             start and end of each node: longest paths, also of many runs; shared links by events
 rounds             of these times, the micro-batches that workers compute beside a communication
 """
@@ -21,12 +21,12 @@ import numpy as np
 from cdpsim.cluster import Cluster
 from cdpsim.files.units import counted
 from cdpsim.model import Model
-from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import Ints, Times
+from cdpsim.numeric.disturbances import Calendar
 from cdpsim.program import Kind, Op, Program, Stream, once_a_program
 from cdpsim.program.collectives import Algorithm, payload_factor
 from cdpsim.timing.collective_times import AlikeGroup, alike_group, fastest_in_group
-from cdpsim.timing.stage_times import reached, times_of_stages
+from cdpsim.timing.costs import reached, times_of_stages
 
 CONTENTION = ("none", "fair", "queue")
 
@@ -63,7 +63,7 @@ class Costs:
     calendar: Calendar | None = None  # when devices do nothing
     wires: Wires | None = None  # with contention
     request: Mapping[str, Any] | None = None  # with the model and the cluster of these costs
-    tick: float = 0.0  # of which times are to be whole numbers; 0: of one that suits the run
+    quantum: float = 0.0  # of which times are to be whole numbers; 0: of one that suits the run
     undisturbed: "Costs | None" = None  # the costs without disorder; None: there is none
 
     def __repr__(self) -> str:

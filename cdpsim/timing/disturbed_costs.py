@@ -12,9 +12,8 @@ import numpy as np
 
 from cdpsim.cluster.disorder import Disorder, read_jitter
 from cdpsim.errors import RequestError
-from cdpsim.numeric.calendars import Calendar, merge_stops, never
 from cdpsim.numeric.columns import Floats, Ints, Times
-from cdpsim.numeric.random_factors import DISTRIBUTIONS, uniforms
+from cdpsim.numeric.disturbances import DISTRIBUTIONS, Calendar, merge_stops, never, uniforms
 from cdpsim.program import Program
 from cdpsim.timing.costs import Costs
 

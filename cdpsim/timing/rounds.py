@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.numeric.calendars import never
 from cdpsim.numeric.columns import Columns, Ints, Times, group_numbers
+from cdpsim.numeric.disturbances import never
 from cdpsim.program import Content, Kind, Op, Program
 from cdpsim.timing.costs import Costs
 

@@ -30,8 +30,7 @@ from cdpsim.files.units import MOST_SECONDS, Work
 from cdpsim.model import Model
 from cdpsim.model.stage import Stage
 from cdpsim.numeric.columns import Times
-from cdpsim.schedules.placement import pyramid_widths
-from cdpsim.schedules.shape import Widths
+from cdpsim.schedules.placement import Widths, pyramid_widths
 
 
 def reached(cluster: Cluster, count: int, model: Model) -> list[float | None]:

@@ -5,8 +5,8 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from cdpsim.errors import Stalled
-from cdpsim.numeric.calendars import never
 from cdpsim.numeric.columns import Flags, Ints, Times, group_numbers
+from cdpsim.numeric.disturbances import never
 from cdpsim.program import Program
 from cdpsim.timing.costs import Costs
 
@@ -22,7 +22,7 @@ class Wait(NamedTuple):
     device: int
     task: int
     for_node: int
-    holder: int
+    blocker: int
 
 
 def waits(program: Program, start: Times, end: Times) -> list[Wait]:
@@ -42,7 +42,7 @@ def waits(program: Program, start: Times, end: Times) -> list[Wait]:
         if number not in found:
             while lanes <= node < len(device) and device[node] == number and waited[node] < program.nodes:
                 node = int(waited[node])  # not its own update, but the node that this waits for
-            found[number] = Wait(number, task, node, _holder(program, waited, node))
+            found[number] = Wait(number, task, node, _blocker(program, waited, node))
     return [found[number] for number in sorted(found)]
 
 
@@ -54,7 +54,7 @@ def _first_in_lanes(program: Program, ends: Flags) -> Ints:
     return program.lane_tasks[stuck[first]]
 
 
-def _holder(program: Program, waited: Ints, node: int) -> int:
+def _blocker(program: Program, waited: Ints, node: int) -> int:
     """Return the device that holds up a node: that of the task from which its messages and updates come."""
     while node >= len(program.lane_tasks) and waited[node] < program.nodes:
         node = int(waited[node])
@@ -91,4 +91,4 @@ def _describe_stop(program: Program, costs: Costs, start: Times, wait: Wait) -> 
 def _describe_wait(program: Program, wait: Wait) -> str:
     """Return a line such as "device 4's F(t=1,i=0,j=2) waits for p2p activation(t=1,i=0,j=1) 3->4, held up by ..."."""
     task, node = program.describe(wait.task), program.describe(wait.for_node)
-    return f"device {wait.device}'s {task} waits for {node}, held up by device {wait.holder}"
+    return f"device {wait.device}'s {task} waits for {node}, held up by device {wait.blocker}"

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from cdpsim.errors import RequestError, choose, one_line
-from cdpsim.files.progress import progress
+from cdpsim.files.notes import progress
 from cdpsim.files.units import counted
 from cdpsim.files.writing import read_text, write_folder
 from cdpsim.numeric.columns import Columns

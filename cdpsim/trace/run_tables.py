@@ -5,9 +5,9 @@ import numpy as np
 from cdpsim.numeric.columns import Columns, Ints, Times, group_starts
 from cdpsim.program import Category, Content, Kind, Op, Program
 from cdpsim.timing.costs import Costs
-from cdpsim.timing.rounds import as_rows, rounds_of
+from cdpsim.timing.round_times import as_rows, rounds_of
 from cdpsim.trace import STREAM_WORDS, names_of
-from cdpsim.trace.metrics import memory, staleness
+from cdpsim.trace.metrics import memory
 from cdpsim.trace.table import MemoryRow, MessageRow, RoundRow, Table, TaskRow, message_row, task_row
 
 
@@ -25,7 +25,7 @@ def task_columns(program: Program, start: Times, end: Times, node: Ints) -> Tabl
         columns |= _columns_of_updates(program, columns)
     if program.estimates is not None:
         columns |= _columns_of_estimates(program, columns, node)
-    columns |= {"kind": names_of(Kind)[columns["kind"]], "stale": staleness.stale_flags(program, start, end)[node]}
+    columns |= {"kind": names_of(Kind)[columns["kind"]], "stale": memory.stale_flags(program, start, end)[node]}
     columns |= {"start": start[node], "end": end[node]}
     row = task_row(columns)
     return Table(row, {name: columns[name] for name in row._fields})
@@ -44,7 +44,7 @@ def _columns_of_updates(program: Program, columns: Columns) -> Columns:
 
 def _columns_of_estimates(program: Program, columns: Columns, node: Ints) -> Columns:
     """Return the columns of tasks that may read estimates: the age of what is read or made stands there as version."""
-    version, age, base = columns["version"], staleness.version_ages(program), np.full(len(program.tasks), -1)
+    version, age, base = columns["version"], memory.version_ages(program), np.full(len(program.tasks), -1)
     base[program.compute :] = age[program.base]
     return {
         "version": age[version].astype(np.int32),

@@ -468,7 +468,7 @@ assert wide["mp-dp"].tolist() == [4, 16, 64] and wide["mp-cdp"].tolist() == [3, 
 """,
     ),
     (
-        "Will GPT-2 fit? The README's gigabytes, with and without torch's habits",
+        "Will GPT-2 fit? The README's gigabytes, with and without torch's behaviours",
         """\
 options = dict(n=4, m=8, model="gpt2", cluster="a100-nodes")
 plain = cdpsim.compare(["gpipe", "1f1b"], **options).frame().set_index("schedule")["memory"]

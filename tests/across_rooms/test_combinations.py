@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from cdpsim import Cluster, RequestError, presets, simulate
 from cdpsim.api import reopen
 from cdpsim.cluster import Cable, Devices, Link, Topology
-from cdpsim.cluster.devices import OVERLAPS
+from cdpsim.cluster.topology import OVERLAPS
 from cdpsim.files.units import Work
 from cdpsim.invariants import violations
 from cdpsim.model import RECOMPUTE

@@ -11,11 +11,11 @@ from cdpsim.invariants import violations
 from cdpsim.model import Model, Stage
 from cdpsim.program import Category, Kind, Op
 from cdpsim.program.check import check_program
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.schedules import TABLE_1, Schedule
 from cdpsim.schedules.order import CYCLIC
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, matrix_rule
-from cdpsim.schedules.shape import Shape
 from tests.helpers.strategies import fitting, in_seconds, shapes
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
@@ -108,7 +108,7 @@ def test_the_last_update_ends_the_hold_on_its_optimizer_state(schedule: Schedule
 @pytest.mark.parametrize(("n", "m"), [(1, 4), (2, 5), (3, 2)])
 @pytest.mark.parametrize("name", ["multi-dp", "mp-dp"])
 def test_as_many_replicas_as_wanted_work_side_by_side(name: str, n: int, m: int) -> None:
-    """A step takes 2N slots for every M; each stage's gradients are summed over its M holders."""
+    """A step takes 2N slots for every M; each stage's gradients are summed over its M copies."""
     trace = simulate(name, n, m=m)
     summary = trace.summary()
     assert summary["devices"] == (m if name == "multi-dp" else n * m)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate
 from cdpsim.cluster import Devices, Link
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.studies.compare import measure
 from tests.selection import Examples
 
@@ -57,7 +57,7 @@ def replicated(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_folded_runs_have_the_figures_of_all_replicas_to_the_last_bit(part: int, examples: Examples) -> None:
+def test_folded_runs_have_the_metrics_of_all_replicas_to_the_last_bit(part: int, examples: Examples) -> None:
     """A thousand runs, in parts for several workers."""
 
     @settings(max_examples=examples(1000 // PARTS))
@@ -68,11 +68,11 @@ def test_folded_runs_have_the_figures_of_all_replicas_to_the_last_bit(part: int,
         except RequestError:  # the schedule does not take it so
             assume(False)
         assume(run.program.fold > 1)
-        figures, makespan, peaks = run.summary(), run.makespan, run.peaks.tolist()
-        assert (figures, makespan, peaks) == (run.whole.summary(), run.whole.makespan, run.whole.peaks.tolist())
+        metrics, makespan, peaks = run.summary(), run.makespan, run.peaks.tolist()
+        assert (metrics, makespan, peaks) == (run.whole.summary(), run.whole.makespan, run.whole.peaks.tolist())
         assert measure(run) == measure(run.whole)
         assert run.tasks == run.whole.tasks
-        assert len(run.whole.tasks["start"]) == figures["tasks"]
+        assert len(run.whole.tasks["start"]) == metrics["tasks"]
 
     (seed(part)(law) if settings().derandomize else law)()
 

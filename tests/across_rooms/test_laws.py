@@ -17,8 +17,8 @@ from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1, Schedule
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.order import Lists
-from cdpsim.schedules.shape import Shape
-from cdpsim.schedules.state import ALONG, REPLICATED, Home
+from cdpsim.schedules.placement import Shape
+from cdpsim.schedules.state import ALONG, REPLICATED, Placed
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.engine import ENGINES
 from cdpsim.trace.metrics import memory
@@ -189,7 +189,7 @@ def relabelled(schedule: Schedule, label: Ints) -> Schedule:
 def test_relabelling_devices_changes_nothing_else(request: dict[str, Any], random: Any) -> None:
     """Under equal devices and links a schedule does not care which device has which number."""
     schedule = request["schedule"]
-    if schedule.state.parameters is Home.OWNED:  # a state starts on device j: there the number means something
+    if schedule.state.parameters is Placed.OWNED:  # a state starts on device j: there the number means something
         schedule = replace(schedule, name="replicated", state=REPLICATED if schedule.order.together else ALONG)
     model, link = request.get("model"), Link(latency=0.5, bandwidth=1e6)
     same = Cluster(devices=(Devices(speed=1.0),), link=link) if model else Cluster.unit()
@@ -217,7 +217,7 @@ def test_one_stage_takes_equally_long_under_every_schedule(steps: int, model: st
 
 @given(requests(where=prefetching))
 def test_prefetching_never_delays_a_task(request: dict[str, Any]) -> None:
-    """Parameters that may arrive earlier make no task start later, but for the ticks in which each run counts."""
+    """Parameters that may arrive earlier make no task start later, but for the quanta in which each run counts."""
     now, later = (simulate(**request | {"prefetch": k}) for k in (2, 0))
     compute = slice(len(now.program.tasks))
     assert are_no_later(now.start[compute], later.start[compute])

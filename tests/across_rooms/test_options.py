@@ -11,7 +11,7 @@ import pytest
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, simulate
 from cdpsim.cluster import Cable, Devices, Link, Topology
 from cdpsim.request.options import CollectiveName
-from cdpsim.request.taken import accepts, is_untaken
+from cdpsim.request.sharing import accepts, is_untaken
 from cdpsim.runs import Run
 from cdpsim.trace import TABLES
 from tests.helpers.strategies import fitting
@@ -133,19 +133,19 @@ def columns(trace: Trace) -> tuple[Any, ...]:
     return tuple(getattr(trace, table)[name].tolist() for table, names in TABLES.items() for name in names)
 
 
-def figures(trace: Trace) -> dict[str, Any]:
+def metrics(trace: Trace) -> dict[str, Any]:
     """Return the summary of a run without its request."""
     return {key: value for key, value in trace.summary().items() if key != "request"}
 
 
 def outcome(trace: Trace) -> tuple[Any, ...]:
     """Return all that a run says, but for its request."""
-    return (*columns(trace), figures(trace))
+    return (*columns(trace), metrics(trace))
 
 
 def differ(one: Trace, other: Trace) -> bool:
     """Tell whether the outcomes of two runs differ; summaries, which take longest, are asked last."""
-    return columns(one) != columns(other) or figures(one) != figures(other)
+    return columns(one) != columns(other) or metrics(one) != metrics(other)
 
 
 @cache

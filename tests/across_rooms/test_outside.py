@@ -14,14 +14,13 @@ from cdpsim.runs import Run
 from cdpsim.schedules import Schedule, pipeline, schedule_from_csv
 from cdpsim.schedules.actions import Actions
 from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, STREAMED, newest_rule
-from cdpsim.schedules.placement import BY_MICRO_BATCH, BY_STAGE
+from cdpsim.schedules.placement import BY_MICRO_BATCH, BY_STAGE, Shape
 from cdpsim.schedules.rule import CDP_V2, DP, NEWEST, Rule
-from cdpsim.schedules.shape import Shape
-from cdpsim.schedules.state import Home, State, When
+from cdpsim.schedules.state import Placed, State, When
 from cdpsim.timing.engine import ENGINES
 
 # A state policy: torch's ZeroRedundancyOptimizer.
-ZERO_REDUNDANCY = State(parameters=Home.COPIED, gradients=Home.COPIED, optimizer=Home.OWNED, reduce=When.LAST)
+ZERO_REDUNDANCY = State(parameters=Placed.COPIED, gradients=Placed.COPIED, optimizer=Placed.OWNED, reduce=When.LAST)
 redundant = Schedule("redundant", "ZeRO by torch", SIMULTANEOUS, BY_MICRO_BATCH, DP, ZERO_REDUNDANCY)
 
 # A rule: every task reads what is three steps old.

@@ -89,7 +89,7 @@ def check(run: Run, played: Played[int]) -> None:
         for start in starts
     )
     check_updates(run, played)
-    assert run.summary()["mean_staleness"] == (case.method == "dpu")  # at rest
+    assert run.summary()["mean_staleness"] == (case.method == "dpu")  # in steady state
 
 
 def read(played: Played[int], r: int) -> tuple[int, bool]:

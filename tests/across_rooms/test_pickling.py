@@ -25,11 +25,10 @@ from cdpsim.program.collectives import (
     Algorithm,
     hierarchical_all_reduce,
 )
-from cdpsim.schedules import pipeline, schedule_from_csv
-from cdpsim.schedules.pipelines import alternating
+from cdpsim.schedules import pipeline, pipelines, schedule_from_csv
+from cdpsim.schedules.actions import write_actions
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import ALL_RULES, matrix_rule
-from cdpsim.schedules.shape import Shape
-from cdpsim.schedules.table import write_actions
 from cdpsim.studies.compare import measure
 from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.trace import TABLES
@@ -96,7 +95,7 @@ def test_every_schedule_and_rule(way: str) -> None:
     assert again.matrix(2, 3).tolist() == fresh.tolist()
     with pytest.raises(RequestError, match=r"^mine: the rule has 3 rows of 2"):
         again.matrix(3, 3)
-    mine = pipeline("mine", "an own list", alternating.gpipe)
+    mine = pipeline("mine", "an own list", pipelines.gpipe)
     assert passed(way, mine) == mine
 
 
@@ -104,10 +103,10 @@ def test_every_schedule_and_rule(way: str) -> None:
 @in_every_way
 def test_an_order_from_a_file(way: str, tmp_path: Path) -> None:
     path = tmp_path / "order.csv"
-    write_actions(alternating.gpipe(3, 5), path)
+    write_actions(pipelines.gpipe(3, 5), path)
     schedule = passed(way, schedule_from_csv(path))
     assert same(schedule, schedule_from_csv(path))
-    assert same(schedule.actions(Shape(3, 5)), alternating.gpipe(3, 5))
+    assert same(schedule.actions(Shape(3, 5)), pipelines.gpipe(3, 5))
 
 
 @pytest.mark.every_case

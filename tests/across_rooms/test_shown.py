@@ -5,7 +5,7 @@ import pytest
 
 import cdpsim
 from cdpsim import Cluster, Model, Request, Stage, Tie, simulate
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from tests.helpers.every_row import every_row
 from tests.helpers.hostile_names import HOSTILE_NAME
 
@@ -78,7 +78,7 @@ def test_traces_differ_where_a_summary_or_a_table_does() -> None:
     assert RUN != "1f1b"
 
 
-def test_figures_are_those_of_the_summary() -> None:
+def test_metrics_are_those_of_the_summary() -> None:
     summary = RUN.summary()
     for name in ("makespan", "bubble", "devices", "peak_memory"):
         assert getattr(RUN, name) == getattr(RUN.trace, name) == summary[name]

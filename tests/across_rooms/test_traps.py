@@ -14,9 +14,9 @@ from cdpsim import simulate, table1
 from cdpsim.cli import main
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Edges, Program
-from cdpsim.runs import assembling, pricing
+from cdpsim.runs import assembling
 from cdpsim.schedules import SCHEDULES, Schedule
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.state import ALONG
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.engine import find_engine
@@ -53,7 +53,7 @@ def with_delay(schedule: str, task: str) -> Tamper:
     """Let one task of that schedule take one slot longer."""
 
     def tamper(patch: pytest.MonkeyPatch) -> None:
-        node_costs = vars(pricing)["node_costs"]
+        node_costs = vars(assembling)["node_costs"]
 
         def tampered(program: Program, *args: Any) -> Costs:
             costs: Costs = node_costs(program, *args)
@@ -61,7 +61,7 @@ def with_delay(schedule: str, task: str) -> Tamper:
                 costs.duration[node_named(program, task)] += 1
             return costs
 
-        patch.setattr(pricing, "node_costs", tampered)
+        patch.setattr(assembling, "node_costs", tampered)
 
     return tamper
 

@@ -21,9 +21,9 @@ import tqdm
 from cdpsim import SCHEDULES, RequestError, __version__, cli, simulate
 from cdpsim.cli import console, parser
 from cdpsim.errors import one_line
-from cdpsim.files.progress import progress
+from cdpsim.files.notes import progress
 from cdpsim.invariants import INVARIANTS
-from cdpsim.request.taken import accepts, options_beyond_usual
+from cdpsim.request.sharing import accepts, options_beyond_usual
 from cdpsim.schedules import TABLE_1
 from tests.conftest import TOY_CLUSTER, TOY_MODEL, Command, Outcome
 from tests.helpers.command_line import FILES, assert_refused, content, refuse
@@ -534,7 +534,7 @@ def test_a_failure_of_the_machine_is_one_line(
 
 INTERRUPTED = """
 import signal, sys
-from cdpsim.request.taken import accepts, options_beyond_usual
+from cdpsim.request.sharing import accepts, options_beyond_usual
 from cdpsim import cli
 
 def simulate(*_, **__):
@@ -796,7 +796,7 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_ticker_counts_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal: each count, then the end; of the event engine's nodes and of the front door's parts."""
+    """On a terminal: each count, then the end; of the event engine's nodes and of the parts of `simulate`."""
     said: list[object] = []
 
     class Bar:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cdpsim import SCHEDULES, cli
-from cdpsim.schedules.shape import Shape
-from cdpsim.schedules.table import write_actions
+from cdpsim.schedules.actions import write_actions
+from cdpsim.schedules.placement import Shape
 from tests.conftest import Command
 from tests.helpers.help_examples import AFTER, EXAMPLES, are_said, shown_files, shown_in, words_of, written_by
 

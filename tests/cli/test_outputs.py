@@ -85,7 +85,7 @@ def test_what_is_there_is_refused_before_anything_runs(
 ) -> None:
     before = _contents(place)
     monkeypatch.setattr(PLAYING, "find_engine", lambda *_: _never)
-    for module in (PLAYING, sys.modules["cdpsim.runs.known_programs"]):
+    for module in (PLAYING, sys.modules["cdpsim.runs.assembling"]):
         monkeypatch.setattr(module, "assemble_one", _never)
     code, out, err = command(*line.split(), "-o", WRITING[line][0])
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -94,7 +94,7 @@ def test_what_is_there_is_refused_before_anything_runs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runs", [True, False], ids=["runs", "figures"])
+@pytest.mark.parametrize("runs", [True, False], ids=["runs", "metrics"])
 def test_each_other_mistake_is_named_first(
     runs: bool, command: Command, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

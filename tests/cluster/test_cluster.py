@@ -15,7 +15,7 @@ from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topolo
 from cdpsim.errors import RequestError
 from cdpsim.request.options import Contention
 from cdpsim.studies.breakeven import scale_links
-from cdpsim.timing.stage_times import with_transfer_times
+from cdpsim.timing.costs import with_transfer_times
 from tests.helpers.every_row import every_row
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -6,7 +6,7 @@ from cdpsim.cluster import Cluster, Devices, Speeds
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
-from cdpsim.timing.stage_times import reached
+from cdpsim.timing.costs import reached
 from tests.helpers.every_row import every_row
 
 A100 = Speeds(fp32=19.5e12, bf16=312e12)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cdpsim.cluster import Cable, Cluster, Edge, Topology
-from cdpsim.cluster.graph import Graph, check_topology, draw_graph, node_of
+from cdpsim.cluster.routes import Graph, check_topology, draw_graph, node_of
 from cdpsim.errors import RequestError
 
 CABLE = Cable(latency=2.0, bandwidth=30.0, latency_back=5.0, bandwidth_back=70.0)

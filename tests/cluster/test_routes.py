@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Topology
-from cdpsim.cluster.graph import Graph, draw_graph
-from cdpsim.cluster.routes import Routes
+from cdpsim.cluster.routes import Graph, Routes, draw_graph
 from cdpsim.errors import RequestError
 
 latencies = st.integers(0, 3).map(float)

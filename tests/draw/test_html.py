@@ -66,11 +66,11 @@ def test_a_saved_trace_is_shown_as_its_run(tmp_path: Path) -> None:
     assert load(tmp_path / "trace")._repr_html_() == run._repr_html_()
 
 
-def test_a_run_that_does_not_come_to_rest_says_so() -> None:
-    """Of PipeDream, 8 stages: at rest the first one has 8 activations, 8 versions and a gradient."""
+def test_a_run_that_does_not_reach_steady_state_says_so() -> None:
+    """Of PipeDream, 8 stages: in steady state the first one has 8 activations, 8 versions and a gradient."""
     few, many = (simulate("pipedream", 8, steps=steps)._repr_html_() for steps in (5, 40))
-    assert "on device 0; at rest 17 stage-activations<" in few
-    assert "17 stage-activations on device 0<" in many and "at rest" not in many
+    assert "on device 0; in steady state 17 stage-activations<" in few
+    assert "17 stage-activations on device 0<" in many and "in steady state" not in many
 
 
 def test_a_trace_without_rows_has_no_timeline() -> None:

@@ -139,8 +139,8 @@ def test_the_end_of_a_run_is_pale_from_where_a_device_lets_go_of_its_parameters(
     assert not marked(figure, "pale-3"), "the last one ends with the run"
 
 
-@pytest.mark.parametrize(("steps", "note"), [(5, "; at rest a device holds 17"), (40, "")])
-def test_a_picture_says_where_a_run_does_not_come_to_rest(steps: int, note: str) -> None:
+@pytest.mark.parametrize(("steps", "note"), [(5, "; in steady state a device holds 17"), (40, "")])
+def test_a_picture_says_where_a_run_does_not_reach_steady_state(steps: int, note: str) -> None:
     """Of PipeDream, 8 stages: then the first one has 8 activations, 8 versions and a gradient."""
     run = simulate("pipedream", 8, steps=steps)
     assert f"pipedream, n = 8, m = 1, newest{note}" in words(memory_over_time([run]))

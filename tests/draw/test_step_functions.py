@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cdpsim.draw.curves.step_functions import PIXEL_COLUMNS, Series, band_of, rates, sum_at_times, sum_changes, thinned
-from cdpsim.numeric.close_times import merge_close_times
+from cdpsim.numeric.columns import merge_close_times
 
 
 def noise(points: int) -> Series:

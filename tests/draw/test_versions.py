@@ -85,7 +85,7 @@ def test_ages_are_those_of_the_tasks_of_each_slot(name: str, rule: str, n: int) 
     assert f"mean at\nrest: {mean:.3g}" in words(figure)
 
 
-def test_the_mean_age_is_of_steps_at_rest() -> None:
+def test_the_mean_age_is_of_steps_in_steady_state() -> None:
     """(N - 1) / 2N, also where the run has a single step, which reads nothing old."""
     figure = versions_over_time([simulate("multi-cdp", 2, steps=1)])
     assert marked(figure, "mean-age")
@@ -93,8 +93,8 @@ def test_the_mean_age_is_of_steps_at_rest() -> None:
     assert "mean age read 0.25" in words(versions_over_time([simulate("multi-cdp", 2, steps=1)] * 2))
 
 
-@pytest.mark.parametrize(("steps", "note"), [(5, "; at rest up to 8"), (40, "")])
-def test_a_picture_says_where_a_run_does_not_come_to_rest(steps: int, note: str) -> None:
+@pytest.mark.parametrize(("steps", "note"), [(5, "; in steady state up to 8"), (40, "")])
+def test_a_picture_says_where_a_run_does_not_reach_steady_state(steps: int, note: str) -> None:
     """PipeDream's first stage keeps a version for each of its n micro-batches on their way."""
     run = simulate("pipedream", 8, steps=steps)
     assert f"Versions kept of each stage on each device{note}" in words(versions_over_time([run]))

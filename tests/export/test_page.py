@@ -302,15 +302,15 @@ def test_a_micro_batch_keeps_its_lane() -> None:
 
 def test_a_summary_that_somebody_else_wrote() -> None:
     summary: dict[str, Any] = {"request": ["what"], "makespan": "long", "period": None, "bubble": float("inf")}
-    summary |= {"peak_memory_at_rest": [1, {"total": "much"}]}
+    summary |= {"steady_peak_memory": [1, {"total": "much"}]}
     said = read(changed(simulate("multi-dp", 2), summary))
     assert (said.facts["title"], said.facts["runs"][0]["summary"]) == ("trace", {})
 
 
-def test_a_run_that_does_not_come_to_rest_says_so() -> None:
-    """Of PipeDream, 8 stages: at rest the first one has 8 activations, 8 versions and a gradient."""
+def test_a_run_that_does_not_reach_steady_state_says_so() -> None:
+    """Of PipeDream, 8 stages: in steady state the first one has 8 activations, 8 versions and a gradient."""
     few, many = (read(simulate("pipedream", 8, steps=steps)).facts["runs"][0]["summary"] for steps in (5, 40))
-    assert few["held_at_rest"] == 17 and "held_at_rest" not in many
+    assert few["held_in_steady_state"] == 17 and "held_in_steady_state" not in many
 
 
 def test_a_device_of_an_absurd_number_is_refused() -> None:

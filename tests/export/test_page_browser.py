@@ -168,7 +168,7 @@ def test_every_kind_of_schedule_opens(opened: Opener) -> None:
         tab = opened(run)
         assert tab.evaluate("cdpsim.bars") == len(run.tasks["start"]) + len(run.messages["start"])
         assert tab.title().startswith(f"{name}, n = {wanted['n']}")
-        assert f"{len(run.tasks['start'])} tasks" in tab.locator("#figures").inner_text()
+        assert f"{len(run.tasks['start'])} tasks" in tab.locator("#metrics").inner_text()
 
 
 def test_a_loaded_trace_opens(opened: Opener, tmp_path: Path) -> None:
@@ -829,9 +829,9 @@ def test_two_runs_on_one_clock(opened: Opener) -> None:
     first, second = simulate("1f1b", 3, m=6, steps=1), simulate("gpipe", 3, m=6, steps=1)
     tab = opened(first, second)
     assert tab.title() == "1f1b, n = 3, m = 6, dp and gpipe, n = 3, m = 6, dp"
-    figures = tab.locator("#figures div").all_inner_texts()
-    assert [line.split(":")[0] for line in figures] == ["1f1b", "gpipe"]
-    assert all("3 devices · 39 tasks · 24 messages" in line for line in figures)
+    metrics = tab.locator("#metrics div").all_inner_texts()
+    assert [line.split(":")[0] for line in metrics] == ["1f1b", "gpipe"]
+    assert all("3 devices · 39 tasks · 24 messages" in line for line in metrics)
     known = bars(tab)
     above, below = (place(tab, k) for k in known["0B0, step 0"])
     assert above["bottom"] < below["top"]

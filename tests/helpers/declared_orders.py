@@ -7,8 +7,7 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from cdpsim.schedules.actions import Actions
-from cdpsim.schedules.pipelines.alternating import gpipe, interleaved, looped_bfs, one_f_one_b
-from cdpsim.schedules.pipelines.both_ways import chimera, gems
+from cdpsim.schedules.pipelines import chimera, gems, gpipe, interleaved, looped_bfs, one_f_one_b
 
 
 class Declared(NamedTuple):

@@ -9,10 +9,9 @@ from typing import Any, get_args
 import msgspec
 from msgspec import inspect
 
-from cdpsim.cluster.devices import OVERLAPS
-from cdpsim.cluster.topology import TOPOLOGY_FIELDS
+from cdpsim.cluster.topology import OVERLAPS, TOPOLOGY_FIELDS
 from cdpsim.model import GRADIENT_TYPES, OFFLOAD, OPTIMIZERS, PRECISIONS, RECOMPUTE, UPDATE_TIMES
-from cdpsim.model import runtime as habits
+from cdpsim.model import runtime as behaviours
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 Row = tuple[str, ...]  # of a file's field: its name, value, default, and on a page its meaning
@@ -25,13 +24,13 @@ WORDS: Mapping[tuple[str, str], Sequence[str]] = {
     ("Recipe", "update_time"): UPDATE_TIMES,
     ("Recipe", "recompute"): (*RECOMPUTE, "layers:K"),
     ("Recipe", "offload"): OFFLOAD,
-    ("Runtime", "like"): habits.RUNTIMES,
-    ("Runtime", "sends"): get_args(habits.Sends),
-    ("Runtime", "gradients"): get_args(habits.Gradients),
-    ("Runtime", "gradient_buckets"): get_args(habits.GradientBuckets),
-    ("Runtime", "gathers"): get_args(habits.Gathers),
-    ("Runtime", "reductions"): get_args(habits.Reductions),
-    ("Runtime", "split_backward"): get_args(habits.SplitBackward),
+    ("Runtime", "like"): behaviours.RUNTIMES,
+    ("Runtime", "sends"): get_args(behaviours.Sends),
+    ("Runtime", "gradients"): get_args(behaviours.Gradients),
+    ("Runtime", "gradient_buckets"): get_args(behaviours.GradientBuckets),
+    ("Runtime", "gathers"): get_args(behaviours.Gathers),
+    ("Runtime", "reductions"): get_args(behaviours.Reductions),
+    ("Runtime", "split_backward"): get_args(behaviours.SplitBackward),
     ("Devices", "overlap"): OVERLAPS,
     ("MeasuredWith", "precision"): tuple(PRECISIONS),
     ("Topology", "kind"): tuple(TOPOLOGY_FIELDS),

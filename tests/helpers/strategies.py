@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, Tie, rounds, simulate
 from cdpsim.cluster import Devices, Link, PairLink
-from cdpsim.cluster.devices import OVERLAPS
+from cdpsim.cluster.topology import OVERLAPS
 from cdpsim.files.units import Work
 from cdpsim.program.assembly import check_causal
 from cdpsim.program.collectives import ALL_REDUCE, COLLECTIVES
 from cdpsim.request.options import RENDEZVOUS
-from cdpsim.request.taken import accepts, taken_options
+from cdpsim.request.sharing import accepts, taken_options
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import CYCLIC
-from cdpsim.schedules.placement import BY_MICRO_BATCH, SINGLE, pyramid_widths
+from cdpsim.schedules.placement import BY_MICRO_BATCH, SINGLE, Shape, pyramid_widths
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, Rule, matrix_rule
-from cdpsim.schedules.shape import Shape
 
 KEPT = 10**6  # the most: every stage's activation and boundary have room for it
 MOST_IN_ROUNDS = 1000  # micro-batches

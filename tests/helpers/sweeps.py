@@ -22,7 +22,7 @@ schedule = {SCHEDULES}
 n = {{ from = 2, to = 4, step = 1 }}
 m = {MICRO_BATCHES}
 """
-FIGURES = (
+METRICS = (
     "rule",
     "devices",
     "step",
@@ -57,9 +57,9 @@ def serial_rows() -> list[dict[str, str]]:
     """The rows of FILE's table by a loop over `evaluate`, each figure as CSV has it."""
     rows = []
     for schedule, n, m in product(SCHEDULES, STAGES, MICRO_BATCHES):
-        figures = cdpsim.evaluate(schedule, n, m=m)
+        metrics = cdpsim.evaluate(schedule, n, m=m)
         row = {"schedule": schedule, "n": str(n), "m": str(m)}
-        rows.append(row | {name: _text(getattr(figures, name)) for name in FIGURES})
+        rows.append(row | {name: _text(getattr(metrics, name)) for name in METRICS})
     return rows
 
 
@@ -69,7 +69,7 @@ def _text(value: Any) -> str:
 
 def shown(table: str) -> list[dict[str, str]]:
     """The rows of a CSV table, with the columns that `serial_rows` has."""
-    names = ("schedule", "n", "m", *FIGURES)
+    names = ("schedule", "n", "m", *METRICS)
     return [{name: row[name] for name in names} for row in csv.DictReader(StringIO(table))]
 
 

@@ -1,4 +1,4 @@
-"""Times of runs compared up to the ticks in which each run counts them."""
+"""Times of runs compared up to the quanta in which each run counts them."""
 
 from typing import Any
 

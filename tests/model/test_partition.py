@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdpsim import model
 from cdpsim.errors import RequestError
-from cdpsim.model import partition
-from cdpsim.model.partition import Cuts, balanced
+from cdpsim.model import Cuts, balanced
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -28,7 +28,7 @@ def rank(sums: list[int]) -> tuple[int, int]:
 
 
 def test_examples_are_right() -> None:
-    assert doctest.testmod(partition)[:2] == (0, 1)
+    assert doctest.testmod(model)[:2] == (0, 1)
 
 
 @given(costs_and_stages)

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from cdpsim.numeric.kept import Kept
+from cdpsim.numeric.columns import Kept
 
 PROJECT = Path(__file__).parents[2]
 CORE, LEARN = "cdpsim", "validation/learn"  # what is mutated; the second needs torch, as its tests do

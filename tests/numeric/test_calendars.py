@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from cdpsim.numeric.disturbances import FOREVER, Calendar, merge_stops
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim.numeric.calendars import FOREVER, Calendar, merge_stops
 from cdpsim.numeric.columns import Times
 
 Stops = Sequence[tuple[int, float]]

@@ -1,6 +1,6 @@
 """Values are kept while they fit; those that were not asked for longest go first."""
 
-from cdpsim.numeric.kept import Kept
+from cdpsim.numeric.columns import Kept
 
 
 def test_what_was_not_asked_for_longest_goes() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cdpsim.numeric.disturbances import Calendar
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cdpsim import simulate
 from cdpsim.numeric import paths
-from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import dense_ranks, group_numbers, group_starts, sort_and_group, sort_by
 from cdpsim.trace.metrics import memory
 

@@ -5,10 +5,9 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+from cdpsim.numeric.disturbances import DISTRIBUTIONS, exp, log, normal, uniforms
 from hypothesis import given
 from hypothesis import strategies as st
-
-from cdpsim.numeric.random_factors import DISTRIBUTIONS, exp, log, normal, uniforms
 
 HALF = 0.5
 

@@ -10,6 +10,7 @@ import pytest
 from cdpsim import RequestError
 from cdpsim.cluster import Cards, Cluster, Link
 from cdpsim.program import Op
+from cdpsim.program import collectives as two_trees
 from cdpsim.program.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -28,7 +29,6 @@ from cdpsim.program.collectives import (
     rails_all_reduce,
     ring_of_cards,
 )
-from cdpsim.program.collectives import double_tree as two_trees
 from cdpsim.timing.collective_times import alike_group, collective_on_links, fastest_algorithm
 
 SIZES = range(1, 65)

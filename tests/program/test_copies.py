@@ -3,11 +3,11 @@
 from collections import defaultdict
 
 import pytest
+from cdpsim.program.assembly.task_tables import DeviceLanes, Passes, Tables, check_counts
 
 from cdpsim import SCHEDULES
 from cdpsim.program import Kind
-from cdpsim.program.assembly.tables import DeviceLanes, Passes, Tables, check_counts
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.placement import Shape
 from tests.helpers.strategies import shapes
 
 

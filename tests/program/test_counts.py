@@ -11,19 +11,18 @@ import pytest
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Run, Stage, simulate
 from cdpsim.api import reopen
 from cdpsim.cluster import Link
-from cdpsim.cluster.devices import Devices
 from cdpsim.cluster.disorder import Disorder
+from cdpsim.cluster.topology import Devices
 from cdpsim.export.pictures import write_timeline
 from cdpsim.invariants import violations
 from cdpsim.program import Kind, Op, Program
 from cdpsim.program.assembly import derive
 from cdpsim.program.check import check_program
 from cdpsim.program.collectives import DEFAULT
-from cdpsim.request.taken import accepts
-from cdpsim.schedules.shape import Shape
+from cdpsim.request.sharing import accepts
+from cdpsim.schedules.placement import Shape
 from cdpsim.studies.compare import measure
-from cdpsim.timing.costs import node_costs
-from cdpsim.timing.disturbed_costs import jittered_durations
+from cdpsim.timing.costs import jittered_durations, node_costs
 from cdpsim.timing.engine import ENGINES
 
 COUNTS = [[3, 2], [1, 3]]  # of two replicas in two steps
@@ -90,8 +89,8 @@ def test_engines_agree_and_all_gradients_are_summed() -> None:
         step, stage = (
             int(column[message - len(program.tasks)]) for column in (program.messages.step, program.messages.stage)
         )
-        givers = [f"B(t={step},i={i},j={stage})" for i in range(sum(COUNTS[step]))]
-        assert {row(program, name) for name in givers} <= set(before.tolist())
+        producers = [f"B(t={step},i={i},j={stage})" for i in range(sum(COUNTS[step]))]
+        assert {row(program, name) for name in producers} <= set(before.tolist())
     assert len(sums) == 4
 
 
@@ -194,7 +193,7 @@ def test_a_request_may_say_how_many_passes_each_replica_has(name: str, tmp_path:
 
 
 def test_counts_of_m_are_no_counts() -> None:
-    """All of them: nothing is recorded, and the run is at rest as ever."""
+    """All of them: nothing is recorded, and the run is in steady state as ever."""
     run = simulate("1f1b", 2, m=3, counts=[[3], [3], [3], [3]])
     assert "counts" not in run.request and run.steady_state.certified
     with pytest.raises(RequestError, match=r"^counts: have shape \(2, 1\) instead of \(3, 1\), steps by replicas"):

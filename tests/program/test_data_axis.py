@@ -11,7 +11,7 @@ from cdpsim import SCHEDULES, Cluster, Model, Request, Stage, assemble, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.program import Category, Kind, Op, Program
 from cdpsim.program.assembly import data_axis
-from cdpsim.schedules.state import Home, State
+from cdpsim.schedules.state import Placed, State
 from tests.helpers.every_row import every_row
 
 STAGE = Stage(forward=1.0, backward=2.0, parameters=8, optimizer=16)
@@ -19,9 +19,9 @@ COSTS: dict[str, Any] = {"cluster": Cluster(devices=(Devices(),), link=Link(band
 ONE = COSTS | {"m": 1, "model": Model(stages=(STAGE,))}
 
 
-def by_owner(gradients: Home) -> dict[str, Any]:
+def by_owner(gradients: Placed) -> dict[str, Any]:
     """A request whose gradients go to owners, that send new parameters to all copies."""
-    schedule = replace(SCHEDULES["multi-dp"], name="own", state=State(Home.COPIED, gradients, Home.OWNED))
+    schedule = replace(SCHEDULES["multi-dp"], name="own", state=State(Placed.COPIED, gradients, Placed.OWNED))
     return {"schedule": schedule, "n": 2, "model": Model(stages=(STAGE,) * 2)} | COSTS
 
 
@@ -32,8 +32,8 @@ def in_groups(zero: int) -> dict[str, Any]:
 
 DRAWN: list[tuple[str, dict[str, Any]]] = [
     ("copied, copied, copied", {"schedule": "dp", "n": 1, "replicas": 2} | ONE),
-    ("copied, copied/owned, owned", by_owner(Home.COPIED)),
-    ("copied, copied/owned, owned", by_owner(Home.OWNED)),
+    ("copied, copied/owned, owned", by_owner(Placed.COPIED)),
+    ("copied, copied/owned, owned", by_owner(Placed.OWNED)),
     ("copied, copied/split, split", in_groups(1)),
     ("copied, copied/split, split", in_groups(2)),
     ("split, split, split", in_groups(3)),
@@ -41,9 +41,9 @@ DRAWN: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def drawing(homes: str) -> str:
-    """The line of these homes."""
-    return next(line.strip() for line in (data_axis.__doc__ or "").splitlines() if line.strip().startswith(homes))
+def drawing(placements: str) -> str:
+    """The line of these placements."""
+    return next(line.strip() for line in (data_axis.__doc__ or "").splitlines() if line.strip().startswith(placements))
 
 
 def messages(text: str) -> list[str]:
@@ -70,18 +70,18 @@ def operations(program: Program, nodes: set[int]) -> list[str]:
     return [Op(program.messages.op[node - len(program.tasks)]).name.lower().replace("_", "-") for node in level]
 
 
-@every_row(("homes", "asked"), DRAWN)
-def test_messages_are_those_of_the_drawing(homes: str, asked: dict[str, Any]) -> None:
+@every_row(("placements", "asked"), DRAWN)
+def test_messages_are_those_of_the_drawing(placements: str, asked: dict[str, Any]) -> None:
     """Of the last stage, whose forward comes before its backward: what leads to its first update, and on from there."""
     program = assemble(Request(**asked))
     tasks, stage = program.tasks, program.n - 1
     updates = np.flatnonzero((tasks.kind == Kind.U) & (tasks.stage == stage) & (tasks.step == 0))
     forwards = np.flatnonzero((tasks.kind == Kind.F) & (tasks.stage == stage))
     update, forward, read = int(updates[-1]), int(forwards[0]), int(forwards[-1])
-    line = drawing(homes).removeprefix(homes)
+    line = drawing(placements).removeprefix(placements)
     before, _, after = line.partition("> U")
     to_update = reached(program, update, back=True)
-    if homes.startswith("copied"):
+    if placements.startswith("copied"):
         assert [*dict.fromkeys(operations(program, to_update))] == [*dict.fromkeys(messages(before))]
         between = reached(program, update, back=False) & reached(program, read, back=True)
         assert [*dict.fromkeys(operations(program, between))] == [*dict.fromkeys(messages(after))]

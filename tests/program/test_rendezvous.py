@@ -12,7 +12,7 @@ from cdpsim.api import reopen
 from cdpsim.cluster import Devices, Link
 from cdpsim.draw.gantt import gantt
 from cdpsim.invariants import violations
-from cdpsim.program import Content, EdgeKind, Kind, Op, Program, rendezvous
+from cdpsim.program import Content, EdgeKind, Kind, Op, Program, streams
 from cdpsim.program.check import check_program
 from cdpsim.request.options import RENDEZVOUS, Rendezvous
 from cdpsim.runs import Run, assembling
@@ -117,7 +117,7 @@ def met_requests(draw: st.DrawFn, where: Need = meeting) -> dict[str, Any]:
 @given(met_requests())
 @settings(max_examples=100, deadline=None)
 def test_streams_do_what_queues_do(request: dict[str, Any]) -> None:
-    """By events, in the order of the unit-cost run: the same times but for ticks, and both engines to the last bit."""
+    """By events, in the order of the unit-cost run: the same times but for quanta, and both engines to the last bit."""
     run = simulate(**request)
     plain = simulate(**whole(request))
     start, end = play(plain, request["cluster"].overlaps(run.program.devices), request["rendezvous"] == "megatron")
@@ -139,7 +139,7 @@ def test_messages_are_posted_where_torch_posts_them(n: int) -> None:
         kind = types.FORWARD if tasks.kind[task] == Kind.F else types.FULL_BACKWARD
         number = int(tasks.step[task]) * n + int(tasks.micro_batch[task])
         computes[int(tasks.device[task])].append(action(int(tasks.stage[task]), kind, number))
-    turn, turns = rendezvous.posting_turns(program), {}
+    turn, turns = streams.posting_turns(program), {}
     for row in range(len(messages)):
         forth = messages.content[row] == Content.ACTIVATION
         ends = ((messages.src[row], "SEND"), (messages.dst[row], "RECV"))
@@ -275,7 +275,7 @@ def test_a_trace_of_both_ends_is_opened_again(tmp_path: Any) -> None:
 def _no_wait_for(kind: str) -> Any:
     """Batches without the edges of a kind."""
 
-    class Forgetful(rendezvous._Batches):
+    class Forgetful(streams._Batches):
         def in_turn(self) -> Any:
             return tuple(ends[:0] if kind == "messages" else ends for ends in super().in_turn())
 
@@ -292,7 +292,7 @@ def _turns(without: str) -> Any:
     """Turns that forget what is deeper, or which collective comes first, or are turned around."""
 
     def wrong(program: Program) -> Any:
-        time, depth = rendezvous._unit_run(program)
+        time, depth = streams._unit_run(program)
         alone = np.zeros_like(time)
         first, together = len(program.tasks), np.flatnonzero(program.messages.op != Op.P2P)
         alone[first + together] = 1 + together
@@ -326,14 +326,14 @@ FAULTS = {
 @pytest.mark.every_case
 @pytest.mark.parametrize("fault", [*FAULTS, "none"])
 def test_the_player_notices_each_fault(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Something is left out or turned around in `cdpsim.program.rendezvous`, and nothing is if there is no fault."""
+    """Something is left out or turned around in `cdpsim.program.streams`, and nothing is if there is no fault."""
     for name in BY_HAND if fault == "none" else [FAULTS[fault][0]]:
         request = BY_HAND[name]
         plain = simulate(**whole(request))
         overlaps = request["cluster"].overlaps(plain.program.devices)
         if fault != "none":
             _, what, wrong = FAULTS[fault]
-            monkeypatch.setattr(rendezvous if what == "_Batches" else assembling, what, wrong)
+            monkeypatch.setattr(streams if what == "_Batches" else assembling, what, wrong)
         start, _ = play(plain, overlaps, request.get("rendezvous") == "megatron")
         assert (simulate(**request).start.tolist() == start) == (fault == "none")
 

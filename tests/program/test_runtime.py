@@ -1,4 +1,4 @@
-"""Habits of runtimes: what devices hold beyond what a schedule needs, declared habit by habit."""
+"""Behaviours of runtimes: what devices hold beyond what a schedule needs, declared behaviour by behaviour."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.invariants import violations
-from cdpsim.model.runtime import PAPER, Habits, Runtime, read_runtime
+from cdpsim.model.runtime import PAPER, Behaviours, Runtime, read_runtime
 from cdpsim.program import Category, Content, Kind
-from cdpsim.request.description import describe_request
+from cdpsim.request import describe_request
 from tests.helpers.every_row import every_row
 from tests.helpers.figures import held_at
 from tests.helpers.strategies import models, shapes
 
-HABITS: dict[str, list[Any]] = {
+BEHAVIOURS: dict[str, list[Any]] = {
     "static_receives": [True],
     "kept_outputs": [True],
     "sends": ["until-next", "until-step-end"],
@@ -61,12 +61,12 @@ def peaks(schedule: str, runtime: object, n: int = 4, **options: Any) -> list[in
     return peak
 
 
-def test_each_habit_is_in_the_law() -> None:
-    assert list(HABITS) == list(Habits._fields) == list(Runtime().__struct_fields__[1:])
+def test_each_behaviour_is_in_the_law() -> None:
+    assert list(BEHAVIOURS) == list(Behaviours._fields) == list(Runtime().__struct_fields__[1:])
 
 
 @given(st.data())
-def test_a_habit_lowers_no_peak(data: st.DataObject) -> None:
+def test_a_behaviour_lowers_no_peak(data: st.DataObject) -> None:
     """Each by itself, and each beside all of torch's; and devices hold what messages and passes need.
 
     A message of the next step that comes early has no place of its own in static buffers, which are those of one step.
@@ -84,25 +84,25 @@ def test_a_habit_lowers_no_peak(data: st.DataObject) -> None:
         msgspec.structs.replace(stage, **{field: data.draw(draw(stage)) for field, draw in more.items()})
         for stage in model.stages
     )
-    habit = data.draw(st.sampled_from(sorted(HABITS)))
-    value = data.draw(st.sampled_from(HABITS[habit]))
-    base = data.draw(st.sampled_from([{}, {"like": "torch", habit: Habits._field_defaults[habit]}]))
+    behaviour = data.draw(st.sampled_from(sorted(BEHAVIOURS)))
+    value = data.draw(st.sampled_from(BEHAVIOURS[behaviour]))
+    base = data.draw(st.sampled_from([{}, {"like": "torch", behaviour: Behaviours._field_defaults[behaviour]}]))
 
     def run(runtime: Runtime) -> Any:
         own = msgspec.structs.replace(model, stages=stages, tied=(), runtime=runtime)
         cluster = Cluster.from_builtins({"devices": {"speed": "1 TFLOPS"}}, "cluster")
         options: dict[str, Any] = {"m": shape.m, "chunks": shape.chunks, "replicas": shape.replicas}
-        options["steps"] = 1 if habit == "static_receives" else 2
+        options["steps"] = 1 if behaviour == "static_receives" else 2
         return simulate(schedule, shape.n, model=own, cluster=cluster, **options)
 
-    without, having = run(Runtime(**base)), run(Runtime(**(base | {habit: value})))
+    without, having = run(Runtime(**base)), run(Runtime(**(base | {behaviour: value})))
     assert (having.peaks[:, -1] >= without.peaks[:, -1]).all()
     assert (having.end == without.end).all()
     assert not violations(having)
 
 
 @pytest.mark.parametrize("name", ["single-cdp", "mp-cdp", "zero-cdp", "pipedream", "pipemare", "multi-cdp"])
-def test_steps_that_overlap_have_no_habits_of_steps(name: str) -> None:
+def test_steps_that_overlap_have_no_behaviours_of_steps(name: str) -> None:
     """Gradients may be added to zeros; all else of torch's is of a step that ends."""
     for nothing in ("torch", "paper:static_receives=yes"):
         assert np.array_equal(peaks(name, nothing), peaks(name, "paper"))
@@ -196,7 +196,7 @@ def test_kept_gradients_never_go(name: str) -> None:
         ("zb-h2", 4, "paper:kept_losses=yes"),
     ],
 )
-def test_habits_of_split_backwards_keep_the_laws(name: str, n: int, runtime: str) -> None:
+def test_behaviours_of_split_backwards_keep_the_laws(name: str, n: int, runtime: str) -> None:
     """Of a model that ships, whose stages say what their first parts leave."""
     assert not violations(simulate(name, n, m=8, model="gpt2", cluster="h100-node", runtime=runtime))
 
@@ -229,8 +229,10 @@ def test_laws_hold_where_split_backwards_have_no_static_receives(name: str, spli
     more: dict[str, Any] = {"chunks": 2} if name.startswith("interleaved") else {}
     n = 8 if name in ("zbv", "dualpipev") else 4
     model = Model(stages=(msgspec.structs.replace(LAYER, **parts, **retained),) * n)
-    for habits in ({"like": "torch", "static_receives": False}, {"kept_losses": True, "kept_outputs": True}):
-        runtime = Runtime(**habits | ({"split_backward": split} if split == "freed" or "like" not in habits else {}))
+    for behaviours in ({"like": "torch", "static_receives": False}, {"kept_losses": True, "kept_outputs": True}):
+        runtime = Runtime(
+            **behaviours | ({"split_backward": split} if split == "freed" or "like" not in behaviours else {})
+        )
         own = msgspec.structs.replace(model, runtime=runtime)
         assert not violations(simulate(name, model=own, cluster=Cluster(), m=2 * n, **more))
 
@@ -310,9 +312,9 @@ def in_tasks(runtime: object, kind: Kind, **options: Any) -> np.ndarray:
     return levels
 
 
-def added(habit: str, kind: Kind, base: str = "paper") -> list[list[int]]:
-    """The bytes that a habit adds to each device in the task of each stage."""
-    more = in_tasks(f"{base}{',' if ':' in base else ':'}{habit}", kind) - in_tasks(base, kind)
+def added(behaviour: str, kind: Kind, base: str = "paper") -> list[list[int]]:
+    """The bytes that a behaviour adds to each device in the task of each stage."""
+    more = in_tasks(f"{base}{',' if ':' in base else ':'}{behaviour}", kind) - in_tasks(base, kind)
     return [[int(size) for size in row] for row in more]
 
 
@@ -389,17 +391,17 @@ def test_laws_hold_where_parameters_come_early(runtime: str, prefetch: int, expa
 
 
 def test_what_a_message_brings_early_is_not_prefetched_again() -> None:
-    """--prefetch brings all parameters a task early, and so what a backward's habit would have then."""
+    """--prefetch brings all parameters a task early, and so what a backward's behaviour would have then."""
     first, second = (sharded(f"paper:backward_prefetch={how}", prefetch=1) for how in ("yes", "no"))
     assert np.array_equal(first.peaks, second.peaks)
     early = in_tasks("paper:gathers=copied", Kind.B, prefetch=1)
     assert early.tolist() == in_tasks("paper:gathers=copied,backward_prefetch=yes", Kind.B).tolist()
 
 
-@pytest.mark.parametrize("habit", ["gathers=whole", "backward_prefetch=yes", "reductions=until-next"])
-def test_nothing_is_gathered_where_parameters_stay(habit: str) -> None:
+@pytest.mark.parametrize("behaviour", ["gathers=whole", "backward_prefetch=yes", "reductions=until-next"])
+def test_nothing_is_gathered_where_parameters_stay(behaviour: str) -> None:
     for name in ("multi-dp", "1f1b", "zero-cdp"):
-        assert np.array_equal(peaks(name, f"paper:{habit}"), peaks(name, "paper"))
+        assert np.array_equal(peaks(name, f"paper:{behaviour}"), peaks(name, "paper"))
 
 
 @st.composite
@@ -493,9 +495,9 @@ def test_a_text_a_table_and_an_object_are_the_same() -> None:
         ("torch:reductions=always", r"^reductions: unknown reductions 'always'; known are until-summed, until-next$"),
         ("torch:sends=later", r"^sends: unknown sends 'later'; known are"),
         ("torch:whole_batch=2", r"^whole_batch: unknown whole_batch '2'; known are yes, no$"),
-        ("torch:whole=yes", r"^habit: unknown habit 'whole'; did you mean 'whole_batch'\?$"),
+        ("torch:whole=yes", r"^behaviour: unknown behaviour 'whole'; did you mean 'whole_batch'\?$"),
         ("torch:sends=until-sent,sends=until-next", r"^runtime: says sends twice; say it once$"),
-        ({"likes": "torch"}, r"^habit: unknown habit 'likes'; did you mean 'like'\?$"),
+        ({"likes": "torch"}, r"^behaviour: unknown behaviour 'likes'; did you mean 'like'\?$"),
         ({"whole_batch": "yes"}, r"^whole_batch: expected `bool \| null`, got `str`$"),
         (7, r"^runtime: 7 is no name, text or table; write for example 'torch:sends=until-sent'$"),
     ],

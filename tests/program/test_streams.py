@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, presets, simulate
 from cdpsim.cluster import Devices, Link
-from cdpsim.cluster.devices import OVERLAPS, UNLIMITED_LANES
+from cdpsim.cluster.topology import OVERLAPS, UNLIMITED_LANES
 from cdpsim.draw.gantt import gantt
 from cdpsim.invariants import violations
 from cdpsim.program import EdgeKind
@@ -175,7 +175,7 @@ def test_a_sum_across_groups_comes_before_the_gather_behind_the_same_task(overla
 @given(streamed_requests())
 @settings(max_examples=100, deadline=None)
 def test_messages_take_what_the_rules_say(request: dict[str, Any]) -> None:
-    """Event by event: the same times but for ticks, and to the last bit from both engines."""
+    """Event by event: the same times but for quanta, and to the last bit from both engines."""
     request.pop("rendezvous", None)
     run = simulate(**request)
     cluster = request.get("cluster", Cluster.unit())

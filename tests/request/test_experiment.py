@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cdpsim import Model, Request, RequestError, Stage, load, simulate
-from cdpsim.schedules.table import write_actions
+from cdpsim.schedules.actions import write_actions
 from tests.conftest import Command
 from tests.helpers.every_row import every_row
 

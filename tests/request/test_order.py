@@ -7,7 +7,7 @@ import pytest
 from cdpsim import Request, RequestError, Run, load, simulate
 from cdpsim.api import reopen
 from cdpsim.export.pictures import step_actions
-from cdpsim.schedules.table import write_actions
+from cdpsim.schedules.actions import write_actions
 from tests.helpers.every_row import every_row
 
 GPIPE = [["F0", "F1", "B0", "B1"], ["F0", "F1", "B0", "B1"]]

@@ -16,7 +16,7 @@ from cdpsim.export.pictures import step_actions
 from cdpsim.model import GRADIENT_TYPES, OFFLOAD, OPTIMIZERS, RECOMPUTE, UPDATE_TIMES
 from cdpsim.program.collectives import COLLECTIVES
 from cdpsim.request.options import CollectiveName, Contention, EngineName, TrainingOptions
-from cdpsim.schedules.table import write_actions
+from cdpsim.schedules.actions import write_actions
 from cdpsim.timing.costs import CONTENTION
 from cdpsim.timing.engine import ENGINES
 from tests.conftest import Command

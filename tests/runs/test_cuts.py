@@ -7,15 +7,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from cdpsim.runs.steady_metrics import Metrics, metrics_of_steps, steady_steps
 
 from cdpsim import Cluster, Model, Request, Stage, evaluate
 from cdpsim.cluster import Devices, Link
 from cdpsim.program import Category, Program
 from cdpsim.runs import micro_batches
-from cdpsim.runs.cuts import Cut, Repetition, find_cuts, find_repetition
-from cdpsim.runs.few_steps import steps_at_rest
-from cdpsim.runs.figures import Figures, figures_of_steps
-from cdpsim.runs.micro_batches import Growth, growth_of_unit
+from cdpsim.runs.micro_batches import Cut, Growth, Repetition, find_cuts, find_repetition, growth_of_unit
 from cdpsim.studies.compare import measure
 
 LINKS = {
@@ -48,7 +46,7 @@ def request(name: str, n: int, m: int, link: str = "free", **more: Any) -> Reque
 
 
 def growth(asked: Request, few: int, more: int) -> Growth | None:
-    one, two = (steps_at_rest(asked.with_micro_batches(m)) for m in (few, more))
+    one, two = (steady_steps(asked.with_micro_batches(m)) for m in (few, more))
     return growth_of_unit(one, two, asked.steps)
 
 
@@ -75,9 +73,9 @@ def test_a_run_shows_longer_ones(case: str, units: int) -> None:
     few = asked.shape.m
     found = growth(asked, few, few + unit)
     assert found is not None and found.m == few
-    known, whole = found.after(units), steps_at_rest(asked.with_micro_batches(few + units * unit)).run()
-    for field in fields(Figures):
-        one, other = (getattr(each, field.name) for each in (known, figures_of_steps(whole, 2)))
+    known, whole = found.after(units), steady_steps(asked.with_micro_batches(few + units * unit)).run()
+    for field in fields(Metrics):
+        one, other = (getattr(each, field.name) for each in (known, metrics_of_steps(whole, 2)))
         if field.name == "waiting":  # a sum of differences of times
             assert isclose(one, other, abs_tol=1e-12 * known.lanes * known.span)
         elif isinstance(one, float):
@@ -91,11 +89,11 @@ def test_slots_of_one_forward_one_backward() -> None:
     asked = Request("1f1b", 4, m=9)
     found = growth(asked, 9, 10)
     assert found is not None
-    assert (found.figures.period, found.slopes["period"]) == (2 * (9 + 3), 2)
-    assert (found.figures.busy, found.slopes["busy"]) == (2 * 4 * 9, 2 * 4)
-    assert found.figures.peaks[:, 0].tolist() == [4, 3, 2, 1]
+    assert (found.metrics.period, found.slopes["period"]) == (2 * (9 + 3), 2)
+    assert (found.metrics.busy, found.slopes["busy"]) == (2 * 4 * 9, 2 * 4)
+    assert found.metrics.peaks[:, 0].tolist() == [4, 3, 2, 1]
     known = found.after(991)
-    assert known.period == 2 * (1000 + 3) and known.peaks is found.figures.peaks
+    assert known.period == 2 * (1000 + 3) and known.peaks is found.metrics.peaks
 
 
 @pytest.mark.parametrize(
@@ -109,7 +107,7 @@ def test_slots_of_one_forward_one_backward() -> None:
 )
 def test_programs_that_do_not_repeat_a_unit_have_no_cut(name: str, few: int, more: int) -> None:
     asked = request(name, 4, few)
-    one, two = (steps_at_rest(asked.with_micro_batches(m)).program for m in (few, more))
+    one, two = (steady_steps(asked.with_micro_batches(m)).program for m in (few, more))
     assert not find_cuts(one, two)
     assert growth(asked, few, more) is None
 
@@ -121,7 +119,7 @@ def test_a_longer_program_of_other_sizes_is_no_longer_one(changed: str) -> None:
     stages = [*model.stages]
     stages[1] = msgspec.structs.replace(stages[1], **{changed: 2 * getattr(stages[1], changed)})
     other = Request("1f1b", 4, m=13, model=Model(stages=tuple(stages)), cluster=LINKS["free"], ignore_memory=True)
-    one, two, three = (steps_at_rest(each).program for each in (asked, asked.with_micro_batches(13), other))
+    one, two, three = (steady_steps(each).program for each in (asked, asked.with_micro_batches(13), other))
     assert find_cuts(one, two)
     assert not find_cuts(one, three)
 
@@ -135,7 +133,7 @@ def held_until_the_update(program: Program) -> Program:
 
 def test_devices_that_hold_more_with_each_micro_batch_have_no_cut() -> None:
     asked = request("1f1b", 4, 12)
-    one, two = (steps_at_rest(asked.with_micro_batches(m)).program for m in (12, 13))
+    one, two = (steady_steps(asked.with_micro_batches(m)).program for m in (12, 13))
     assert find_cuts(one, two)
     assert not find_cuts(held_until_the_update(one), held_until_the_update(two))
 
@@ -161,14 +159,14 @@ def test_a_lane_that_is_idle_once_more_is_not_taken_for_a_repetition() -> None:
     )
     cluster = Cluster(devices=(Devices(),), link=Link(latency=0.01, bandwidth=2.0**28))
     asked = Request("interleaved-zero-bubble", 4, m=64, chunks=2, model=Model(stages=stages), cluster=cluster)
-    few, more = (steps_at_rest(asked.with_micro_batches(m)) for m in (6, 8))
+    few, more = (steady_steps(asked.with_micro_batches(m)) for m in (6, 8))
     run, (cut, *_) = few.run(None), find_cuts(few.program, more.program)
     repetition = find_repetition(cut, run.start, run.end)
     later = (run.end[cut.ends[1]] - run.end[cut.ends[0]])[0]
     unrepeated = np.flatnonzero(run.start[cut.behind[1]] - run.start[cut.behind[0]] != later)
     early = run.start[cut.behind[1][unrepeated]].min()
     assert repetition is None or repetition.until + later <= early < run.start[cut.behind[0][unrepeated]].min() + later
-    whole = measure(steps_at_rest(asked).run())
+    whole = measure(steady_steps(asked).run())
     assert isclose(evaluate(asked).exposed, whole.exposed, abs_tol=1e-11)
 
 

@@ -1,4 +1,4 @@
-"""An evaluation runs a part of what is asked for, and its figures are those of a run of all."""
+"""An evaluation runs a part of what is asked for, and its metrics are those of a run of all."""
 
 from dataclasses import fields
 from inspect import unwrap
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, evaluate, evaluate_all, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.numeric import paths
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.runs import evaluation, micro_batches
-from cdpsim.runs.known_programs import KNOWN_PROGRAMS, KnownPrograms
+from cdpsim.runs.assembling import KNOWN_PROGRAMS, KnownPrograms
 from cdpsim.studies.compare import Measured, measure
 from cdpsim.trace.metrics import memory
 from tests.helpers import strategies
@@ -24,7 +24,7 @@ SHARES = ("bubble", "exposed")  # differences of times, which need not be as exa
 
 
 def differences(found: Measured, whole: Measured) -> list[tuple[str, Any, Any]]:
-    """The figures that differ: integers at all, times by more than 1e-12 of them, shares by more than 1e-11."""
+    """The metrics that differ: integers at all, times by more than 1e-12 of them, shares by more than 1e-11."""
     pairs = [(field.name, getattr(found, field.name), getattr(whole, field.name)) for field in fields(Measured)]
     return [(name, one, other) for name, one, other in pairs if not equal(name, one, other)]
 
@@ -113,7 +113,7 @@ def test_of_schedules_stages_and_links_any_two_are_tried_together() -> None:
 
 
 @pytest.mark.parametrize(("name", "forwards", "link"), every_second(TAKE_ANY_M, FORWARDS, LINKS))
-def test_folded_micro_batches_give_the_figures_of_all(
+def test_folded_micro_batches_give_the_metrics_of_all(
     name: str, forwards: str, link: str, folds_always: list[micro_batches.Folded | None]
 ) -> None:
     """Times to 1e-12, memory and messages exactly."""
@@ -126,7 +126,7 @@ def test_folded_micro_batches_give_the_figures_of_all(
 def test_other_numbers_of_micro_batches_follow_from_the_same_runs(
     name: str, forwards: str, folds_always: list[micro_batches.Folded | None]
 ) -> None:
-    """Figures do not depend on what was asked for before."""
+    """Metrics do not depend on what was asked for before."""
     micro_batches.KNOWN_GROWTHS.forget()
     for m in (96, 88, 144, 96):
         options = case(name, forwards, "free", m)
@@ -136,7 +136,7 @@ def test_other_numbers_of_micro_batches_follow_from_the_same_runs(
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved-1f1b", "dualpipev"])
 def test_even_stages_in_seconds_fold(name: str, folds_always: list[micro_batches.Folded | None]) -> None:
-    """No float is exactly 0.013 or 0.027: yet what ends together ends together in each run, by whole ticks."""
+    """No float is exactly 0.013 or 0.027: yet what ends together ends together in each run, by whole quanta."""
     stage = {"forward": 0.013, "backward": 0.027, "weight_backward": 0.011, "activation": 2**20, "parameters": 2**20}
     any_chunks = SCHEDULES[name].order.any_chunks
     n = 4 * (2 if any_chunks else SCHEDULES[name].order.chunks)
@@ -256,7 +256,7 @@ def test_memory_of_devices_is_no_reason_to_refuse() -> None:
     assert not row.fits and row.memory > 80e9
 
 
-def test_many_requests_at_once_have_the_figures_of_each() -> None:
+def test_many_requests_at_once_have_the_metrics_of_each() -> None:
     """Also where programs differ, where chance decides, and where one request is there twice."""
     stages = {"model": uneven(4, FORWARDS["mixed"]), "n": 4}
     requests: list[dict[str, Any]] = [
@@ -321,7 +321,7 @@ class TestKnownPrograms:
 
 @settings(max_examples=25)
 @given(strategies.requests(timed=True), strategies.a_one_lane_cluster)
-def test_a_program_kept_from_another_request_gives_the_same_figures(options: dict[str, Any], other: Cluster) -> None:
+def test_a_program_kept_from_another_request_gives_the_same_metrics(options: dict[str, Any], other: Cluster) -> None:
     options["ignore_memory"] = True
     try:
         evaluate(**options)

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, RequestError, simulate
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.schedules import pipeline
 from cdpsim.schedules.actions import Actions, check_actions
-from cdpsim.schedules.pipelines.zero_bubble import zb_h1, zb_h2
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.pipelines import zb_h1, zb_h2
+from cdpsim.schedules.placement import Shape
 from tests.helpers.action_player import Named, in_flight, needs, order_of
 from tests.helpers.optimal_order import Starts, Step, optimum, starts_within, step_of
 

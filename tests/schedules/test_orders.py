@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from cdpsim import SCHEDULES
 from cdpsim.errors import RequestError
 from cdpsim.schedules.actions import Actions, check_actions
-from cdpsim.schedules.pipelines.alternating import gpipe, interleaved, looped_bfs, one_f_one_b
-from cdpsim.schedules.pipelines.both_ways import chimera, gems
+from cdpsim.schedules.pipelines import chimera, gems, gpipe, interleaved, looped_bfs, one_f_one_b
 from tests.helpers.action_player import DOUBLE, UNIT, Played, in_flight, order_of, play
 from tests.helpers.declared_orders import ORDERS, cases
 
 BOTH_WAYS = ("chimera", "gems")
 
-# Orders of pipelines that ship; test_orders_zero.py plays those of zero bubbles, folds and DualPipe.
+# Orders of pipelines that ship; test_orders_zero.py plays those of zero bubbles, V shapes and DualPipe.
 SHIPPED = {
     name: one.order.lists.actions for name, one in SCHEDULES.items() if one.order.lists and not one.order.one_place
 }

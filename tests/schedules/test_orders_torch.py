@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from cdpsim.errors import RequestError
-from cdpsim.schedules.pipelines.alternating import gpipe, interleaved, looped_bfs, one_f_one_b
+from cdpsim.schedules.pipelines import gpipe, interleaved, looped_bfs, one_f_one_b
 from tests.helpers.action_player import Named, order_of
 
 pytest.importorskip("torch")

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 from cdpsim.errors import RequestError
 from cdpsim.schedules.actions import Actions, check_actions
-from cdpsim.schedules.pipelines.dual import dualpipe
-from cdpsim.schedules.pipelines.fold import dualpipev, zbv
-from cdpsim.schedules.pipelines.zero_bubble import interleaved_zero_bubble, zb_h1, zb_h2
+from cdpsim.schedules.pipelines import dualpipe, dualpipev, interleaved_zero_bubble, zb_h1, zb_h2, zbv
 from tests.helpers.action_player import Named, in_flight, order_of, play, together
 from tests.helpers.every_row import every_row
 

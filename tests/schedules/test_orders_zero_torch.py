@@ -7,8 +7,7 @@ import pytest
 
 from cdpsim.errors import RequestError
 from cdpsim.schedules.actions import Actions
-from cdpsim.schedules.pipelines.fold import dualpipev, zbv
-from cdpsim.schedules.pipelines.zero_bubble import interleaved_zero_bubble
+from cdpsim.schedules.pipelines import dualpipev, interleaved_zero_bubble, zbv
 from tests.helpers.action_player import together
 
 pytest.importorskip("torch")

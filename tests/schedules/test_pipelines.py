@@ -16,10 +16,10 @@ from cdpsim.cluster import Link
 from cdpsim.invariants import violations
 from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.program.check import check_program
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.schedules import Schedule, pipeline
 from cdpsim.schedules.actions import Action, Actions
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.placement import Shape
 from cdpsim.studies.compare import measure
 from cdpsim.trace import TABLES
 from tests.helpers.every_row import every_row

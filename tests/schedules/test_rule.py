@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, RequestError, Trace, simulate
 from cdpsim.invariants import violations
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import ALL_RULES, Rule, find_rule
-from cdpsim.schedules.shape import Shape
 from cdpsim.studies.compare import measure
 from cdpsim.trace import TABLES
 from tests.conftest import Command

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim.errors import RequestError
-from cdpsim.schedules import table
-from cdpsim.schedules.actions import Action, Actions, check_actions
-from cdpsim.schedules.pipelines.alternating import interleaved, one_f_one_b
-from cdpsim.schedules.table import read_actions, write_actions
+from cdpsim.schedules import actions
+from cdpsim.schedules.actions import Action, Actions, check_actions, read_actions, write_actions
+from cdpsim.schedules.pipelines import interleaved, one_f_one_b
 from tests.helpers.action_player import Named, needs, order_of, pairs_of, play
 from tests.helpers.declared_orders import ORDERS, cases
 from tests.helpers.every_row import every_row
@@ -185,6 +184,6 @@ def test_a_long_cycle_is_cut_short() -> None:
 def test_files_that_are_too_large_or_no_csv_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match=r"is no CSV file \(field larger than .*\); write cells, with commas"):
         read(tmp_path, '"' + "0F0," * 50_000)
-    monkeypatch.setattr(table, "LARGEST_TABLE", 2**20)
+    monkeypatch.setattr(actions, "LARGEST_TABLE", 2**20)
     with pytest.raises(RequestError, match="is larger than 1 MiB; give a smaller file"):
         read(tmp_path, "0F0,0B0" + " " * 2**20)

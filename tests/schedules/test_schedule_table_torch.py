@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from cdpsim.schedules.actions import Actions
-from cdpsim.schedules.pipelines.alternating import gpipe, one_f_one_b
-from cdpsim.schedules.table import read_actions, write_actions
+from cdpsim.schedules.actions import Actions, read_actions, write_actions
+from cdpsim.schedules.pipelines import gpipe, one_f_one_b
 from tests.helpers.action_player import order_of, pairs_of
 
 pytest.importorskip("torch")

@@ -20,8 +20,8 @@ from cdpsim.errors import RequestError
 from cdpsim.invariants import violations
 from cdpsim.runs import Run
 from cdpsim.schedules.actions import check_actions
-from cdpsim.schedules.pipelines.alternating import one_f_one_b, one_f_one_b_round_robin
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.pipelines import one_f_one_b, one_f_one_b_round_robin
+from cdpsim.schedules.placement import Shape
 from tests.conftest import Command
 from tests.helpers.command_line import refuse
 

@@ -1,4 +1,4 @@
-"""State policies: which homes can be assembled, and torch's ZeroRedundancyOptimizer as one of them."""
+"""State policies: which placements can be assembled, and torch's ZeroRedundancyOptimizer as one of them."""
 
 from dataclasses import replace
 from functools import partial
@@ -16,13 +16,13 @@ from cdpsim.schedules.buckets import Buckets
 from cdpsim.schedules.order import SIMULTANEOUS
 from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import DP, lag_rule
-from cdpsim.schedules.state import ALONG, OWNER, TRAVELLING, Home, Owner, State, When
+from cdpsim.schedules.state import ALONG, OWNER, TRAVELLING, Owner, Placed, State, When
 from cdpsim.timing.engine import ENGINES
 from cdpsim.trace.metrics import memory
 from tests.helpers.every_row import every_row
 from tests.helpers.times import are_close
 
-C, S, O = Home.COPIED, Home.SPLIT, Home.OWNED  # noqa: E741 - as tables of homes write it
+C, S, O = Placed.COPIED, Placed.SPLIT, Placed.OWNED  # noqa: E741 - as tables of placements write it
 
 # torch.distributed.optim.ZeroRedundancyOptimizer: every device has parameters and gradients, the states of each stage
 # are on one, which updates it and broadcasts the new parameters.
@@ -71,7 +71,7 @@ def test_zero_redundancy_holds_each_optimizer_state_once() -> None:
 
 
 @pytest.mark.parametrize(("gradients", "most"), [(C, [30, 30, 30]), (O, [10, 20, 20])])
-def test_copied_gradients_stay_until_the_update_and_owned_ones_leave_before(gradients: Home, most: list[int]) -> None:
+def test_copied_gradients_stay_until_the_update_and_owned_ones_leave_before(gradients: Placed, most: list[int]) -> None:
     """Updates take time after the step: until then copied gradients of all three stages are there, 10 bytes each.
 
     Owned ones leave all but the owner with the reduction, as soon as the stage's backwards are done, which come in the
@@ -102,7 +102,7 @@ def test_copied_gradients_stay_until_the_update_and_owned_ones_leave_before(grad
     ids=lambda asked: str(asked["schedule"]),
 )
 def test_free_links_give_all_states_the_same_times(asked: dict[str, Any]) -> None:
-    """Law: whether one holder updates or all do, tasks run when they run with copies, where messages take no time."""
+    """Law: whether one copy updates or all do, tasks run when they run with copies, where messages take no time."""
     asked = dict(asked)
     name, when = asked.pop("schedule"), asked.pop("reduce", None)
     owned = replace(SCHEDULES[name], name="owned", state=State(C, C, O, reduce=When(when or "end")))
@@ -129,8 +129,8 @@ def test_free_links_give_all_states_the_same_times(asked: dict[str, Any]) -> Non
         ("multi-dp", State(C, C, S, reduce=When.EACH, streams=True), "reduces them once; let them be SPLIT"),
         ("multi-dp", replace(OWNER, streams=True), "owners send alone; leave streams out"),
         ("multi-cdp", State(C, C, S, streams=True), "here they come one after another; leave streams out"),
-        ("multi-dp", State(C, O, C), "every holder makes the update"),
-        ("multi-dp", State(O, C, C), "every holder makes the update"),
+        ("multi-dp", State(C, O, C), "every copy makes the update"),
+        ("multi-dp", State(O, C, C), "every copy makes the update"),
         ("multi-dp", State(owner=Owner.LAST), "nothing is owned; leave the owner out"),
         ("multi-dp", ALONG, "none of them is the last or the next; take a FIXED owner"),
         ("multi-dp", TRAVELLING, "take a FIXED owner"),
@@ -159,7 +159,7 @@ def test_owned_parameters_are_handed_out_in_their_newest_version() -> None:
 
 
 def test_travelling_states_need_no_message_to_stay() -> None:
-    """With the homes of zero-cdp, one device alone carries nothing."""
+    """With the placements of zero-cdp, one device alone carries nothing."""
     alone = replace(SCHEDULES["zero-cdp"], name="alone")
     assert not len(sound(simulate(alone, 1, steps=3)).program.messages)
 

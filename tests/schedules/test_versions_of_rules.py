@@ -10,16 +10,15 @@ import pytest
 from cdpsim import SCHEDULES, Model, RequestError, Stage, simulate
 from cdpsim.invariants import violations
 from cdpsim.program import Category
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import SIMULTANEOUS
-from cdpsim.schedules.placement import BY_MICRO_BATCH
+from cdpsim.schedules.placement import BY_MICRO_BATCH, Shape
 from cdpsim.schedules.rule import Rule, Versions, find_rule
-from cdpsim.schedules.shape import Shape
 from cdpsim.timing.engine import ENGINES
 from cdpsim.trace.metrics import memory
-from cdpsim.trace.metrics.staleness import version_ages
+from cdpsim.trace.metrics.memory import version_ages
 
 
 def one_late(i: Any, j: Any, shape: Shape) -> Any:
@@ -129,7 +128,7 @@ def test_versions_that_lose_or_repeat_gradients_are_refused(versions: Versions, 
 
 
 @pytest.mark.parametrize("name", ["multi-cdp", "pp-cdp", "zero-cdp"])
-def test_versions_need_holders_that_update_together(name: str) -> None:
+def test_versions_need_copies_that_update_together(name: str) -> None:
     """One after another they pass on one line of versions."""
     with pytest.raises(RequestError, match="versions: start from one another in a line"):
         simulate(replace(SCHEDULES[name], name="ruled", rule=acco), 3)

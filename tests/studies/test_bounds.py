@@ -15,7 +15,7 @@ from cdpsim.errors import Stalled
 from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Content, Op
 from cdpsim.program.assembly.build import Builder, Location
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.studies.compare import measure
 from cdpsim.studies.plan.bounds import Bound, Bounds
 from cdpsim.studies.plan.probes import Probe, probe_of
@@ -361,7 +361,7 @@ PATCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 
 def simulated(asked: dict[str, Any]) -> Measured:
-    """Return the figures of a whole run, which no earlier one is asked for."""
+    """Return the metrics of a whole run, which no earlier one is asked for."""
     return measure(simulate(Request(**asked, ignore_memory=True)))
 
 

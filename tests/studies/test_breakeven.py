@@ -17,7 +17,7 @@ from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, presets, simu
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Topology
 from cdpsim.draw.break_even_curves import break_even_curves
 from cdpsim.draw.canvas import rendered
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
 from cdpsim.studies.breakeven import (

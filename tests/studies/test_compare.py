@@ -1,4 +1,4 @@
-"""Schedules side by side: the specification's figures for each, in slots, and worked examples with real costs."""
+"""Schedules side by side: the specification's metrics for each, in slots, and worked examples with real costs."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.draw.comparison import bubble_over_memory, comparison_bars
 from cdpsim.draw.look import Look
 from cdpsim.program import Category
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.schedules import TABLE_1
 from cdpsim.studies.compare import measure
 from cdpsim.studies.comparison import compare
@@ -70,7 +70,7 @@ def test_what_is_sent_is_what_messages_are_laid_out_for(collective: str) -> None
     assert measure(simulate("multi-dp", 2, **asked)).sent == expanded.messages["size"].sum() / 3
 
 
-def test_what_is_sent_is_of_a_step_at_rest() -> None:
+def test_what_is_sent_is_of_a_step_in_steady_state() -> None:
     """States that run ahead of the updates at first carry fewer versions; later as much begins in every step's time."""
     trace = simulate("zero-cdp", 4, model="gpt2", cluster="a100-nodes", steps=12)
     one, messages = measure(trace), trace.messages
@@ -112,7 +112,7 @@ def test_what_a_stream_blocks_is_exposed() -> None:
 @given(requests(most=4))
 @settings(max_examples=40)
 def test_what_is_measured_is_in_the_summary(request: dict[str, object]) -> None:
-    """Peaks, of the run at rest, makespan and period; idle time is no less than what waits for messages."""
+    """Peaks, of the run in steady state, makespan and period; idle time is no less than what waits for messages."""
     trace = simulate(**request)  # type: ignore[arg-type]
     one, summary = measure(trace), trace.summary()
     assert (one.devices, one.makespan) == tuple(summary[key] for key in ("devices", "makespan"))
@@ -205,11 +205,11 @@ def test_an_option_is_for_those_of_the_named_that_take_it(asked: str, command: C
 
 def test_of_all_schedules_one_line_names_those_that_do_not_take_an_option(command: Command) -> None:
     done = command("compare", "-n", 4, "--model", "unit-split", "--prefetch", 1, "--format", "json")
-    takers = {name for name, schedule in SCHEDULES.items() if accepts(schedule, "prefetch")}
+    accepting = {name for name, schedule in SCHEDULES.items() if accepts(schedule, "prefetch")}
     (line,) = [line for line in done.err.splitlines() if "prefetch" in line]
     begin, _, named = line.partition(" not taken by ")
     assert begin == "cdpsim: --prefetch:"
-    assert {*named.split(", ")} == {one["schedule"] for one in json.loads(done.out)} - takers
+    assert {*named.split(", ")} == {one["schedule"] for one in json.loads(done.out)} - accepting
 
 
 def test_columns_say_what_a_run_measures() -> None:

@@ -369,7 +369,7 @@ def test_the_table_fits_a_line_and_says_what_differs(command: Command) -> None:
     assert {"HFU", "batch", "n", "m"} <= set(command(*COMMAND.split(), "--columns", "all").out.split())
 
 
-def test_long_names_leave_room_for_figures(command: Command, here: Path) -> None:
+def test_long_names_leave_room_for_metrics(command: Command, here: Path) -> None:
     """A line has 100 characters at most also with a name of 200; JSON has the name."""
     name = f"{'x' * 100}{'y' * 96}.csv"
     assert command("timeline", "1f1b", "-n", 4, "-o", name).code == 0
@@ -408,7 +408,7 @@ def test_each_heading_of_a_table_stands_once(command: Command) -> None:
 
 
 def test_lists_have_commas(command: Command, here: Path) -> None:
-    """One habit of a runtime after another is no list, and a file's name is one value."""
+    """One behaviour of a runtime after another is no list, and a file's name is one value."""
     asked = "compare 1f1b -n 2 -m 4,8 --cluster box.toml --model toy.toml --recompute none,full --sort given"
     table = command(*asked.split(), "--format", "csv").out
     rows = [(row["m"], row["recompute"]) for row in csv.DictReader(io.StringIO(table))]

@@ -1,4 +1,4 @@
-"""Six lines of a run: their figures are those of the papers' closed forms."""
+"""Six lines of a run: their metrics are those of the papers' closed forms."""
 
 from typing import Any
 
@@ -33,14 +33,14 @@ def test_staleness_is_the_mean_lag() -> None:
 
 
 @pytest.mark.parametrize("n", [4, 6])
-def test_a_run_that_does_not_come_to_rest_says_so(n: int) -> None:
-    """Of PipeDream: at rest, stage 0 has n micro-batches on their way, each with its own version, and a gradient.
+def test_a_run_that_does_not_reach_steady_state_says_so(n: int) -> None:
+    """Of PipeDream in steady state: stage 0 has n micro-batches on their way, each with its version, and a gradient.
 
     After few steps there are fewer versions: none is made before the first backward, in slot 2 n - 1.
     """
     few, many = simulate("pipedream", n, steps=3), simulate("pipedream", n, steps=5 * n)
     one = overview(simulate("pipedream", n, steps=1))
-    assert (few.reaches_rest, many.reaches_rest) == (False, True)
+    assert (few.reaches_steady_state, many.reaches_steady_state) == (False, True)
     assert overview(few)["step time"].startswith("2 slots, certified, later than these 3 steps; ")
     assert one["step time"].startswith("2 slots, certified, later than this step; ")
     peak = f"{2 * n + 1} stage-activations on device 0"
@@ -48,10 +48,10 @@ def test_a_run_that_does_not_come_to_rest_says_so(n: int) -> None:
     own = max(row["total"] for row in few.summary()["peak_memory"])
     assert overview(few)["peak memory"].startswith(f"{peak}, {own} stage-activations in these 3 steps; activations ")
     assert own < 2 * n + 1
-    assert [row["total"] for row in few.summary()["peak_memory_at_rest"]] == [2 * (n - j) + 1 for j in range(n)]
-    assert few.summary()["peak_memory_at_rest"] == many.summary()["peak_memory"]
-    assert few.summary()["reaches_rest"] is False
-    assert not {"reaches_rest", "peak_memory_at_rest"} & many.summary().keys()
+    assert [row["total"] for row in few.summary()["steady_peak_memory"]] == [2 * (n - j) + 1 for j in range(n)]
+    assert few.summary()["steady_peak_memory"] == many.summary()["peak_memory"]
+    assert few.summary()["reaches_steady_state"] is False
+    assert not {"reaches_steady_state", "steady_peak_memory"} & many.summary().keys()
 
 
 def test_one_is_not_many() -> None:
@@ -82,10 +82,18 @@ def test_many_runs_have_quantiles() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["pipedream", "dpu", "wp", "acco"])
-def test_without_room_for_a_steady_state_figures_are_of_the_steps_given(schedule: str) -> None:
+def test_without_room_for_a_steady_state_metrics_are_of_the_steps_given(schedule: str) -> None:
     """They are the same with each limit and each engine that leave it out, and all the others give the steady state."""
     options: dict[str, Any] = {"n": 3} if schedule == "pipedream" else {"n": 1, "m": 2, "replicas": 2}
-    facts = ("period", "period_is", "bubble", "mean_staleness", "peak_memory", "peak_memory_at_rest", "reaches_rest")
+    facts = (
+        "period",
+        "period_is",
+        "bubble",
+        "mean_staleness",
+        "peak_memory",
+        "steady_peak_memory",
+        "reaches_steady_state",
+    )
     found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     for engine in ("fast", "simpy"):
         for limit in np.geomspace(5e3, 5e6, 13).astype(int).tolist():
@@ -100,15 +108,15 @@ def test_without_room_for_a_steady_state_figures_are_of_the_steps_given(schedule
     assert all(each == {fact: steady.get(fact) for fact in facts} for each in found[True])
     assert len(found[True]) > 1 < len(found[False])
     assert all(each == short for each in found[False])
-    assert (short["period_is"], short["reaches_rest"], short["mean_staleness"]) == ("not steady", False, 0)
-    assert short["peak_memory_at_rest"] is None
+    assert (short["period_is"], short["reaches_steady_state"], short["mean_staleness"]) == ("not steady", False, 0)
+    assert short["steady_peak_memory"] is None
     assert (steady["mean_staleness"] > 0) == (schedule in ("pipedream", "dpu"))
 
 
 def test_a_run_that_is_not_steady_says_why() -> None:
     room = simulate("pipedream", 6, steps=1, max_memory=20_000)
     assert overview(room)["step time"].startswith("12 slots, not steady (no room for more steps); ")
-    assert not room.reaches_rest
+    assert not room.reaches_steady_state
     stop = simulate("acco", 1, replicas=2, steps=1, stop=["0:9"])
     assert overview(stop)["step time"].startswith("4 slots, not steady (more steps never end); ")
 

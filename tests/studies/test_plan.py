@@ -57,8 +57,8 @@ def box(bandwidth: float = 1e4, memory: int | None = None) -> Cluster:
     )
 
 
-def figures(one: Measured) -> tuple[float, ...]:
-    """The figures that plans compare, the less the better; steps to eleven digits."""
+def metrics(one: Measured) -> tuple[float, ...]:
+    """The metrics that plans compare, the less the better; steps to eleven digits."""
     step, *others = (float(getattr(one, name)) for name in FIGURES)
     return round(step, 10 - floor(log10(step))), *others
 
@@ -77,7 +77,7 @@ def dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 def check_against_all(found: Plan, limit: float, top: int, objective: str) -> None:
     """Hold rows, front and counts against the simulations of all candidates."""
     every = simulated_all(found)
-    fitting = {k: figures(one) for k, one in every.items() if one.memory <= limit}
+    fitting = {k: metrics(one) for k, one in every.items() if one.memory <= limit}
     first = [OBJECTIVES[objective], *(name for name in FIGURES if name != OBJECTIVES[objective])]
     key = {k: (*(each[FIGURES.index(name)] for name in first), k) for k, each in fitting.items()}
     order = sorted(fitting, key=key.__getitem__)
@@ -197,7 +197,7 @@ def test_a_candidate_that_cannot_be_asked_is_refused_by_a_request_for_the_same_r
 
 
 @pytest.mark.slow
-def test_candidates_that_are_equal_have_equal_figures() -> None:
+def test_candidates_that_are_equal_have_equal_metrics() -> None:
     """A zero bubble with one stage on each device is the interleaved one with one chunk."""
     found = plan(stages(4), box(), devices=4, batch=8, chunks=[1, 2], seconds=0)
     candidates = found.search.space.candidates
@@ -206,7 +206,7 @@ def test_candidates_that_are_equal_have_equal_figures() -> None:
         {str(one.options["schedule"]), str(candidates[one.twin or 0].options["schedule"])} for one in twins
     ]
     for one in twins[::5]:
-        assert figures(evaluate(**one.options)) == figures(evaluate(**candidates[one.twin or 0].options))
+        assert metrics(evaluate(**one.options)) == metrics(evaluate(**candidates[one.twin or 0].options))
 
 
 def test_a_row_names_the_schedules_that_are_the_same_program() -> None:
@@ -324,7 +324,7 @@ def test_a_request_that_is_refused_only_when_it_runs_is_counted_by_its_subject(m
 
 
 @pytest.mark.slow
-def test_every_row_has_a_command_that_shows_its_figures(command: Any) -> None:
+def test_every_row_has_a_command_that_shows_its_metrics(command: Any) -> None:
     """Of a model and a cluster that have names, with all kinds of options."""
     found = plan("gpt2", "a100-nodes", devices=4, batch=64, schedules="dp,1f1b,pipemare,multi-cdp", top=4)
     rows = [*found.rows, *found.front[::4]]
@@ -339,7 +339,7 @@ def test_every_row_has_a_command_that_shows_its_figures(command: Any) -> None:
         assert not differ
 
 
-def test_a_command_gives_the_figures_in_a_process_of_its_own() -> None:
+def test_a_command_gives_the_metrics_in_a_process_of_its_own() -> None:
     found = plan(devices=4, batch=8, memory=6)
     assert found.best is not None
     words = [sys.executable, "-m", *found.best.command.split(), "--columns", "all", "--format", "json"]

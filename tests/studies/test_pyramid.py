@@ -16,9 +16,8 @@ from cdpsim.numeric.columns import Ints
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
 from cdpsim.schedules.order import CYCLIC, Order
-from cdpsim.schedules.placement import BY_MICRO_BATCH
+from cdpsim.schedules.placement import BY_MICRO_BATCH, Shape
 from cdpsim.schedules.rule import matrix_rule
-from cdpsim.schedules.shape import Shape
 from cdpsim.schedules.state import ALONG
 from cdpsim.studies.pyramid import (
     Occupancies,
@@ -378,7 +377,7 @@ def test_a_loaded_trace_is_refused(tmp_path: Any) -> None:
 
 
 def test_the_bound_needs_no_steps_of_its_own() -> None:
-    """Five uneven stages under CDP-v2 take more than two steps to become periodic; the bound is of the run at rest."""
+    """Five uneven stages under CDP-v2 take more than two steps to become periodic; the bound is of the steady state."""
     times = [(1.0, 9.0), (7.0, 2.0), (3.0, 3.0), (9.0, 1.0), (2.0, 8.0)]
     model = Model(stages=tuple(Stage(forward=f, backward=b) for f, b in times))
     few, many = (pyramid(simulate("multi-cdp", model=model, steps=steps)) for steps in (1, 40))

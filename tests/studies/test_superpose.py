@@ -19,17 +19,17 @@ from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.program import Category, Kind
 from cdpsim.program.assembly import derive
 from cdpsim.schedules import SCHEDULES
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import CDP_V1
-from cdpsim.schedules.shape import Shape
 from cdpsim.studies.superpose import (
     CURVE_CONTENTS,
     ROOFLINE_DEVICES,
     WorkerCurve,
     bytes_moved,
-    fold,
     memory_by_task,
     roofline,
     step_costs,
+    sum_workers,
     superpose,
     task_costs,
     task_steps,
@@ -85,7 +85,7 @@ def moments(curve: WorkerCurve, n: int) -> set[Fraction]:
 
 
 def cdp(curve: WorkerCurve, n: int) -> Fraction:
-    return Fraction(int(fold(curve, n).moment.max()), n)
+    return Fraction(int(sum_workers(curve, n).moment.max()), n)
 
 
 def mean(curve: WorkerCurve) -> Fraction:
@@ -97,7 +97,7 @@ def mean(curve: WorkerCurve) -> Fraction:
 def test_folding_is_what_brute_force_finds(rows: list[tuple[int, int]], n: int, scale: int) -> None:
     """At every moment at which anything changes, also where 64 bits do not do."""
     curve = curve_of(rows, scale)
-    position, total, moment = fold(curve, n)
+    position, total, moment = sum_workers(curve, n)
     unit = n * int(curve.duration.sum())
     found = {Fraction(int(p), unit): Fraction(int(held), n) for p, held in zip(position, total, strict=True)}
     for place, held in zip(found, moment, strict=True):
@@ -116,7 +116,7 @@ def test_folding_is_what_brute_force_finds(rows: list[tuple[int, int]], n: int, 
 def test_laws(rows: list[tuple[int, int]], n: int, times: int) -> None:
     curve = curve_of(rows)
     most, average = int(curve.size.max()), mean(curve)
-    assert Fraction(int(fold(curve, n).total.max()), n) <= cdp(curve, n)
+    assert Fraction(int(sum_workers(curve, n).total.max()), n) <= cdp(curve, n)
     variation = int(np.abs(np.diff(np.append(curve.size, curve.size[0]))).sum())
     assert cdp(curve, 1) == most
     assert average <= cdp(curve, n * times) <= cdp(curve, n) <= most
@@ -298,9 +298,9 @@ def workers(model: Model, n: int, axis: str) -> tuple[int, np.ndarray, np.ndarra
 
 
 def assert_superposed(model: Model, n: int, axis: str) -> None:
-    """Check that n simulated workers together hold the folded curve of one, at every moment of the steady state."""
+    """Check that n simulated workers together hold the summed curve of one, at every moment of the steady state."""
     span, time, size = workers(model, n, axis)
-    position, total, _ = fold(
+    position, total, _ = sum_workers(
         WorkerCurve(memory_by_task(model, "activations"), whole_ratios(task_costs(model, axis))), n
     )
     low, high, period = span * (n - 1) // n, 3 * span, span // n

@@ -49,7 +49,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
-def test_a_table_has_the_figures_of_a_loop_over_evaluate(table: str) -> None:
+def test_a_table_has_the_metrics_of_a_loop_over_evaluate(table: str) -> None:
     assert shown(table) == serial_rows()
 
 
@@ -354,15 +354,15 @@ def test_a_plan_without_room_has_the_candidate_of_least_memory(tmp_path: Path) -
     assert (table["fits"], table["best_memory"]) == ([False], [smallest["memory"]])
 
 
-def test_figures_that_follow_from_others_come_back_to_the_last_bit() -> None:
+def test_metrics_that_follow_from_others_come_back_to_the_last_bit() -> None:
     question = QUESTIONS["compare"]
     for options in (
         {"m": 8},
         {"m": 16, "model": "gpt2", "cluster": "a100-nodes"},
         {"m": 5, "model": "vit-b16", "cluster": "v100-node"},
     ):
-        figures = cdpsim.evaluate("1f1b", 4, **options)
-        cells = [getattr(figures, name) for name in question.columns]
+        metrics = cdpsim.evaluate("1f1b", 4, **options)
+        cells = [getattr(metrics, name) for name in question.columns]
         stored = shortened(question, cells)
         assert completed(question, json.loads(canonical(stored))) == cells
         assert stored.count("=") >= 2

@@ -12,7 +12,7 @@ from msgspec import structs
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, Trace, presets, simulate
 from cdpsim.api import reopen
 from cdpsim.cluster import Cable, Devices, Edge, Link
-from cdpsim.cluster.devices import OVERLAPS
+from cdpsim.cluster.topology import OVERLAPS
 from cdpsim.export.pictures import write_timeline
 from cdpsim.invariants import violations
 from cdpsim.request.options import RENDEZVOUS, Contention

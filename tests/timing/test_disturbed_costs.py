@@ -115,7 +115,7 @@ def test_factors_are_drawn_by_number_of_step_micro_batch_and_phase(
         options: dict[str, Any] = {"model": model, "steps": steps, "cluster": _like(request["cluster"], link)}
         costs = simulate(name, n, **options, **disorder).costs
         assert costs.undisturbed is not None
-        plain = costs.undisturbed.duration  # those of a run at rest are rounded to ticks of that run
+        plain = costs.undisturbed.duration  # those of a run in steady state are rounded to quanta of that run
         factors.append((costs.duration / np.where(plain, plain, 1))[: 2 * 2 * n * n])
     assert np.allclose(factors[0], factors[1], rtol=1e-12)
 

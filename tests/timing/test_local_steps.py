@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, simulate
 from cdpsim.cluster import Link
 from cdpsim.invariants import violations
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
-from cdpsim.schedules.local import LocalSteps
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.order import LocalSteps
+from cdpsim.schedules.placement import Shape
 from tests.conftest import Command
 from tests.helpers.command_line import assert_refused
 from tests.helpers.every_row import every_row

@@ -18,7 +18,7 @@ from cdpsim.model import Recipe
 from cdpsim.model.recipe import apply_recipe
 from cdpsim.numeric.columns import Times
 from cdpsim.program import Kind
-from cdpsim.timing.stage_times import times_of_stages, with_transfer_times
+from cdpsim.timing.costs import times_of_stages, with_transfer_times
 from tests.conftest import Command
 
 HOST = Link(latency=0.25, bandwidth=10.0)

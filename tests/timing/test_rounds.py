@@ -11,18 +11,18 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from cdpsim.timing.round_times import counts_by_times
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, rounds, simulate
 from cdpsim.cluster import Devices, Link
-from cdpsim.cluster.devices import OVERLAPS
+from cdpsim.cluster.topology import OVERLAPS
 from cdpsim.errors import Stalled
 from cdpsim.invariants import violations
-from cdpsim.schedules.rounds import OverlappedRounds
+from cdpsim.schedules.order import OverlappedRounds
 from cdpsim.schedules.rule import ACCO
 from cdpsim.schedules.state import BESIDE
-from cdpsim.timing.rounds import counts_by_times
 from cdpsim.trace import load_counts
 from tests.conftest import Command
 from tests.helpers.command_line import assert_refused
@@ -161,14 +161,14 @@ def test_the_recurrence_finds_counts_where_each_task_has_a_time_of_its_own(
     options |= {each: value for each, value in disorder.items() if value}
     options |= {"warm_up": warm_up} if warm_up and name == "dpu" else {}
     model = Model(stages=(Stage(forward=1, backward=2, **work), Stage(forward=1, backward=1, parameters=10)))
-    with mock.patch("cdpsim.runs.counting.counts_by_times", wraps=counts_by_times) as confirmed:
+    with mock.patch("cdpsim.runs.assembling.counts_by_times", wraps=counts_by_times) as confirmed:
         run = simulate(name, model=model, cluster=Cluster(link=Link(bandwidth=5.0)), **options)
     assert confirmed.call_count == 1
     assert not violations(run)
 
 
 def test_runs_of_many_rounds_by_chance_need_no_repetition() -> None:
-    with mock.patch("cdpsim.runs.counting.counts_by_times", wraps=counts_by_times) as confirmed:
+    with mock.patch("cdpsim.runs.assembling.counts_by_times", wraps=counts_by_times) as confirmed:
         run = simulate("acco", 1, model="gpt2", replicas=4, jitter="lognormal:0.3", cluster="a100-nodes", steps=300)
     assert confirmed.call_count == 1
     assert run.program.steps == 601
@@ -196,7 +196,7 @@ def test_a_worker_may_have_made_all_tasks_when_a_communication_ends(lasts: int) 
         ("co2", {"local_steps": 2}),
     ],
 )
-def test_figures_by_chance_are_those_of_steps_behind_a_warm_up(
+def test_metrics_by_chance_are_those_of_steps_behind_a_warm_up(
     name: str, options: dict[str, Any], how: dict[str, Any]
 ) -> None:
     """With hardly any chance: those of the run without it."""
@@ -273,7 +273,7 @@ def test_staleness_is_that_of_later_updates(name: str, stale: int, how: dict[str
 
 @pytest.mark.parametrize("overlap", ["full", "none"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_without_room_for_others_has_figures_of_its_own(name: str, overlap: str) -> None:
+def test_a_run_without_room_for_others_has_metrics_of_its_own(name: str, overlap: str) -> None:
     """As few updates as were asked for are simulated where more do not fit."""
     cluster = replace_overlap(Cluster(link=Link(bandwidth=4e6)), overlap)
     model = Model(stages=(Stage(forward=1, backward=2, parameters=4_000_000),))

@@ -7,7 +7,7 @@ from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
 from cdpsim.numeric.columns import Times
-from cdpsim.timing.stage_times import pass_times, pyramid_of, roofline_time, times_of_stages
+from cdpsim.timing.costs import pass_times, pyramid_of, roofline_time, times_of_stages
 
 TIMES = Stage(forward=1.0, backward=2.0, weight_backward=0.5)
 WORK = Stage(forward=Work(2.5e12), backward=Work(5e12))

@@ -5,18 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cdpsim.numeric.disturbances import FOREVER
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.cluster.disorder import Disorder, Stop
 from cdpsim.errors import Stalled
-from cdpsim.numeric.calendars import FOREVER
 from cdpsim.runs import Run
-from cdpsim.timing.costs import node_costs
-from cdpsim.timing.disturbed_costs import disturbed_costs
-from cdpsim.timing.engine import ENGINES
-from cdpsim.timing.stalled_runs import Wait, refuse_stalled, waits
+from cdpsim.timing.costs import disturbed_costs, node_costs
+from cdpsim.timing.engine import ENGINES, Wait, refuse_stalled, waits
 from tests.conftest import Command
 from tests.helpers.command_line import content
 from tests.helpers.strategies import fitting
@@ -81,8 +79,8 @@ def test_a_device_that_has_done_all_may_stop() -> None:
     st.dictionaries(st.integers(0, 1), st.integers(0, 12), min_size=1),
 )
 def test_whoever_does_not_end_is_told_with_a_chain_to_who_stopped(name: str, n: int, stops: dict[int, int]) -> None:
-    """Both engines stop at the same; each waiting device is named with something that does not end, whose holder is
-    named, too; and from holder to holder one comes to a device that has stopped, in no more steps than devices.
+    """Both engines stop at the same; each waiting device is named with something that does not end, whose blocker is
+    named, too; and from blocker to blocker one comes to a device that has stopped, in no more steps than devices.
     """
     run, times = stopped(name, n, stops)
     program = run.program
@@ -99,7 +97,7 @@ def test_whoever_does_not_end_is_told_with_a_chain_to_who_stopped(name: str, n: 
         assert end[wait.for_node] >= FOREVER
         assert program.tasks.device[wait.task] == device
         for _ in range(program.devices):
-            device = found[device].holder
+            device = found[device].blocker
         assert device in roots
     assert bool(found) == bool((end >= FOREVER).any())
 
@@ -135,5 +133,5 @@ def test_waits_are_plain() -> None:
     """The fields of a wait have names for programs to read."""
     run, times = stopped("pp-cdp", 3, {1: 3})
     first = waits(run.program, *times["fast"])[0]
-    assert first == Wait(device=0, task=5, for_node=first.for_node, holder=1)
+    assert first == Wait(device=0, task=5, for_node=first.for_node, blocker=1)
     assert run.program.describe(first.task) == "B(t=0,i=0,j=0)"

@@ -41,7 +41,7 @@ def test_a_run_may_be_shorter_than_a_second() -> None:
 
 
 def test_the_period_is_a_training_step() -> None:
-    """2N slots at rest, and (N-1)/2N steps of staleness, for every number of steps asked for."""
+    """2N slots in steady state, and (N-1)/2N steps of staleness, for every number of steps asked for."""
     for steps in (1, 2, 3, 7):
         summary = simulate("mp-cdp", 5, steps=steps).summary()
         assert (summary["period"], summary["period_is"], summary["mean_staleness"]) == (10, "certified", 0.4)

@@ -1,4 +1,4 @@
-"""Periods of the steady state, compared with long runs, closed forms, and runs that are not at rest yet."""
+"""Periods of the steady state, compared with long runs, closed forms, and runs that are not in steady state yet."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -85,7 +85,7 @@ def test_what_is_certified_goes_on(request: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_steady_figures_do_not_depend_on_the_steps_asked_for(name: str) -> None:
+def test_steady_metrics_do_not_depend_on_the_steps_asked_for(name: str) -> None:
     """Period, bubble, staleness, memory, versions, messages: the same from 1 step and from 20; makespan is not."""
     for more in ({}, {"model": uneven(4), "cluster": BOX}):
         asked = fitting(name, 4) | more
@@ -98,7 +98,7 @@ def test_steady_figures_do_not_depend_on_the_steps_asked_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 3, 12, 48])
-def test_staleness_is_the_mean_lag_at_rest(steps: int) -> None:
+def test_staleness_is_the_mean_lag_in_steady_state(steps: int) -> None:
     """Of PipeDream (n-1)/2, with vertical sync n-1; of PipeMare the mean of ceil((n-1-j-i)/m), at least 0."""
     assert measure(simulate("pipedream", 4, steps=steps)).staleness == 1.5
     assert measure(simulate("pipedream", 4, steps=steps, rule="vertical-sync")).staleness == 3
@@ -107,7 +107,7 @@ def test_staleness_is_the_mean_lag_at_rest(steps: int) -> None:
     assert simulate("multi-cdp", 5, steps=steps).summary()["mean_staleness"] == 0.4  # (N-1)/2N
 
 
-def test_messages_of_a_step_are_those_of_a_step_at_rest() -> None:
+def test_messages_of_a_step_are_those_of_a_step_in_steady_state() -> None:
     """N(N-1) sums and as many parameters in a step of multi-cdp, of which the first step lacks the parameters."""
     for steps in (1, 2, 5):
         assert measure(simulate("multi-cdp", 4, steps=steps)).messages == 4 * 3 * 2
@@ -156,7 +156,7 @@ def test_what_a_step_sends_is_what_a_longer_run_sends_more(name: str, lags: list
 @settings(max_examples=100, deadline=None)
 @given(requests(where=listed))
 def test_a_first_step_that_shows_the_period_shows_that_of_longer_runs(request: dict[str, Any]) -> None:
-    """And all else that is measured at rest, but for roundings: recounted from as many steps as take part elsewhere."""
+    """So do other metrics, but for roundings: recounted from the steps that take part elsewhere."""
     state = simulate(**request, ignore_memory=True).steady_state
     takes = state.run.costs.duration
     assume(takes[takes > 0].min(initial=1) > 1e-9 * float(state.period))  # less is lost in the times of later steps
@@ -384,7 +384,7 @@ def test_the_bubble_is_what_work_leaves_of_a_period(name: str) -> None:
     assert rest.bubble == pytest.approx(1 - work / (lanes * float(rest.period)), abs=1e-12)
 
 
-def test_the_pyramid_at_rest_is_found_on_real_links() -> None:
+def test_the_pyramid_in_steady_state_is_found_on_real_links() -> None:
     """A run's last step lacks the messages of the next one, so it is no sign of what repeats."""
     from cdpsim.studies.pyramid import pyramid
 

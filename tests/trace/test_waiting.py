@@ -14,10 +14,10 @@ from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.files.units import Work
 from cdpsim.program import EdgeKind, Program
 from cdpsim.runs import Run
-from cdpsim.schedules.state import Home
+from cdpsim.schedules.state import Placed
 from cdpsim.studies.compare import measure
-from cdpsim.timing.engine import fast
-from cdpsim.trace.metrics import utilisation, waiting
+from cdpsim.timing import engine
+from cdpsim.trace.metrics import waiting
 from cdpsim.trace.metrics.waiting import IdleReason
 from tests.helpers.strategies import requests, streamed_requests
 
@@ -161,7 +161,7 @@ def test_idle_parts_are_all_of_a_lane_in_which_no_task_runs(request: dict[str, A
     """Parts and tasks of a lane, in order, lie end to end from the start of the run to its end."""
     run = simulate(**request)
     program, parts = run.program, idle(run)
-    whole = utilisation.makespan(program, run.end)
+    whole = waiting.makespan(program, run.end)
     for lane, (low, high) in enumerate(zip(program.lane_start, program.lane_start[1:], strict=False)):
         tasks, own = program.lane_tasks[low:high], parts["lane"] == lane
         begin = np.append(parts["begin"][own], run.start[tasks])
@@ -172,7 +172,7 @@ def test_idle_parts_are_all_of_a_lane_in_which_no_task_runs(request: dict[str, A
     assert (parts["begin"] < parts["end"]).all()
     assert np.array_equal(np.lexsort((parts["begin"], parts["lane"])), np.arange(len(parts["lane"])))
     share = (parts["end"] - parts["begin"]).sum() / ((len(program.lane_start) - 1) * whole)
-    assert share == pytest.approx(utilisation.idle_share(program, run.start, run.end), abs=1e-9)
+    assert share == pytest.approx(waiting.idle_share(program, run.start, run.end), abs=1e-9)
 
 
 @settings(max_examples=100)
@@ -229,8 +229,8 @@ def walk(run: Run, task: int, since: float) -> tuple[list[tuple[float, float, in
     parts: list[tuple[float, float, int]] = []
     late = ended(node)
     takes = (program.edges.after == message) & np.isin(program.edges.kind, [EdgeKind.DATA, EdgeKind.BARRIER])
-    givers = [task for task in program.edges.before[takes].tolist() if task < program.compute]
-    if message >= 0 and 0 <= node < program.compute and tasks.device[task] in tasks.device[givers]:
+    producers = [task for task in program.edges.before[takes].tolist() if task < program.compute]
+    if message >= 0 and 0 <= node < program.compute and tasks.device[task] in tasks.device[producers]:
         here, there = (released(run, of) for of in (lane_before(run, task), node))
         late -= max(there - here, 0) if here else 0
     bounds.append((MESSAGE, ended(node), late))
@@ -258,7 +258,7 @@ def lane_before(run: Run, task: int) -> int:
 
 def is_update_for(program: Program, node: int, task: int) -> bool:
     """Whether a node is an update on a task's device, or of any share where ranks have shares of what they update."""
-    shares = program.state.optimizer is Home.SPLIT
+    shares = program.state.optimizer is Placed.SPLIT
     return program.compute <= node < len(program.tasks) and (
         shares or bool(program.tasks.device[node] == program.tasks.device[task])
     )
@@ -327,7 +327,7 @@ def test_parts_grow_as_costs_do(request: dict[str, Any], factor: float) -> None:
     """Powers of two are exact in floating point, too."""
     run = simulate(**request)
     costs = replace(run.costs, duration=run.costs.duration * factor, release=run.costs.release * factor)
-    start, end = fast.run_by_longest_paths(run.program, costs)
+    start, end = engine.run_by_longest_paths(run.program, costs)
     grown, parts = waiting.idle_spans(run.program, start, end), idle(run)
     for name in ("lane", "device", "reason"):
         assert np.array_equal(grown[name], parts[name])

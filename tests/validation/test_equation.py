@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from cdpsim.schedules import TABLE_1
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, DP
-from cdpsim.schedules.shape import Shape
 from tests.validation.cases import OPTIMIZERS, every_model, every_optimizer
 from tests.validation.known import known
 from validation.replay.case import Case, prepare

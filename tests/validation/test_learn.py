@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from cdpsim import SCHEDULES, Request, RequestError, assemble
 from cdpsim.files.tables import format_table
-from cdpsim.schedules.local import Outer
-from cdpsim.trace.metrics.staleness import Lags
+from cdpsim.schedules.order import Outer
+from cdpsim.trace.metrics.memory import Lags
 from validation.__main__ import main
 from validation.learn.data import DATA, Data, Tensors, batches, label_loss, load_data
 from validation.learn.figure import draw_learned

@@ -17,7 +17,7 @@ from torch.func import functional_call, jacrev
 from cdpsim import RequestError
 from cdpsim.files.tables import format_table
 from cdpsim.schedules.rule import ACCO, DPU, WP, Rule
-from cdpsim.trace.metrics.staleness import Lags
+from cdpsim.trace.metrics.memory import Lags
 from validation.__main__ import main
 from validation.learn.data import Data, Tensors, label_loss, load_data
 from validation.learn.lags import read_learner

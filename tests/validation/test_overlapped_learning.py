@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn
 
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import ACCO, DPU
-from cdpsim.schedules.shape import Shape
 from tests.validation.cases import OPTIMIZERS, every_optimizer
 from tests.validation.learning import R, linear, near, played, prepared_of, with_same_data
 from tests.validation.papers_rounds import Papers

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cdpsim.errors import RequestError
-from cdpsim.model.partition import Cuts, balanced
+from cdpsim.model import Cuts, balanced
 from validation.profile import partition
 from validation.profile.partition import authors, read_cuts
 

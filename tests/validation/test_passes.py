@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import DP
-from cdpsim.schedules.shape import Shape
 from tests.validation.cases import OPTIMIZERS, every_model
 from tests.validation.networks import of_layers, vectors
 from validation.profile.tracker import Tracker, is_alive, storage_of

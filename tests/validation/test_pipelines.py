@@ -12,11 +12,11 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.schedules import SCHEDULES, TABLE_1, pipeline
 from cdpsim.schedules.actions import Actions
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import NEWEST_EACH
-from cdpsim.schedules.shape import Shape
 from tests.validation.cases import OPTIMIZERS, every_model
 from tests.validation.known import known
 from tests.validation.replayed import check_replay

@@ -15,7 +15,7 @@ from torch.distributed.pipelining._backward import stage_backward_input, stage_b
 from cdpsim import simulate
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.schedules import SCHEDULES
 from tests.validation.cases import OPTIMIZERS
 from tests.validation.networks import of_layers, vectors

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from cdpsim import SCHEDULES
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import Rule, Versions
-from cdpsim.schedules.shape import Shape
-from cdpsim.schedules.state import Home, State
+from cdpsim.schedules.state import Placed, State
 from tests.validation.cases import OPTIMIZERS
 from validation.replay.case import Case, expected_parameters, largest_difference, play_in_process, prepare
 from validation.replay.equation import evaluate
@@ -78,10 +78,10 @@ def test_steps_that_end_can_lag(lag: int, schedule: str, monkeypatch: pytest.Mon
     assert largest_difference(play_in_process(prepared), expected_parameters(prepared)) <= 1e-12
 
 
-@pytest.mark.parametrize("gradients", [Home.COPIED, Home.OWNED])
-def test_an_owned_optimizer_trains_alike(gradients: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gradients", [Placed.COPIED, Placed.OWNED])
+def test_an_owned_optimizer_trains_alike(gradients: Placed, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's ZeroRedundancyOptimizer ends where data parallelism does."""
-    state = State(Home.COPIED, gradients, Home.OWNED)
+    state = State(Placed.COPIED, gradients, Placed.OWNED)
     monkeypatch.setitem(SCHEDULES, "redundant", replace(SCHEDULES["multi-dp"], name="redundant", state=state))
     prepared = prepare(Case("redundant", 3, steps=5, optimizer=OPTIMIZERS["adam"]))
     outcomes = play_in_process(prepared)

@@ -14,7 +14,7 @@ from cdpsim.cluster import Cluster, Devices, Link, MeasuredWith
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import writing as files
-from cdpsim.files.progress import ticker
+from cdpsim.files.notes import ticker
 from cdpsim.files.units import quantity_text
 from cdpsim.model import Model, Recipe
 from cdpsim.program import Op

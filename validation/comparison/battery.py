@@ -18,8 +18,7 @@ from cdpsim.cli.parser import argument
 from cdpsim.errors import RequestError, choose
 from cdpsim.files import tables
 from cdpsim.files import writing as files
-from cdpsim.files.notes import explain, say
-from cdpsim.files.progress import progress
+from cdpsim.files.notes import explain, progress, say
 
 from .. import PROGRAM
 from ..program import harness_command

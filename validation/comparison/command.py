@@ -12,17 +12,16 @@ from cdpsim.cli.parser import argument, argument_group
 from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import writing as files
-from cdpsim.files.progress import ticker
+from cdpsim.files.notes import ticker
 from cdpsim.files.units import seconds
 from cdpsim.model.recomputation import SEGMENTED
 from cdpsim.program.collectives import ALL_REDUCE
 from cdpsim.request.options import DEFAULTS, literals_of
 from cdpsim.request.reading import shape_of
-from cdpsim.request.sharing import goes_by_layer, named_zero, read_ranks
-from cdpsim.request.taken import accepts, refuse_untaken
+from cdpsim.request.sharing import accepts, goes_by_layer, named_zero, read_ranks, refuse_untaken
 from cdpsim.schedules import Schedule, find_schedule
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import NAMED_RULES, find_rule
-from cdpsim.schedules.shape import Shape
 
 from ..program import harness_command
 from ..ranks.member import BACKENDS, DEVICES, check_device

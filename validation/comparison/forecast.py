@@ -7,8 +7,8 @@ import numpy as np
 from cdpsim.cluster import Cluster, Link
 from cdpsim.model import Model
 from cdpsim.schedules import find_schedule
+from cdpsim.timing import engine
 from cdpsim.timing.costs import node_costs
-from cdpsim.timing.engine import fast
 
 from ..calibrate import results as calibration
 from ..calibrate import timings
@@ -45,7 +45,7 @@ def predict_durations(plan: Plan, forecast: Forecast, *, turns: bool) -> Duratio
     program = plan.program
     forecast.cluster.require(program.devices)
     costs = node_costs(program, forecast.model, forecast.cluster, forecast.collective)
-    start, end = fast.run_by_longest_paths(program, costs)
+    start, end = engine.run_by_longest_paths(program, costs)
     compute = program.compute
     busy = np.bincount(program.tasks.device[:compute], costs.duration[:compute], program.devices)
     return Durations(float(busy.sum() if turns else end[:compute].max() - start[:compute].min()), busy.tolist())

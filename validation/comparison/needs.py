@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from cdpsim.program import Category, Content, Kind, Op
-from cdpsim.schedules.state import Home
+from cdpsim.schedules.state import Placed
 
 from ..replay.contents import BEGINNING, Message, Passing, name_of, text_of
 from ..replay.plan import Plan
@@ -88,7 +88,7 @@ def _version_needs(plan: Plan) -> Iterator[Need]:
     if program.shard > 1:
         yield from (Need(*need) for need in gather_needs(plan))
         return
-    lent = program.state.parameters is Home.OWNED
+    lent = program.state.parameters is Placed.OWNED
     updates = [node for node in range(len(tasks)) if tasks.kind[node] == Kind.U]
     places = ((int(tasks.device[node]), int(tasks.stage[node]), int(tasks.version[node])) for node in updates)
     has = set(places)

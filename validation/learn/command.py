@@ -14,11 +14,10 @@ from cdpsim.cli.parser import argument, argument_group
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError, choose, short_repr, whole_number
 from cdpsim.files import writing as files
-from cdpsim.files.notes import explain
-from cdpsim.files.progress import ticker
+from cdpsim.files.notes import explain, ticker
 from cdpsim.files.tables import as_csv, format_table
 from cdpsim.request.options import flag_of
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.schedules import SCHEDULES
 
 from ..program import harness_command

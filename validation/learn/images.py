@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from cdpsim.numeric.disturbances import uniforms
 from numpy.typing import NDArray
 from torch import Tensor
 
 from cdpsim.errors import RequestError, short_repr
-from cdpsim.numeric.random_factors import uniforms
 
 ALTERING = 1  # the stream of the random numbers by which images are altered
 Pixels = NDArray[np.uint8]
@@ -127,7 +127,7 @@ def read_pickled(path: Path) -> tuple[Pixels, NDArray[np.int64]]:
                 behind_labels = content == b"labels" or (behind_labels and content == b"latin1")
                 transposed |= content == b"F"  # by which numpy says from protocol 5 on that columns come first
             elif operation.name in ("NEWTRUE", "NEWFALSE"):
-                marked = operation.name == "NEWTRUE"  # and so before, in front of the array's bytes
+                marked = operation.name == "NEWTRUE"  # and so before, before the array's bytes
             elif behind_labels and operation.name in _INTEGERS and isinstance(argument, int):
                 labels.append(argument)
     except ValueError as error:

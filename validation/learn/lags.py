@@ -10,10 +10,10 @@ from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints
 from cdpsim.request import Request
 from cdpsim.request.reading import schedule_of
-from cdpsim.request.taken import taken_options
-from cdpsim.schedules.local import Outer
+from cdpsim.request.sharing import taken_options
+from cdpsim.schedules.order import Outer
 from cdpsim.schedules.rule import Versions
-from cdpsim.trace.metrics.staleness import Lags, lags_of_step, mean_staleness
+from cdpsim.trace.metrics.memory import Lags, lags_of_step, mean_staleness
 
 MOST_STEPS = 96  # until two steps have the same lags
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError, choose
-from cdpsim.model.partition import Cuts
+from cdpsim.model import Cuts
 
 from ..profile.cuts import find_cuts
 from ..training.forms import Form

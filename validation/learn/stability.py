@@ -14,7 +14,7 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Flags, Floats, Ints
 from cdpsim.schedules.rule import Versions
-from cdpsim.trace.metrics.staleness import Lags
+from cdpsim.trace.metrics.memory import Lags
 
 _EXACT = 1e-9  # how close, relatively, both ends of a theoretical limit are
 _RATES = 512  # of a grid

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from cdpsim.numeric.columns import Ints
-from cdpsim.trace.metrics.staleness import Lags
+from cdpsim.trace.metrics.memory import Lags
 
 from .convolutions import has_statistics
 from .data import label_loss

@@ -109,10 +109,10 @@ def _incomplete_beta(x: float, a: float, b: float) -> float:
     """Return the regularized incomplete beta function."""
     if x in (0.0, 1.0):
         return x
-    front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log(1 - x))
+    factor = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log(1 - x))
     if x < (a + 1) / (a + b + 2):
-        return front * _fraction(x, a, b) / a
-    return 1 - front * _fraction(1 - x, b, a) / b
+        return factor * _fraction(x, a, b) / a
+    return 1 - factor * _fraction(1 - x, b, a) / b
 
 
 def _fraction(x: float, a: float, b: float) -> float:

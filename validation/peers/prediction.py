@@ -7,7 +7,7 @@ import numpy as np
 
 from cdpsim import Run, simulate
 from cdpsim.program import Category, Content, Kind, Op, Program
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.schedules import find_schedule
 from cdpsim.trace.metrics import memory
 

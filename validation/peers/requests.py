@@ -11,7 +11,7 @@ from cdpsim.cli.console import write_stdout
 from cdpsim.errors import RequestError, choose, suggestion, whole_number
 from cdpsim.files import tables
 from cdpsim.files import writing as files
-from cdpsim.files.progress import ticker
+from cdpsim.files.notes import ticker
 
 from ..comparison.battery import positive
 from ..ranks.launcher import Ranks

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cdpsim.errors import RequestError
 from cdpsim.schedules import find_schedule
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.placement import Shape
 
 from ..ranks.member import Member
 from ..replay.case import Case, build_training
@@ -276,7 +276,7 @@ class Peer(NamedTuple):
     judged: bool = True
     optimizer: str = "sgd"
     recompute: str | None = None
-    runtime: str = "torch"  # the habits that are simulated; paper: there are none for it
+    runtime: str = "torch"  # the behaviours that are simulated; paper: there are none for it
     remainder: Callable[[Case], dict[str, int]] = lambda case: {}  # bytes that it has, by name, and no simulation
     remainder_of_rank: Callable[[Case, int, int], dict[str, int]] = lambda case, rank, peak: {}  # with a simulated peak
     cut_alike: bool = False  # whether its collectives are the simulation's, one by one

@@ -22,8 +22,7 @@ from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import tables
 from cdpsim.files import writing as files
 from cdpsim.files.units import Work
-from cdpsim.model import Model, Recipe, Stage
-from cdpsim.model.partition import Cuts
+from cdpsim.model import Cuts, Model, Recipe, Stage
 
 from ..program import harness_command
 from ..training.models import make_architecture

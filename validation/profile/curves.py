@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from cdpsim.files.progress import progress
+from cdpsim.files.notes import progress
 from cdpsim.model import Model
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.model.stage import NO_CORE

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from cdpsim.errors import RequestError
-from cdpsim.model import Stage
-from cdpsim.model.partition import Cuts, balanced, check_stages
+from cdpsim.model import Cuts, Stage, balanced, check_stages
 
 from ..training.forms import Form, zeros
 from ..training.optimizer import Optimizer

@@ -11,7 +11,7 @@ import msgspec
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from cdpsim.files.progress import progress
+from cdpsim.files.notes import progress
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
 from cdpsim.model.recipe import with_activations_on_host, with_optimizer_on_host
@@ -178,8 +178,8 @@ def measure_stage(training: Training, stage: int, split: Split = "once") -> Foot
         forward_flops,
         backward_flops,
         output,
-        _habitual_transient(training, stage, is_fresh=True) - backward_transient,
-        min(kept_output, _habitual_transient(training, stage, is_fresh=False) - backward_transient),
+        _runtime_transient(training, stage, is_fresh=True) - backward_transient,
+        min(kept_output, _runtime_transient(training, stage, is_fresh=False) - backward_transient),
         data,
         0 if stage == 0 or _reads_input(training, stage) else training.boundary(stage - 1).nbytes,
         _inference(training, stage),
@@ -243,7 +243,7 @@ def _measure_retained(training: Training, stage: int) -> _Retained:
     return _Retained(gradients, input_transient, max(0, tracker.peak - before - gradients))
 
 
-def _habitual_transient(training: Training, stage: int, *, is_fresh: bool) -> int:
+def _runtime_transient(training: Training, stage: int, *, is_fresh: bool) -> int:
     """Return the transient of a backward whose gradients autograd makes; or beside which the stage's output is held."""
     tracker = Tracker()
     ahead = _go_ahead(training, stage, tracker)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from cdpsim.errors import RequestError, choose
-from cdpsim.model.partition import Cuts, check_stages
+from cdpsim.model import Cuts, check_stages
 
 PARTITIONS = ("flops", "authors", "time", "memory")
 

@@ -21,9 +21,9 @@ from cdpsim.request import Request
 from cdpsim.request.options import OPTIONS
 from cdpsim.request.reading import shape_of
 from cdpsim.schedules import SCHEDULES, find_schedule
-from cdpsim.schedules.local import LocalSteps
+from cdpsim.schedules.order import LocalSteps
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import Rule, matrix_rule
-from cdpsim.schedules.shape import Shape
 
 from ..profile.division import divide
 from ..profile.footprints import likeness_key, profile_stages, with_unit_times

@@ -13,9 +13,8 @@ from cdpsim.model import Model
 from cdpsim.numeric.columns import Ints
 from cdpsim.numeric.paths import successors
 from cdpsim.program import Content, EdgeKind, Kind, Messages, Op, Program
-from cdpsim.timing.costs import node_costs
-from cdpsim.timing.disturbed_costs import steady_costs
-from cdpsim.timing.engine import fast
+from cdpsim.timing import engine
+from cdpsim.timing.costs import node_costs, steady_costs
 
 from .contents import BEGINNING, Calls, Holding, Message, Passing, ReplayError, text_of
 from .policy import Policy, last_own_version
@@ -54,7 +53,7 @@ class Plan:
         """
         program = self.program
         costs = node_costs(program, Model.unit(program.n, split=program.splits), Cluster.unit(), "ring")
-        return fast.run_by_longest_paths(program, steady_costs(program, costs, self._disorder))
+        return engine.run_by_longest_paths(program, steady_costs(program, costs, self._disorder))
 
     @cached_property
     def order(self) -> list[int]:

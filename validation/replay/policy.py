@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cdpsim.program import Category, Content, Kind, Op, Program
-from cdpsim.schedules.state import Home
+from cdpsim.schedules.state import Placed
 
 from .contents import BEGINNING, Holding, Message
 
@@ -68,7 +68,7 @@ class Policy:
     def _is_lent(self, device: int, holding: Holding) -> bool:
         """Return whether a device has a copy for one use alone, as that of an owner which has it always."""
         state = self._program.state
-        owned = state.parameters is Home.OWNED and not state.travels
+        owned = state.parameters is Placed.OWNED and not state.travels
         return owned and holding.category == Category.PARAMETERS and device not in self._updaters[holding.stage]
 
     def _find_last_needs(self) -> dict[Holding, int]:
@@ -107,10 +107,10 @@ class Policy:
             updates = [node for node in users if tasks.kind[node] == Kind.U]
             first_step = min((int(tasks.step[node]) for node in updates), default=0)
             updaters = {int(tasks.device[node]) for node in updates if tasks.step[node] == first_step}
-            holders = updaters if state.parameters is Home.OWNED else {int(tasks.device[node]) for node in users}
+            copies = updaters if state.parameters is Placed.OWNED else {int(tasks.device[node]) for node in users}
             if state.travels:
-                holders = updaters = {self._first_user(stage)}
-            for device in holders:
+                copies = updaters = {self._first_user(stage)}
+            for device in copies:
                 self._gain(device, parameters(stage, 0, self._splits[Category.PARAMETERS]), BEGINNING)
             for device in updaters:
                 self._gain(device, optimizer_state(stage, self._splits[Category.OPTIMIZER]), BEGINNING)
@@ -264,6 +264,6 @@ def optimizer_state(stage: int, split: int = 1) -> Holding:
 def split_of(program: Program, category: Category) -> int:
     """Return among how many ranks what updates use of a category is split."""
     state = program.state
-    homes = {Category.PARAMETERS: state.parameters, Category.GRADIENTS: state.gradients}
-    home = homes.get(category, state.optimizer)
-    return program.shard if home is Home.SPLIT else 1
+    placements = {Category.PARAMETERS: state.parameters, Category.GRADIENTS: state.gradients}
+    placement = placements.get(category, state.optimizer)
+    return program.shard if placement is Placed.SPLIT else 1

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cdpsim.errors import RequestError
 from cdpsim.program import Category, Content, Op, Program
-from cdpsim.schedules.state import Home
+from cdpsim.schedules.state import Placed
 
 from ..training.forms import Form
 from ..training.optimizer import Optimizer
@@ -120,7 +120,7 @@ def check_shares(program: Program, optimizer: Optimizer, element: int) -> None:
     if element < torch.float32.itemsize and not optimizer.mixed_precision:
         problem = f"torch rounds the last of a tensor's {element}-byte numbers otherwise, and shares end elsewhere"
         raise RequestError("dtype", f"{problem}; take --mixed-precision, or --dtype float32")
-    if program.fill and program.state.parameters is Home.COPIED and not program.thrown_away:
+    if program.fill and program.state.parameters is Placed.COPIED and not program.thrown_away:
         problem = "shares are updated where older parameters are, which tasks still read"
         raise RequestError("zero", f"{problem}; replay --zero 0, or a schedule that flushes")
 

@@ -303,7 +303,7 @@ class Distributed:
     NCCL ignores tags: there the order counts in which two ranks post what is between them, and it is the same on both
     sides because both go by one order of all nodes. Nor can NCCL's queues block each other. Of all messages that are
     not complete, take the first in that order: both of its sides have posted it or will, because all that they wait for
-    comes before it, and nothing in front of it is left in any queue. So one queue for both directions is enough.
+    comes before it, and nothing before it is left in any queue. So one queue for both directions is enough.
 
     gloo sends and receives no CUDA tensors, and two ranks on one GPU can use only gloo: `staged` messages go
     through a buffer on the host, collectives too, so that there is only one way.

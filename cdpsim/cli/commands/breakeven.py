@@ -26,7 +26,7 @@ from cdpsim.files.units import short_text
 from cdpsim.presets import find_cluster, find_model
 from cdpsim.request import Request
 from cdpsim.request.reading import schedule_of
-from cdpsim.request.taken import taken_options
+from cdpsim.request.sharing import taken_options
 from cdpsim.schedules import NAMES, SCHEDULES, TABLE_1
 from cdpsim.studies.breakeven import (
     MOST_SHARE,

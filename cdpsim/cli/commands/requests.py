@@ -9,16 +9,15 @@ from typing import Any
 
 from cdpsim.api import reopen, simulate
 from cdpsim.errors import RequestError, in_known_case, short_repr
+from cdpsim.files.config import preset_names
 from cdpsim.files.notes import say
-from cdpsim.files.shipped import preset_names
 from cdpsim.model import UNIT_MODELS
 from cdpsim.model.recomputation import core_share
 from cdpsim.presets import find_model
-from cdpsim.request import Request, experiment
-from cdpsim.request.check_only import CheckEnded, requests_only
+from cdpsim.request import CheckEnded, Request, reading, requests_only
 from cdpsim.request.options import OPTION_NAMES, OPTIONS, flag_of
 from cdpsim.request.reading import schedule_of
-from cdpsim.request.taken import refuse_taken_by_none, taken_options, untaken_by
+from cdpsim.request.sharing import refuse_taken_by_none, taken_options, untaken_by
 from cdpsim.runs import Run
 from cdpsim.schedules import NAMES, SCHEDULES, Schedule
 from cdpsim.studies.comparison import listed_values
@@ -42,7 +41,7 @@ def listed_option(name: str, value: Any) -> Any:
         return value
     values: list[str] = []
     for part in value.split(","):
-        if name == "runtime" and values and "=" in part and ":" not in part:  # one more habit of the runtime before
+        if name == "runtime" and values and "=" in part and ":" not in part:  # one more behaviour of the runtime before
             values[-1] += f",{part}"
         else:
             values.append(part.strip())
@@ -61,11 +60,11 @@ def options_of(args: argparse.Namespace, name: str | Schedule | None = None) -> 
     base = getattr(args, "base", None)
     if base == "":
         raise RequestError("--from", "names no file; give a summary.json or an experiment file")
-    options = {} if base is None else experiment.read_experiment(base)
-    if isinstance(name, str) and experiment.is_experiment(name):
+    options = {} if base is None else reading.read_experiment(base)
+    if isinstance(name, str) and reading.is_experiment(name):
         if options:
             raise RequestError("--from", f"asks for one run, and {name} for another; leave either out")
-        options = experiment.read_experiment(name)
+        options = reading.read_experiment(name)
     elif name is not None:
         options["schedule"] = name
     elif base is None:
@@ -136,7 +135,7 @@ def traces_of(args: argparse.Namespace, names: Sequence[str]) -> list[Trace]:
 
 def _is_folder(name: str) -> bool:
     """Return whether a name is that of a folder of a run, and not of a request."""
-    is_file = name.endswith(".csv") or experiment.is_experiment(name)
+    is_file = name.endswith(".csv") or reading.is_experiment(name)
     return not (name in NAMES or is_file) and ("/" in name or Path(name).is_dir())
 
 

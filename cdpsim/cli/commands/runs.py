@@ -25,7 +25,7 @@ from cdpsim.files.notes import explain, say
 from cdpsim.files.tables import format_table, with_notes
 from cdpsim.files.writing import check_writable
 from cdpsim.invariants import INVARIANTS, violations
-from cdpsim.request.description import describe_untied
+from cdpsim.request import describe_untied
 from cdpsim.schedules import NAMES, schedule_from_csv
 from cdpsim.studies.compare import measure, table_notes
 from cdpsim.studies.comparison_columns import MEASURED_COLUMNS, measured_cell

@@ -26,7 +26,7 @@ from cdpsim.files.tables import format_table
 from cdpsim.files.units import short_text
 from cdpsim.files.writing import check_writable, write_file
 from cdpsim.request import Request
-from cdpsim.request.taken import option_words, options_beyond_usual
+from cdpsim.request.sharing import option_words, options_beyond_usual
 from cdpsim.schedules import NAMES, SCHEDULES
 from cdpsim.studies import table1_forms
 from cdpsim.studies.acco_table import ACCO_PAPER, CDP_PAPER, METHOD_HEADER, TABLED_PAPERS, acco_table1

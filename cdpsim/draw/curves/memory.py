@@ -10,9 +10,9 @@ from cdpsim.draw.curves import panels
 from cdpsim.draw.curves.panels import Scale
 from cdpsim.draw.curves.step_functions import Series, end_of_run, ends_of_devices, memory_of_devices, total_memory
 from cdpsim.draw.palette import CATEGORY_COLOURS
-from cdpsim.draw.views import held_at_rest
+from cdpsim.draw.views import held_in_steady_state
 from cdpsim.program import Category
-from cdpsim.request.description import MEMORY_LEAVES_OUT
+from cdpsim.request import MEMORY_LEAVES_OUT
 from cdpsim.schedules import TABLE_1
 from cdpsim.trace import Trace
 
@@ -47,9 +47,9 @@ def _memory_of_one(trace: Trace) -> Figure:
 
 
 def _held_later(trace: Trace, scale: Scale) -> list[str]:
-    """Return words for what the fullest device holds at rest, if the steps of a trace do not get there."""
-    most = held_at_rest(trace)
-    return [] if most is None else [f"at rest a device holds {scale.amount(most)}"]
+    """Return words for what the fullest device holds in steady state, if the steps of a trace do not get there."""
+    most = held_in_steady_state(trace)
+    return [] if most is None else [f"in steady state a device holds {scale.amount(most)}"]
 
 
 class Holder(NamedTuple):

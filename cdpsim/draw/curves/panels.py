@@ -22,7 +22,7 @@ from cdpsim.draw.curves.step_functions import PIXEL_COLUMNS, Series, band_of, en
 from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.draw.views import word_of
 from cdpsim.errors import RequestError
-from cdpsim.numeric.close_times import CLOSE_TIMES
+from cdpsim.numeric.columns import CLOSE_TIMES
 from cdpsim.trace import Trace
 
 PAGE_WIDTH = 7.2  # inches: a page's text

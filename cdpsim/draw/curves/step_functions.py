@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.draw.views import Views
-from cdpsim.numeric.close_times import CLOSE_TIMES, merge_close_times
-from cdpsim.numeric.columns import Ints, Times, group_starts
+from cdpsim.numeric.columns import CLOSE_TIMES, Ints, Times, group_starts, merge_close_times
 from cdpsim.program import Category
 from cdpsim.trace import Trace
 

@@ -12,8 +12,7 @@ from cdpsim.draw.curves.panels import Scale
 from cdpsim.draw.curves.step_functions import Series, end_of_run, rates, sum_at_times, used_devices
 from cdpsim.draw.palette import CONTENT_COLOURS
 from cdpsim.draw.views import codes
-from cdpsim.numeric.close_times import CLOSE_TIMES, merge_close_times
-from cdpsim.numeric.columns import Ints, Times
+from cdpsim.numeric.columns import CLOSE_TIMES, Ints, Times, merge_close_times
 from cdpsim.program import Content
 from cdpsim.runs import Run
 from cdpsim.trace import Trace

@@ -143,10 +143,14 @@ def _rows_of_one(run: Run) -> tuple[str, Spans, list[str]]:
 
 
 def _later(run: Run, most: int) -> str:
-    """Return words for the most versions kept of a stage at rest, if the run's own steps keep fewer."""
+    """Return words for the most versions kept of a stage in steady state, if the run's own steps keep fewer."""
     rest = run.steady_state.run
-    later = 0 if run.reaches_rest else int(live_versions(rest.program, rest.start, rest.end)["versions"].max(initial=0))
-    return f"; at rest up to {later}" if later > most else ""
+    later = (
+        0
+        if run.reaches_steady_state
+        else int(live_versions(rest.program, rest.start, rest.end)["versions"].max(initial=0))
+    )
+    return f"; in steady state up to {later}" if later > most else ""
 
 
 def _versions_of_several(runs: Sequence[Run]) -> Figure:
@@ -207,7 +211,7 @@ def shade(count: int, largest: int) -> str:
 
 
 def _draw_ages(axes: Axes, run: Run, scale: Scale) -> None:
-    """Draw the mean age of the versions that tasks read over time, and its mean at rest."""
+    """Draw the mean age of the versions that tasks read over time, and its mean in steady state."""
     series = mean_age(run)
     oldest = np.nan_to_num(series.total).max()
     panels.panel(axes, "Mean age of the parameters that running tasks read, in training steps", scale, max(1.0, oldest))

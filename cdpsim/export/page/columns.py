@@ -13,7 +13,7 @@ from cdpsim.draw.views import (
     STREAM_NAMES,
     Channel,
     Views,
-    held_at_rest,
+    held_in_steady_state,
     lanes,
     previous_in_run,
     title_words,
@@ -285,7 +285,7 @@ def _short_names(words: list[list[str]]) -> list[str]:
 def _summary_numbers(trace: Trace) -> dict[str, float]:
     summary = trace.summary()
     numbers = {name: _number(summary.get(name)) for name in ("makespan", "period", "bubble", "mean_staleness")}
-    numbers["held_at_rest"] = _number(held_at_rest(trace))
+    numbers["held_in_steady_state"] = _number(held_in_steady_state(trace))
     return {name: value for name, value in numbers.items() if isfinite(value)}
 
 

@@ -214,15 +214,15 @@ window.addEventListener("beforeprint", () => {
 });
 window.addEventListener("afterprint", () => (theme(wasDark), measure(), draw()));
 
-function figuresOf({ summary, devices }, counts) {
-  const { makespan, period, bubble, mean_staleness, held_at_rest } = summary;
-  const figures = [count(devices, "device"), ...counts];
-  if (makespan !== undefined) figures.push(`${duration(makespan)} in all`);
-  if (period !== undefined) figures.push(`${duration(period)} a step`);
-  if (bubble !== undefined) figures.push(`bubble ${(100 * bubble).toFixed(1)} %`);
-  if (mean_staleness !== undefined) figures.push(`mean staleness ${Number(mean_staleness.toFixed(3))}`);
-  if (held_at_rest !== undefined) figures.push(`not at rest, where a device holds ${amount(held_at_rest)}`);
-  return figures.join(" · ");
+function metricsOf({ summary, devices }, counts) {
+  const { makespan, period, bubble, mean_staleness, held_in_steady_state } = summary;
+  const metrics = [count(devices, "device"), ...counts];
+  if (makespan !== undefined) metrics.push(`${duration(makespan)} in all`);
+  if (period !== undefined) metrics.push(`${duration(period)} a step`);
+  if (bubble !== undefined) metrics.push(`bubble ${(100 * bubble).toFixed(1)} %`);
+  if (mean_staleness !== undefined) metrics.push(`mean staleness ${Number(mean_staleness.toFixed(3))}`);
+  if (held_in_steady_state !== undefined) metrics.push(`not in steady state, where a device holds ${amount(held_in_steady_state)}`);
+  return metrics.join(" · ");
 }
 
 function introduce() {
@@ -232,9 +232,9 @@ function introduce() {
   for (let one = 0; one < Math.min(most, 256); one++) by("device").add(new Option(`device ${one}`, one));
   const counts = runs.map(() => [0, 0]);
   for (let row = 0; row < rows; row++) counts[runOfRow(row)][Number(row >= deviceRows)] += first[row + 1] - first[row];
-  const figures = runs.map((run, r) => figuresOf(run, [count(counts[r][0], "task"), count(counts[r][1], "message")]));
-  const told = figures.map((text, r) => (runs.length > 1 ? `${runs[r].name}: ${text}` : text));
-  by("figures").replaceChildren(...told.map((text) => element("div", text)));
+  const metrics = runs.map((run, r) => metricsOf(run, [count(counts[r][0], "task"), count(counts[r][1], "message")]));
+  const told = metrics.map((text, r) => (runs.length > 1 ? `${runs[r].name}: ${text}` : text));
+  by("metrics").replaceChildren(...told.map((text) => element("div", text)));
   const label = `Timeline of ${facts.title}: ${told.join("; ")}. Enter selects a task, Tab the next.`;
   canvas.setAttribute("aria-label", label);
   by("path").hidden = !waits.length, by("unit").textContent = UNIT_WORD;

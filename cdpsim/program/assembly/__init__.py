@@ -8,22 +8,30 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
-from cdpsim.model.runtime import PAPER, Habits, Runtime
+from cdpsim.model.runtime import PAPER, Behaviours, Runtime
 from cdpsim.model.stage import Tie, retaining
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Buffers, Edges, Kind, Messages, Program, Tasks
+from cdpsim.program.assembly import pass_through_stages
 from cdpsim.program.assembly.build import Builder
 from cdpsim.program.assembly.data_axis import exchange_values
-from cdpsim.program.assembly.passes import pass_through_stages
-from cdpsim.program.assembly.runtime import Keeping, habits_of
-from cdpsim.program.assembly.tables import DeviceLanes, Passes, Tables, check_counts, count_rounds, releases
-from cdpsim.program.assembly.tied import can_share_tensors, counted_once, hold_from_the_first, shared_rows
-from cdpsim.program.assembly.update import Updates, lanes_with, place_updates, take_turns
+from cdpsim.program.assembly.runtime_buffers import Keeping, behaviours_of
+from cdpsim.program.assembly.task_tables import DeviceLanes, Passes, Tables, check_counts, count_rounds, releases
+from cdpsim.program.assembly.updates import (
+    Updates,
+    can_share_tensors,
+    counted_once,
+    hold_from_the_first,
+    lanes_with,
+    place_updates,
+    shared_rows,
+    take_turns,
+)
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import last_phase
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import Rule
-from cdpsim.schedules.shape import Shape
-from cdpsim.schedules.state import Holding, Home
+from cdpsim.schedules.state import Holding, Placed
 
 __all__ = ["check_causal", "check_counts", "count_rounds", "counted_once", "derive"]
 
@@ -58,22 +66,22 @@ def derive(
     passes = Passes(schedule, rule or schedule.rule, shape, table)
     check_causal(schedule, passes.rule, shape)
     tables = Tables(passes, DeviceLanes(passes, min(lanes, shape.side_by_side), forward_first))
-    _check_homes(tables)
-    habits = habits_of(runtime, schedule)
-    if passes.splits and habits.split_backward == "retained":
+    _check_placements(tables)
+    behaviours = behaviours_of(runtime, schedule)
+    if passes.splits and behaviours.split_backward == "retained":
         model = msgspec.structs.replace(model, stages=tuple(map(retaining, model.stages)))
-    return _assemble(tables, model, prefetch, once, habits)
+    return _assemble(tables, model, prefetch, once, behaviours)
 
 
-def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...], habits: Habits) -> Program:
+def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...], behaviours: Behaviours) -> Program:
     """Derive messages, edges and buffers, and write down the columns of the program."""
     passes, schedule = tables.passes, tables.passes.schedule
     in_stream = schedule.state.updates_in_stream
     updates = place_updates(tables, in_lanes=_take_lanes(schedule, model) and not in_stream)
     build = Builder(passes.tasks + len(updates))
     prefetch = min(prefetch, passes.tasks)  # then parameters arrive as soon as they can
-    pass_through_stages(Keeping(updates, model, habits, build, passes))
-    exchange_values(updates, model, habits, build, prefetch, once)
+    pass_through_stages(Keeping(updates, model, behaviours, build, passes))
+    exchange_values(updates, model, behaviours, build, prefetch, once)
     hold_from_the_first(tables, once, build)
     if model.updates_take_time and not (updates.in_lanes or in_stream):
         take_turns(updates, build, shared_rows(tables, model))
@@ -99,7 +107,7 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
         state=schedule.state,
         shard=passes.shape.shard if schedule.state.splits else 1,
         barrier=passes.rule.barrier,
-        habits=habits,
+        behaviours=behaviours,
         thrown_away=passes.steps - passes.updated,
         **_sources(updates),
         untied=() if can_share_tensors(schedule) else tuple(tie.stages for tie in model.tied),
@@ -112,12 +120,14 @@ def _take_lanes(schedule: Schedule, model: Model) -> bool:
     return model.updates_in_lanes or (schedule.order.local is not None and model.outer_updates_take_time)
 
 
-def _check_homes(tables: Tables) -> None:
+def _check_placements(tables: Tables) -> None:
     """Refuse a state policy that the schedule cannot have, and counts by which copies that update together change."""
     passes, state = tables.passes, tables.passes.schedule.state
     together = passes.together
     alone = together or state.travels or bool((tables.copies.count == 1).all())
-    once = not together or state.parameters is Home.COPIED or bool((np.bincount(tables.copies.row.ravel()) == 1).all())
+    once = (
+        not together or state.parameters is Placed.COPIED or bool((np.bincount(tables.copies.row.ravel()) == 1).all())
+    )
     ends = passes.schedule.order.together
     stays = not state.streams or tables.copies.stay
     rounds = passes.schedule.order.rounds is not None  # of which each is one exchange, however long it is
@@ -129,8 +139,8 @@ def _check_homes(tables: Tables) -> None:
     if waits and len(passes.made.step) > passes.steps:
         problem = "makes more versions than one a step, which only workers do that go on beside a communication"
         raise RequestError("rule", f"{passes.rule.name!r} {problem}; take a schedule of rounds")
-    if passes.sources and waits and not (together and state.optimizer is Home.COPIED):
-        problem = "start from one another in a line, where a stage's holders do not all update together"
+    if passes.sources and waits and not (together and state.optimizer is Placed.COPIED):
+        problem = "start from one another in a line, where a stage's copies do not all update together"
         raise RequestError("versions", f"{problem}; leave base and sums out")
     if together and not passes.even and not tables.copies.stay:
         problem = "leave a device without a micro-batch in a step whose gradients all devices of a stage sum together"

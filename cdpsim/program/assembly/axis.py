@@ -7,16 +7,15 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.model import Model
-from cdpsim.model.runtime import Habits
+from cdpsim.model.runtime import Behaviours
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_starts, sort_by
 from cdpsim.program import EdgeKind
 from cdpsim.program.assembly.build import Builder
-from cdpsim.program.assembly.runtime import Keeping
-from cdpsim.program.assembly.tables import Copies, Passes, Tables
-from cdpsim.program.assembly.tied import CopySizes, copy_sizes
-from cdpsim.program.assembly.update import Updates
+from cdpsim.program.assembly.runtime_buffers import Keeping
+from cdpsim.program.assembly.task_tables import Copies, Passes, Tables
+from cdpsim.program.assembly.updates import CopySizes, Updates, copy_sizes
 from cdpsim.schedules.buckets import Units
-from cdpsim.schedules.state import Home, State, When
+from cdpsim.schedules.state import Placed, State, When
 
 
 class Groups(NamedTuple):
@@ -44,7 +43,7 @@ class DataAxis:
 
     updates: Updates
     model: Model
-    habits: Habits
+    behaviours: Behaviours
     build: Builder
     tables: Tables
     passes: Passes
@@ -67,7 +66,7 @@ class DataAxis:
     @cached_property
     def keeping(self) -> Keeping:
         """The time for which passes keep what they make."""
-        return Keeping(self.updates, self.model, self.habits, self.build, self.passes)
+        return Keeping(self.updates, self.model, self.behaviours, self.build, self.passes)
 
     def share(self, size: Ints) -> Ints:
         """Return the bytes of a share; the last one may be padded."""
@@ -109,7 +108,7 @@ class Brought(NamedTuple):
     producer: Ints  # of the next version of each copy: a message, or the update that makes it there
 
 
-def find_axis(updates: Updates, model: Model, habits: Habits, build: Builder) -> DataAxis:
+def find_axis(updates: Updates, model: Model, behaviours: Behaviours, build: Builder) -> DataAxis:
     """Find the copies that exchange something, their bytes, and their groups."""
     tables, passes, copies = updates.tables, updates.tables.passes, updates.tables.copies
     state, order = passes.schedule.state, passes.schedule.order
@@ -119,12 +118,14 @@ def find_axis(updates: Updates, model: Model, habits: Habits, build: Builder) ->
     whole, is_hosted = copy_sizes(tables, model), any(stage.host_parameters for stage in model.stages)
     if is_hosted:
         whole = whole._replace(parameters=np.zeros_like(whole.parameters))
-    homes = {"parameters": state.parameters, "optimizer": state.optimizer}
-    shares = {name: -(-getattr(whole, name) // shard) for name, home in homes.items() if home is Home.SPLIT}
+    placements = {"parameters": state.parameters, "optimizer": state.optimizer}
+    shares = {
+        name: -(-getattr(whole, name) // shard) for name, placement in placements.items() if placement is Placed.SPLIT
+    }
     groups = _group(tables, build, "run" if state.splits else "all", shard)
-    several, owned = np.tile(groups.members[groups.first] > 1, passes.steps), state.optimizer is Home.OWNED
+    several, owned = np.tile(groups.members[groups.first] > 1, passes.steps), state.optimizer is Placed.OWNED
     return DataAxis(
-        *(updates, model, habits, build, tables, passes, copies, state),
+        *(updates, model, behaviours, build, tables, passes, copies, state),
         stage=copies.stage[: copies.in_step],
         device=copies.device[: copies.in_step],
         update=_consumers(updates),
@@ -136,7 +137,7 @@ def find_axis(updates: Updates, model: Model, habits: Habits, build: Builder) ->
         owned=owned,
         at_owner=copies.device == updates.device[copies.of] if owned else np.ones(len(copies), dtype=bool),
         is_hosted=is_hosted,
-        stays=state.parameters is Home.COPIED or not (several.any() or is_hosted),
+        stays=state.parameters is Placed.COPIED or not (several.any() or is_hosted),
         waits_for_end=order.together and state.reduce is When.END,
     )
 
@@ -145,7 +146,7 @@ def _consumers(updates: Updates) -> Ints:
     """Return the update that takes each copy's gradients."""
     passes, copies = updates.tables.passes, updates.tables.copies
     if passes.schedule.order.waits:
-        return updates.node[copies.of] if passes.schedule.state.optimizer is Home.OWNED else updates.node
+        return updates.node[copies.of] if passes.schedule.state.optimizer is Placed.OWNED else updates.node
     # The first version of a step takes its gradients; nothing takes those of steps that are thrown away.
     update = np.full((passes.steps, copies.in_step), -1)
     update[: passes.updated] = updates.node.reshape(-1, copies.in_step)[group_starts(passes.made.step)]

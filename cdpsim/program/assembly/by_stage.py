@@ -9,9 +9,7 @@ from cdpsim.program import Content, EdgeKind, Op
 from cdpsim.program.assembly.axis import Brought, DataAxis, Sums, earlier_sums, readers
 from cdpsim.program.assembly.build import Location, without_root
 from cdpsim.program.assembly.gathered import Gathered, Uses, hold_gathered
-from cdpsim.program.assembly.gradient_sums import carry, hold_encoded
-from cdpsim.program.assembly.tied import sum_shared, unshared_gradients
-from cdpsim.program.assembly.update import pull
+from cdpsim.program.assembly.updates import carry, hold_encoded, pull, sum_shared, unshared_gradients
 
 
 def _exchange(
@@ -99,7 +97,7 @@ def broadcast_for_uses(axis: DataAxis, prefetch: int) -> Gathered:
     each = np.repeat(np.arange(len(message)), np.repeat(np.diff(passes.first), passes.phases))
     build.link(message[each], reader)
     pull(lanes, build, message[each], lanes.rank[reader], 1 + prefetch)
-    if axis.habits.gathers == "missing":  # what the owner has needs no copy
+    if axis.behaviours.gathers == "missing":  # what the owner has needs no copy
         missing = np.flatnonzero(passes.task_device[reader] != root[each])
         each, reader = each[missing], reader[missing]
     where = Location(passes.task_device[reader], stage[each], step[each])

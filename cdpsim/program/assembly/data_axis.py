@@ -1,7 +1,7 @@
 """The data axis: copies of a stage on several devices sum gradients, and bring new parameters to their readers.
 
-Who sums and gathers what, in a step of a stage; each line is a home of (parameters, gradients, optimizer states), and
-each arrow waits for what is left of it. F, B, U: forward, backward, update of the stage; [ ]: with several groups.
+Who sums and gathers what, in a step of a stage; each line is a placement of (parameters, gradients, optimizer states),
+and each arrow waits for what is left of it. F, B, U: forward, backward, update of the stage; [ ]: with several groups.
 
     copied, copied, copied       F B > all-reduce gradients > U of each copy > F of the next step
     copied, copied/owned, owned  F B > reduce gradients > U of the owner > broadcast parameters > F of the next step
@@ -22,31 +22,38 @@ In the code, each function takes what those before it return:
 """
 
 from cdpsim.model import Model
-from cdpsim.model.runtime import Habits
+from cdpsim.model.runtime import Behaviours
 from cdpsim.model.stage import Tie
 from cdpsim.program.assembly.axis import Brought, find_axis, order_updates
 from cdpsim.program.assembly.build import Builder
-from cdpsim.program.assembly.by_stage import broadcast_for_uses, broadcast_versions, sum_by_stage
-from cdpsim.program.assembly.data_memory import hold_optimizers, hold_parameters, hold_residuals, hold_sums
+from cdpsim.program.assembly.data_axis import (
+    broadcast_for_uses,
+    broadcast_versions,
+    hold_optimizers,
+    hold_parameters,
+    hold_residuals,
+    hold_sums,
+    sum_by_stage,
+)
 from cdpsim.program.assembly.gathered import gather_for_uses
 from cdpsim.program.assembly.in_streams import gather_versions, sum_in_streams, sum_norms
 from cdpsim.program.assembly.in_turn import in_turn
-from cdpsim.program.assembly.update import Updates
+from cdpsim.program.assembly.updates import Updates
 from cdpsim.program.assembly.workers import overlap_rounds, take_local_steps
-from cdpsim.schedules.state import Home
+from cdpsim.schedules.state import Placed
 
 
 def exchange_values(
-    updates: Updates, model: Model, habits: Habits, build: Builder, prefetch: int, once: tuple[Tie, ...]
+    updates: Updates, model: Model, behaviours: Behaviours, build: Builder, prefetch: int, once: tuple[Tie, ...]
 ) -> None:
     """Sum gradients where updates are made, and bring new versions to their readers.
 
     `once` are tied tensors that the model counts in their first stages alone.
     """
     if not updates.tables.passes.together:
-        in_turn(updates, model, habits, build, prefetch)
+        in_turn(updates, model, behaviours, build, prefetch)
         return
-    axis, order = find_axis(updates, model, habits, build), updates.tables.passes.schedule.order
+    axis, order = find_axis(updates, model, behaviours, build), updates.tables.passes.schedule.order
     if not order.waits:
         (take_local_steps if order.local else overlap_rounds)(axis)
         return
@@ -56,7 +63,7 @@ def exchange_values(
     sums = sum_in_streams(axis) if streams else sum_by_stage(axis)
     if streams and axis.state.clips:
         sum_norms(axis, sums)
-    if axis.state.parameters is Home.COPIED and axis.state.optimizer is not Home.COPIED:
+    if axis.state.parameters is Placed.COPIED and axis.state.optimizer is not Placed.COPIED:
         brought = gather_versions(axis) if streams else broadcast_versions(axis)
     order_updates(axis, brought)
     hold_sums(axis, sums, brought, gathered)

@@ -7,17 +7,21 @@ from cdpsim.program import Category
 from cdpsim.program.assembly.axis import Brought, DataAxis, Sums, earlier_sums, readers
 from cdpsim.program.assembly.build import Location, end, start
 from cdpsim.program.assembly.gathered import Gathered, hold_given, hold_reduced
-from cdpsim.program.assembly.gradient_sums import split_tensors
-from cdpsim.program.assembly.runtime import gradients_at_first, hold_gradients
-from cdpsim.program.assembly.tied import give_shared, unshared_gradients, unshared_stages
-from cdpsim.program.assembly.update import base_is_still_needed
-from cdpsim.schedules.compression import Compression
-from cdpsim.schedules.state import Home, When
+from cdpsim.program.assembly.runtime_buffers import gradients_at_first, hold_gradients
+from cdpsim.program.assembly.updates import (
+    base_is_still_needed,
+    give_shared,
+    split_tensors,
+    unshared_gradients,
+    unshared_stages,
+)
+from cdpsim.schedules.buckets import Compression
+from cdpsim.schedules.state import Placed, When
 
 
 def hold_sums(axis: DataAxis, sums: Sums, brought: Brought, gathered: Gathered | None) -> None:
     """Hold the sums of gradients: whole ones, or until they have gone to shares, and these until they are applied."""
-    if axis.state.gradients is Home.SPLIT and axis.groups.members.max() > 1:
+    if axis.state.gradients is Placed.SPLIT and axis.groups.members.max() > 1:
         _hold_sums_and_shares(axis, sums, gathered)
     else:
         _hold_whole_sums(axis, sums.consumer, brought.producer)
@@ -25,7 +29,7 @@ def hold_sums(axis: DataAxis, sums: Sums, brought: Brought, gathered: Gathered |
 
 def _hold_sums_and_shares(axis: DataAxis, sums: Sums, gathered: Gathered | None) -> None:
     copies, build, size = axis.copies, axis.build, axis.whole.gradients
-    first_size = gradients_at_first(axis.model, axis.habits, axis.passes)[copies.stage]
+    first_size = gradients_at_first(axis.model, axis.behaviours, axis.passes)[copies.stage]
     firsts = sums.given if axis.state.reduce is When.EACH else copies.first_task[None]
     held = [
         hold_gradients(build, copies.where, size, first_size, first, end(message))
@@ -33,7 +37,7 @@ def _hold_sums_and_shares(axis: DataAxis, sums: Sums, gathered: Gathered | None)
     ]
     hold_given(axis, gathered, sums, np.stack(held))
     begin = end(sums.taken[0])
-    if axis.habits.gradients == "kept":
+    if axis.behaviours.gradients == "kept":
         begin = np.append(np.full(copies.in_step, -1), end(axis.update[: -copies.in_step]))
     build.hold(Category.GRADIENTS, copies.where, axis.share(size), begin, end(axis.update))
 
@@ -43,22 +47,22 @@ def _hold_whole_sums(axis: DataAxis, consumer: Ints, producer: Ints) -> None:
     copies, build, in_step = axis.copies, axis.build, axis.copies.in_step
     until = end(axis.update)
     if axis.owned:
-        comes = (producer != axis.update) & (axis.state.gradients is Home.COPIED)
+        comes = (producer != axis.update) & (axis.state.gradients is Placed.COPIED)
         until = np.where(axis.at_owner, until, end(np.where(comes, producer, consumer)))
-    shares = axis.state.parameters is Home.OWNED
+    shares = axis.state.parameters is Placed.OWNED
     size = unshared_gradients(axis.tables, axis.model)[copies.stage] if shares else axis.stored.gradients
     viewed, apart = _find_views(axis)
     until, size = np.where(apart, end(copies.last_task), until), np.where(viewed & ~apart, 0, size)
-    if axis.habits.gradients == "kept" and copies.stay:  # a step's begin where those of the step before end
+    if axis.behaviours.gradients == "kept" and copies.stay:  # a step's begin where those of the step before end
         begin = np.append(np.full(in_step, -1), until[:-in_step])
         held = build.hold(Category.GRADIENTS, copies.where, size, begin, until)
     else:
-        first_size = gradients_at_first(axis.model, axis.habits, axis.passes)[copies.stage]
+        first_size = gradients_at_first(axis.model, axis.behaviours, axis.passes)[copies.stage]
         held = hold_gradients(build, copies.where, size, first_size, copies.first_task, until)
     held = np.where(viewed, -1, held)  # what waits for updates is in buckets
     if _has_buckets(axis):
         _hold_buckets(axis)
-    if axis.habits.joint_updates:
+    if axis.behaviours.joint_updates:
         last_tasks = axis.tables.lanes.step_ends[copies.step, copies.device]
         longer = np.flatnonzero(axis.at_owner & (last_tasks != copies.last_task))
         build.keep(held[longer], end(last_tasks[longer]))
@@ -72,14 +76,14 @@ def _hold_whole_sums(axis: DataAxis, consumer: Ints, producer: Ints) -> None:
 
 def _has_buckets(axis: DataAxis) -> bool:
     """Return whether a runtime has gradients in buckets: copies that several devices sum."""
-    return axis.habits.gradient_buckets != "none" and axis.state.parameters is Home.COPIED and not axis.owned
+    return axis.behaviours.gradient_buckets != "none" and axis.state.parameters is Placed.COPIED and not axis.owned
 
 
 def _find_views(axis: DataAxis) -> tuple[Flags, Flags]:
     """Return whose gradients are in buckets, and who adds them up outside, until they come there with the last pass."""
     several: Flags = axis.several[axis.copies.of]
-    viewed = several & (_has_buckets(axis) and axis.habits.gradient_buckets == "views")
-    apart = axis.habits.gradients != "kept" and axis.state.reduce is not When.EACH
+    viewed = several & (_has_buckets(axis) and axis.behaviours.gradient_buckets == "views")
+    apart = axis.behaviours.gradients != "kept" and axis.state.reduce is not When.EACH
     return viewed, viewed & apart & (axis.copies.first_task != axis.copies.last_task)
 
 
@@ -87,7 +91,7 @@ def _hold_buckets(axis: DataAxis) -> None:
     """Hold buckets always: the gradients themselves, or copies of them."""
     copies, in_step = axis.copies, axis.copies.in_step
     rows = np.flatnonzero(axis.several[copies.of[:in_step]])
-    category = Category.GRADIENTS if axis.habits.gradient_buckets == "views" else Category.COMMUNICATION
+    category = Category.GRADIENTS if axis.behaviours.gradient_buckets == "views" else Category.COMMUNICATION
     until = end(axis.update[rows + (copies.steps - 1) * in_step])
     axis.build.hold(category, copies.where.take(rows), axis.stored.gradients[rows], -1, until)
 
@@ -98,7 +102,7 @@ def hold_parameters(axis: DataAxis, sums: Sums, brought: Brought) -> None:
     What is gathered in place is on its way until then.
     """
     copies, in_step, state, producer = axis.copies, axis.copies.in_step, axis.state, brought.producer
-    if state.streams and state.optimizer is not Home.COPIED:
+    if state.streams and state.optimizer is not Placed.COPIED:
         made = np.append(np.full(in_step, -1), end(producer[:-in_step]))
         until = np.where(producer == axis.update, end(axis.update), start(producer))
         held = axis.build.hold(Category.PARAMETERS, copies.where, axis.stored.parameters, made, until)
@@ -126,7 +130,7 @@ def _hold_made_or_sent(axis: DataAxis, consumer: Ints, producer: Ints) -> Ints:
         made[in_step:] = np.where(at_owner[old], made[in_step:], end(producer[old]))
         until = np.where(at_owner, until, np.where(comes, start(producer), end(consumer)))
         arrives = np.append(np.ones(in_step, dtype=bool), comes[old])
-        size = np.where(at_owner | (arrives & (axis.state.parameters is Home.COPIED)), size, 0)
+        size = np.where(at_owner | (arrives & (axis.state.parameters is Placed.COPIED)), size, 0)
     return axis.build.hold(Category.PARAMETERS, copies.where, size, made, until)
 
 

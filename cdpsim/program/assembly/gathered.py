@@ -11,9 +11,9 @@ from cdpsim.numeric.columns import Flags, Ints, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Kind, Op, Stream
 from cdpsim.program.assembly.axis import DataAxis, Groups, Sums
 from cdpsim.program.assembly.build import Location, end, start, without_root
-from cdpsim.program.assembly.runtime import gradients_at_first
-from cdpsim.program.assembly.update import pull
-from cdpsim.schedules.state import Home, When
+from cdpsim.program.assembly.runtime_buffers import gradients_at_first
+from cdpsim.program.assembly.updates import pull
+from cdpsim.schedules.state import Placed, When
 
 
 class Uses(NamedTuple):
@@ -125,7 +125,7 @@ def _ahead(axis: DataAxis, use: _Use, prefetch: int) -> Ints:
     return at - place
 
 
-def _list_uses(axis: DataAxis, backward: Groups, lenders: Sequence[int]) -> _Use:
+def _list_uses(axis: DataAxis, backward: Groups, producers: Sequence[int]) -> _Use:
     """Return the uses of parameters in the order of their messages: each of a task, or of several where they stay.
 
     The second part of a split backward is one, too: torch's runtime asserts that parameters are there.
@@ -137,7 +137,7 @@ def _list_uses(axis: DataAxis, backward: Groups, lenders: Sequence[int]) -> _Use
     number = np.tile(_occurrences(copies.row.ravel()), len(kinds))
     back = np.repeat(np.arange(len(kinds)), passes.stage.size)
     asked = {"no": range(passes.n), "step": range(passes.n), "root": (0, passes.n - 1)}.get(str(reshard), ())
-    stays = np.isin(np.tile(passes.stage, len(kinds)), [*asked, *lenders])  # after a forward
+    stays = np.isin(np.tile(passes.stage, len(kinds)), [*asked, *producers])  # after a forward
     back[stays] = 0
     if reshard == "step" or not passes.schedule.order.one_place:
         number[stays] = 0
@@ -187,18 +187,18 @@ def hold_gathered(axis: DataAxis, uses: Uses, *, early: bool) -> Gathered:
     Messages that --prefetch brings `early` say themselves from when on they need room.
     """
     message, task, last, where, size = uses
-    build, habits = axis.build, axis.habits
+    build, behaviours = axis.build, axis.behaviours
     dropped, ahead = np.zeros((2, axis.passes.tasks), dtype=np.int64)
     np.add.at(dropped, last, size)
-    if habits.gathers == "copied":
+    if behaviours.gathers == "copied":
         build.hold(Category.PARAMETERS, where, size, start(task), end(last))
         _hold_copied_from(axis, uses)
     else:
         build.hold(Category.PARAMETERS, where, size, end(message), end(last))
         build.land(message, where, size)
-    if habits.collective_copies:
+    if behaviours.collective_copies:
         build.land(message, where, size)
-    if habits.backward_prefetch and not early:
+    if behaviours.backward_prefetch and not early:
         _hold_ahead(axis, uses, ahead)
     return Gathered(dropped, ahead)
 
@@ -226,7 +226,7 @@ def _hold_copied_from(axis: DataAxis, uses: Uses) -> None:
     after = behind[task]
     until = np.where(after >= 0, start(after), np.where(forth[task], end(task), start(task)))
     build.land(uses.message, uses.where, uses.size, until)
-    if axis.state.parameters is Home.SPLIT:
+    if axis.state.parameters is Placed.SPLIT:
         keeping = axis.keeping
         rows = np.flatnonzero(np.isin(after, task))
         after = after[rows]
@@ -245,7 +245,7 @@ def _hold_ahead(axis: DataAxis, uses: Uses, ahead: Ints) -> None:
     rows = np.flatnonzero(backward[uses.task] & backward[before[uses.task]])
     task, where, size = before[uses.task[rows]], uses.where.take(rows), uses.size[rows]
     axis.build.hold(Category.COMMUNICATION, where, size, start(task), start(uses.message[rows]))
-    if axis.habits.collective_copies:
+    if axis.behaviours.collective_copies:
         more = np.maximum(size - _made(axis, task), 0)
         axis.build.hold(Category.COMMUNICATION, where, more, start(task), end(task))
         ahead[task] = more
@@ -256,8 +256,8 @@ def _made(axis: DataAxis, task: Ints) -> Ints:
     passes, size, stage = axis.passes, axis.model.size, axis.passes.stage_of(task)
     transient = "input_transient" if passes.splits else "backward_transient"
     made = np.where(passes.kind[task] == Kind.W, size("weight_transient")[stage], size(transient)[stage])
-    if axis.habits.gradients != "kept":
-        made += np.where(_begins_sum(axis, task), gradients_at_first(axis.model, axis.habits, passes)[stage], 0)
+    if axis.behaviours.gradients != "kept":
+        made += np.where(_begins_sum(axis, task), gradients_at_first(axis.model, axis.behaviours, passes)[stage], 0)
     return made
 
 
@@ -275,9 +275,9 @@ def hold_reduced(axis: DataAxis, held: Ints, size: Ints, consumer: Ints) -> None
     """
     build, copies, rows = axis.build, axis.copies, np.flatnonzero(consumer != axis.update)
     where, size, message = copies.where.take(rows), size[rows], consumer[rows]
-    if axis.habits.collective_copies:
+    if axis.behaviours.collective_copies:
         build.hold(Category.COMMUNICATION, where, size, start(message), end(message))
-    if axis.habits.reductions == "until-next":
+    if axis.behaviours.reductions == "until-next":
         given, owns, last = held[rows], np.flatnonzero(axis.at_owner[rows]), copies.last_task[rows]
         given[owns] = build.hold(Category.GRADIENTS, where.take(owns), size[owns], end(last[owns]), end(message[owns]))
         earlier, later = _next_of_pass(axis, last, where.device)
@@ -291,27 +291,27 @@ def hold_given(axis: DataAxis, gathered: Gathered | None, sums: Sums, held: Ints
     beside a share of the sum, a collective's own. The task has let go of all else then, and the sum before is done,
     whose buffer may be there. So both count as far as they are more than what was there.
     """
-    copies, habits, build = axis.copies, axis.habits, axis.build
+    copies, behaviours, build = axis.copies, axis.behaviours, axis.build
     rows = np.flatnonzero(sums.taken.ravel() != np.tile(axis.update, len(sums.taken)))
     copy, task, message = rows % len(copies), sums.given.ravel()[rows], sums.taken.ravel()[rows]
-    where, size, next_too = copies.where.take(copy), axis.whole.gradients[copy], habits.reductions == "until-next"
+    where, size, next_too = copies.where.take(copy), axis.whole.gradients[copy], behaviours.reductions == "until-next"
     earlier, later = _next_of_pass(axis, task, where.device)
-    if habits.collective_copies:
+    if behaviours.collective_copies:
         build.land(message, where, size)
     if next_too:
         build.keep(held.ravel()[rows[earlier]], end(task[later]))
-    if axis.passes.splits or not (next_too or habits.collective_copies):
+    if axis.passes.splits or not (next_too or behaviours.collective_copies):
         return
     there = np.zeros_like(size)
     there[later] = size[earlier] * next_too
     keeping, stage = axis.keeping, axis.passes.stage_of(task)
-    fresh = _begins_sum(axis, task) & (habits.gradients == "fresh")
-    there += np.where(fresh, gradients_at_first(axis.model, habits, axis.passes)[stage], size)
+    fresh = _begins_sum(axis, task) & (behaviours.gradients == "fresh")
+    there += np.where(fresh, gradients_at_first(axis.model, behaviours, axis.passes)[stage], size)
     there += keeping.stash_of(task) + axis.model.size("backward_transient")[stage]
     there += np.append(keeping.boundary[:-1], 0)[stage]
     if gathered is not None:
         there += gathered.dropped[task] + gathered.ahead[task]
-    below, share = np.append(0, keeping.boundary[:-1])[stage], habits.collective_copies * axis.share(size)
+    below, share = np.append(0, keeping.boundary[:-1])[stage], behaviours.collective_copies * axis.share(size)
     more = np.maximum(2 * size + share + below - there, 0)
     build.hold(Category.COMMUNICATION, where, more, start(task), end(task))
 

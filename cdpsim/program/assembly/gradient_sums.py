@@ -1,4 +1,4 @@
-"""Sums of gradients over data ranks as messages carry them: whole, or compressed (`cdpsim.schedules.compression`).
+"""Sums of gradients over data ranks as messages carry them: whole, or compressed (`cdpsim.schedules.buckets`).
 
 Where ranks send different numbers no message can sum them: each rank gathers those of all others, and adds them up.
 Of matrices that go in two factors, the second one is made of the sum of the first.
@@ -13,8 +13,8 @@ from cdpsim.model.stage import Stage
 from cdpsim.numeric.columns import Ints, group_starts, sort_by
 from cdpsim.program import Category, Op
 from cdpsim.program.assembly.build import Builder, end
-from cdpsim.program.assembly.tables import Tables
-from cdpsim.schedules.compression import Compression
+from cdpsim.program.assembly.task_tables import Tables
+from cdpsim.schedules.buckets import Compression
 
 
 class Carried(NamedTuple):

@@ -17,10 +17,17 @@ from cdpsim.numeric.columns import Ints, expand_ranges, group_numbers, group_sta
 from cdpsim.program import Content, EdgeKind, Op, Stream
 from cdpsim.program.assembly.axis import Brought, DataAxis, Ends, Sums, readers
 from cdpsim.program.assembly.build import Location, without_root
-from cdpsim.program.assembly.gradient_sums import Carried, carry, hold_encoded, split_tensors
-from cdpsim.program.assembly.tied import sum_shared, unshared_gradients, unshared_stages
+from cdpsim.program.assembly.updates import (
+    Carried,
+    carry,
+    hold_encoded,
+    split_tensors,
+    sum_shared,
+    unshared_gradients,
+    unshared_stages,
+)
 from cdpsim.schedules.buckets import Buckets, Units
-from cdpsim.schedules.state import Home, When
+from cdpsim.schedules.state import Placed, When
 
 _NORM_BYTES = 4  # a number in fp32
 _IN_ONE = Buckets((2**62,))  # one for all gradients
@@ -221,7 +228,7 @@ def _pace_tasks(axis: DataAxis, device: Ints, given: Ints, inside: Ints, final: 
     place = np.minimum(rank[given] + 1, len(lanes.tasks) - 1)
     after = lanes.tasks[place]  # the next task in the lane
     has_next = (lanes.number[place] == lanes.number[rank[given]]) & (place != rank[given])
-    if axis.state.gradients is Home.SPLIT and not axis.waits_for_end:
+    if axis.state.gradients is Placed.SPLIT and not axis.waits_for_end:
         first = group_starts(device, given)
         later = np.append(first[1:], 0)[group_numbers(first, len(device))]  # a sum of the task that gives next
         rows = np.flatnonzero((device[later] == device) & (later > 0) & has_next[later])

@@ -16,21 +16,20 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.model import Model
-from cdpsim.model.runtime import Habits
+from cdpsim.model.runtime import Behaviours
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.build import Builder, Location, end, start
-from cdpsim.program.assembly.gradient_sums import carry
-from cdpsim.program.assembly.runtime import gradients_at_first, hold_gradients
-from cdpsim.program.assembly.tables import Passes
-from cdpsim.program.assembly.update import Updates, base_is_still_needed, pull, uses
+from cdpsim.program.assembly.runtime_buffers import gradients_at_first, hold_gradients
+from cdpsim.program.assembly.task_tables import Passes
+from cdpsim.program.assembly.updates import Updates, base_is_still_needed, carry, pull, uses
 
 
-def in_turn(updates: Updates, model: Model, habits: Habits, build: Builder, prefetch: int) -> None:
+def in_turn(updates: Updates, model: Model, behaviours: Behaviours, build: Builder, prefetch: int) -> None:
     """Pass sums, optimizer states and new versions along, or carry all of a stage from user to user."""
     if updates.barrier is not None:
         build.link(updates.barrier, updates.node, EdgeKind.BARRIER)
-    first_sizes = gradients_at_first(model, habits, updates.tables.passes)
+    first_sizes = gradients_at_first(model, behaviours, updates.tables.passes)
     if updates.tables.passes.schedule.state.travels:
         _carry(updates, model, build, prefetch, first_sizes)
         return

@@ -5,7 +5,7 @@ import numpy as np
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Category, Content, Op
 from cdpsim.program.assembly.build import Location, end, start
-from cdpsim.program.assembly.runtime import (
+from cdpsim.program.assembly.runtime_buffers import (
     Keeping,
     hold_always,
     hold_gradient_sent,
@@ -13,7 +13,7 @@ from cdpsim.program.assembly.runtime import (
     hold_output_handed_on,
     hold_returned,
 )
-from cdpsim.program.assembly.tables import Passes
+from cdpsim.program.assembly.task_tables import Passes
 
 
 def pass_through_stages(keeping: Keeping) -> None:
@@ -56,7 +56,7 @@ def _hand_over(keeping: Keeping, task: Ints) -> None:
     phase = task % passes.phases
     ahead, back = task[phase < passes.n - 1], task[phase >= passes.n]
     hold_output_handed_on(keeping, _locate(passes, ahead), ahead // passes.phases)
-    if keeping.habits.static_receives:  # then gradients have a buffer always
+    if keeping.behaviours.static_receives:  # then gradients have a buffer always
         return
     of = _locate(passes, back)
     size, until = keeping.boundary[of.stage - 1], keeping.freed[back // passes.phases, of.stage - 1]
@@ -78,7 +78,7 @@ def _send(keeping: Keeping, sender: Ints, content: Content) -> None:
         hold_output(keeping, of, row, message)
     else:
         hold_gradient_sent(keeping, of, sender, message)
-    if keeping.habits.static_receives:
+    if keeping.behaviours.static_receives:
         return
     build.land(message, of._replace(device=arriving.device), size, start(reader))
     if not forth:  # an activation counts as its reader's from then on

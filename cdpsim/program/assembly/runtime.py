@@ -1,7 +1,7 @@
-"""Buffers that a runtime holds beyond what a schedule needs, as rows: content, from when to when, under which habit.
+"""Buffers that a runtime holds beyond a schedule's needs, as rows: content, begin, end, behaviour.
 
-`cdpsim.model.runtime` declares the habits. Those of a step are of a flushed pipeline, whose devices do one task after
-another. A tensor that several habits hold counts once.
+`cdpsim.model.runtime` declares the behaviours. Those of a step are of a flushed pipeline, whose devices do one task
+after another. A tensor that several behaviours hold counts once.
 """
 
 from dataclasses import dataclass
@@ -12,38 +12,40 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
-from cdpsim.model.runtime import HELD, HELD_HABITS, PAPER, PAPER_HABITS, Habits, Runtime, torch_habits
+from cdpsim.model.runtime import HELD, HELD_BEHAVIOURS, PAPER, PAPER_BEHAVIOURS, Behaviours, Runtime, torch_behaviours
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Kind
 from cdpsim.program.assembly.build import Builder, Location, end, start
-from cdpsim.program.assembly.tables import Passes
-from cdpsim.program.assembly.update import Updates
+from cdpsim.program.assembly.task_tables import Passes
+from cdpsim.program.assembly.updates import Updates
 from cdpsim.schedules import Schedule
-from cdpsim.schedules.state import Home
+from cdpsim.schedules.state import Placed
 
 
-def usual_habits(runtime: str, schedule: Schedule) -> Habits:
-    """Return the habits of a runtime, by its name, with a schedule: torch's pipelines are flushed lists."""
+def usual_behaviours(runtime: str, schedule: Schedule) -> Behaviours:
+    """Return the behaviours of a runtime, by its name, with a schedule: torch's pipelines are flushed lists."""
     if runtime == PAPER.like:
-        return PAPER_HABITS
+        return PAPER_BEHAVIOURS
     if not schedule.order.waits or runtime == HELD:
-        return HELD_HABITS
+        return HELD_BEHAVIOURS
     order, state = schedule.order, schedule.state
     is_pipeline = order.together and order.lists is not None and not order.one_place
-    sharded = state.parameters is not Home.COPIED
-    habits = torch_habits(schedule.torch_sends if is_pipeline else None, sharded=sharded)
-    return habits._replace(gradient_buckets="none") if state.gradients is Home.SPLIT else habits
+    sharded = state.parameters is not Placed.COPIED
+    behaviours = torch_behaviours(schedule.torch_sends if is_pipeline else None, sharded=sharded)
+    return behaviours._replace(gradient_buckets="none") if state.gradients is Placed.SPLIT else behaviours
 
 
-def habits_of(runtime: Runtime, schedule: Schedule) -> Habits:
-    """Return the habits of a runtime with a schedule; where steps overlap, none of those of a step is there."""
-    habits = usual_habits(runtime.like, schedule)._replace(**runtime.given)
+def behaviours_of(runtime: Runtime, schedule: Schedule) -> Behaviours:
+    """Return the behaviours of a runtime with a schedule; where steps overlap, none of those of a step is there."""
+    behaviours = usual_behaviours(runtime.like, schedule)._replace(**runtime.given)
     if schedule.order.together:
-        return habits
-    if habits.gradients == "kept":
+        return behaviours
+    if behaviours.gradients == "kept":
         problem = f"'kept' needs steps that do not overlap, unlike those of {schedule.name}; take 'zeroed' or 'fresh'"
         raise RequestError("gradients", problem)
-    return Habits(gradients=habits.gradients, wide_shares=habits.wide_shares, saved_states=habits.saved_states)
+    return Behaviours(
+        gradients=behaviours.gradients, wide_shares=behaviours.wide_shares, saved_states=behaviours.saved_states
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,7 @@ class Keeping:
 
     updates: Updates
     model: Model
-    habits: Habits
+    behaviours: Behaviours
     build: Builder
     passes: Passes
 
@@ -69,13 +71,13 @@ class Keeping:
     @property
     def is_plain(self) -> bool:
         """Whether outputs are held as long as a schedule needs them."""
-        habits = self.habits
-        return habits.sends == "until-sent" and not (habits.static_receives or habits.kept_outputs)
+        behaviours = self.behaviours
+        return behaviours.sends == "until-sent" and not (behaviours.static_receives or behaviours.kept_outputs)
 
     @property
     def retains(self) -> bool:
         """Whether the first parts of split backwards let go of nothing."""
-        return self.passes.splits and self.habits.split_backward == "retained"
+        return self.passes.splits and self.behaviours.split_backward == "retained"
 
     @cached_property
     def freed(self) -> Ints:
@@ -123,12 +125,12 @@ class Keeping:
         That is an input that the stage before keeps as well; and what static buffers or a whole batch have.
         """
         size = np.tile(self.model.size("activation") - self.unused_inputs, (len(self.passes), 1))
-        if self.habits.static_receives:
+        if self.behaviours.static_receives:
             size[:, 1:] -= self.boundary[:-1]
             size[:, :-1] -= self.is_near[:, 1:] * self.kept[:-1]
         else:
             size[:, 1:] -= self.is_near[:, 1:] * self.kept[:-1]
-        if self.habits.whole_batch:
+        if self.behaviours.whole_batch:
             size -= self.model.size("data")
         return np.maximum(size, 0)
 
@@ -143,7 +145,7 @@ class Keeping:
         """
         left, given = self.model.size("weight_activation"), self.model.size("weight_input")
         shared = self.inputs_left[1]
-        if self.habits.static_receives:
+        if self.behaviours.static_receives:
             own = left - np.minimum(given, np.append(0, self.boundary[:-1]))
             own -= np.minimum(self.model.size("weight_output"), np.append(self.boundary[:-1], 0))
             return np.broadcast_to(own, shared.shape), np.zeros_like(shared)
@@ -172,9 +174,9 @@ class Keeping:
     def sent_until(self) -> Ints:
         """The task to whose end the runtime holds what each compute task has sent; -1: until it has been sent."""
         passes, lanes = self.passes, self.updates.tables.lanes
-        if self.habits.sends == "until-sent":
+        if self.behaviours.sends == "until-sent":
             return np.full(passes.tasks, -1)
-        if self.habits.sends == "until-step-end":
+        if self.behaviours.sends == "until-step-end":
             return lanes.step_ends[np.repeat(passes.step, passes.phases), passes.task_device]
         return _sent_until_next(passes, lanes.tasks)
 
@@ -221,7 +223,7 @@ def _sent_until_next(passes: Passes, task: Ints) -> Ints:
     return until
 
 
-class HabitRow(NamedTuple):
+class BehaviourRow(NamedTuple):
     """A buffer of a runtime: its bytes, the moments that it begins and ends at, its condition, and later ends."""
 
     category: Category
@@ -232,7 +234,7 @@ class HabitRow(NamedTuple):
     longer: tuple[tuple[Ints, Flags | bool], ...] = ()
 
 
-def hold_rows(build: Builder, of: Location, rows: list[HabitRow]) -> None:
+def hold_rows(build: Builder, of: Location, rows: list[BehaviourRow]) -> None:
     """Hold what rows say, in their order."""
     for row in rows:
         chosen = np.flatnonzero(np.broadcast_to(row.when, row.size.shape))
@@ -253,14 +255,14 @@ def hold_output(keeping: Keeping, of: Location, row: Ints, message: Ints) -> Non
     if keeping.is_plain:
         keeping.build.hold(_COMMUNICATION, of, waiting, end(forward), sent)
         return
-    is_kept, referred = keeping.habits.kept_outputs, keeping.sent_until[forward]
+    is_kept, referred = keeping.behaviours.kept_outputs, keeping.sent_until[forward]
     backward, freed = passes.backward[row, stage], keeping.freed[row, stage]
     outlives = (referred >= 0) & (passes.position[referred] >= passes.position[freed])
     longer = (end(np.where(outlives, freed, referred)), referred >= 0)
     rows = [
-        HabitRow(_ACTIVATIONS, waiting, end(forward), end(backward), is_kept, ((sent, True), longer)),
-        HabitRow(_COMMUNICATION, waiting, end(forward), sent, not is_kept, (longer,)),
-        HabitRow(_COMMUNICATION, keeping.boundary[stage], end(freed), end(referred), outlives),
+        BehaviourRow(_ACTIVATIONS, waiting, end(forward), end(backward), is_kept, ((sent, True), longer)),
+        BehaviourRow(_COMMUNICATION, waiting, end(forward), sent, not is_kept, (longer,)),
+        BehaviourRow(_COMMUNICATION, keeping.boundary[stage], end(freed), end(referred), outlives),
         _while_freed(keeping, row, stage, outlives),
     ]
     hold_rows(keeping.build, of, rows)
@@ -275,14 +277,14 @@ def hold_output_handed_on(keeping: Keeping, of: Location, row: Ints) -> None:
         return
     backward, left = passes.backward[row, stage], keeping.inputs_left[0][row, stage + 1]
     freed, last = keeping.freed[row, stage + 1], passes.last[row, stage + 1]
-    static = keeping.habits.static_receives  # which are buffers always
-    is_kept = keeping.habits.kept_outputs and not static
+    static = keeping.behaviours.static_receives  # which are buffers always
+    is_kept = keeping.behaviours.kept_outputs and not static
     rows = [
-        HabitRow(_ACTIVATIONS, waiting, end(forward), start(forward + 1), not static),
-        HabitRow(
+        BehaviourRow(_ACTIVATIONS, waiting, end(forward), start(forward + 1), not static),
+        BehaviourRow(
             _ACTIVATIONS, waiting - left, end(freed), end(backward), is_kept & (position[freed] < position[backward])
         ),
-        HabitRow(_ACTIVATIONS, left, end(last), end(backward), is_kept & (position[last] < position[backward])),
+        BehaviourRow(_ACTIVATIONS, left, end(last), end(backward), is_kept & (position[last] < position[backward])),
         _while_freed(keeping, row, stage, static),
     ]
     hold_rows(keeping.build, of, rows)
@@ -291,12 +293,12 @@ def hold_output_handed_on(keeping: Keeping, of: Location, row: Ints) -> None:
 def hold_gradient_sent(keeping: Keeping, of: Location, sender: Ints, message: Ints) -> None:
     """Hold gradients of inputs that are sent, until they have been, or as long as a runtime refers to them."""
     number = keeping.build.hold(_COMMUNICATION, of, keeping.boundary[of.stage - 1], end(sender), end(message))
-    if keeping.habits.sends != "until-sent":
+    if keeping.behaviours.sends != "until-sent":
         until = keeping.sent_until[sender]
         keeping.build.keep(number[until >= 0], end(until[until >= 0]))
 
 
-def _while_freed(keeping: Keeping, row: Ints, stage: Ints, beyond: Flags | bool) -> HabitRow:
+def _while_freed(keeping: Keeping, row: Ints, stage: Ints, beyond: Flags | bool) -> BehaviourRow:
     """Hold outputs during the tasks that let go of them in their stages, where something else has them.
 
     That is where they are held `beyond` these tasks, or to the end of each backward. The first part of a split backward
@@ -304,11 +306,11 @@ def _while_freed(keeping: Keeping, row: Ints, stage: Ints, beyond: Flags | bool)
     """
     whole = keeping.are_whole[row, stage]
     freed, backward = keeping.freed[row, stage], keeping.passes.backward[row, stage]
-    is_held = (freed == backward) & keeping.habits.kept_outputs | beyond
+    is_held = (freed == backward) & keeping.behaviours.kept_outputs | beyond
     if keeping.passes.splits:
         is_held &= whole | keeping.silent[stage]
     task = np.where(whole, backward, freed)
-    return HabitRow(_ACTIVATIONS, keeping.model.size("freed_output")[stage], start(task), end(task), is_held)
+    return BehaviourRow(_ACTIVATIONS, keeping.model.size("freed_output")[stage], start(task), end(task), is_held)
 
 
 _ACTIVATIONS, _COMMUNICATION = Category.ACTIVATIONS, Category.COMMUNICATION
@@ -316,15 +318,15 @@ _ACTIVATIONS, _COMMUNICATION = Category.ACTIVATIONS, Category.COMMUNICATION
 
 def hold_returned(keeping: Keeping) -> None:
     """Hold the last stage's outputs until their backwards, or until the next step begins on their device."""
-    returned, passes = keeping.habits.returned_outputs, keeping.passes
-    if not (returned or keeping.habits.kept_outputs):
+    returned, passes = keeping.behaviours.returned_outputs, keeping.passes
+    if not (returned or keeping.behaviours.kept_outputs):
         return
     row = np.arange(len(passes), dtype=np.int32)
     of = Location(passes.device[:, -1], np.full(len(row), passes.n - 1), passes.step)
     forward, backward, freed = (end(table[:, -1]) for table in (passes.forward, passes.backward, keeping.freed))
     waiting = (keeping.boundary - keeping.kept)[of.stage]
     rows = [
-        HabitRow(_ACTIVATIONS, waiting, forward, backward, longer=((freed, returned),)),
+        BehaviourRow(_ACTIVATIONS, waiting, forward, backward, longer=((freed, returned),)),
         _while_freed(keeping, row, of.stage, returned),
     ]
     hold_rows(keeping.build, of, rows)
@@ -338,7 +340,7 @@ def hold_returned(keeping: Keeping) -> None:
 def hold_always(keeping: Keeping) -> None:
     """Hold static receive buffers, the whole batch, and the last stage's inputs that losses refer to."""
     passes = keeping.passes
-    if keeping.habits.static_receives:
+    if keeping.behaviours.static_receives:
         given = keeping.boundary[:-1]
         _hold_for_all(keeping, _COMMUNICATION, np.append(0, given), -1)
         _hold_for_all(keeping, _COMMUNICATION, np.append(given, 0), 1)
@@ -347,9 +349,9 @@ def hold_always(keeping: Keeping) -> None:
         forward = passes.forward[row, stage]
         of = Location(passes.device[row, stage], stage, passes.step[row])
         keeping.build.hold(_ACTIVATIONS, of, keeping.kept[stage], start(forward), end(forward))
-    elif keeping.habits.kept_losses and passes.n > 1:
+    elif keeping.behaviours.kept_losses and passes.n > 1:
         _hold_inputs_of_losses(keeping)
-    if keeping.habits.whole_batch:
+    if keeping.behaviours.whole_batch:
         _hold_for_all(keeping, _ACTIVATIONS, keeping.model.size("data"), 0)
 
 
@@ -383,7 +385,7 @@ def _hold_inputs_of_losses(keeping: Keeping) -> None:
     of = Location(device, np.full(len(device), passes.n - 1), passes.step)
     until = end(keeping.updates.tables.lanes.step_ends[passes.step, device])
     kept, (left, shared) = np.where(near, keeping.kept[-2], 0), (column[:, -1] for column in keeping.inputs_left)
-    own = np.where(near & keeping.habits.kept_outputs, passes.backward[:, -2], freed)
+    own = np.where(near & keeping.behaviours.kept_outputs, passes.backward[:, -2], freed)
     before = np.where(near, keeping.freed[:, -2], freed)
     parts = (
         (kept - shared, before, before),
@@ -392,7 +394,7 @@ def _hold_inputs_of_losses(keeping: Keeping) -> None:
         (left, own, last),
     )
     later = (np.where(position[one] > position[other], one, other) for _, one, other in parts)
-    rows = [HabitRow(_ACTIVATIONS, size, end(task), until) for (size, _, _), task in zip(parts, later, strict=True)]
+    rows = [BehaviourRow(_ACTIVATIONS, size, end(task), until) for (size, _, _), task in zip(parts, later, strict=True)]
     hold_rows(keeping.build, of, rows)
 
 
@@ -413,13 +415,13 @@ def hold_gradients(
     return build.hold(Category.GRADIENTS, where, size, end(first_task), until)
 
 
-def gradients_at_first(model: Model, habits: Habits, passes: Passes) -> Ints:
+def gradients_at_first(model: Model, behaviours: Behaviours, passes: Passes) -> Ints:
     """Return what of each stage's gradients there is while the first backward of a step makes them.
 
     Where .grad is kept all of them are, and where backwards are split: but in torch's own pipelines, whose first stages
     go back as a whole.
     """
-    if habits.gradients != "fresh" or (passes.splits and habits.split_backward == "freed"):
+    if behaviours.gradients != "fresh" or (passes.splits and behaviours.split_backward == "freed"):
         return model.size("gradients")
     first = model.size("first_gradients")
     if not passes.splits:

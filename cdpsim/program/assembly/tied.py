@@ -23,13 +23,12 @@ from cdpsim.model.stage import Stage, Tie
 from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.build import Builder, start, without_root
-from cdpsim.program.assembly.gradient_sums import carry, hold_encoded
-from cdpsim.program.assembly.tables import Passes, Tables, check_counts
-from cdpsim.program.assembly.update import Updates
+from cdpsim.program.assembly.task_tables import Passes, Tables, check_counts
+from cdpsim.program.assembly.updates import Updates, carry, hold_encoded
 from cdpsim.schedules import Schedule
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import Rule
-from cdpsim.schedules.shape import Shape
-from cdpsim.schedules.state import Home
+from cdpsim.schedules.state import Placed
 
 
 def counted_once(schedule: Schedule, shape: Shape, rule: Rule, model: Model) -> tuple[Model, tuple[Tie, ...]]:
@@ -37,7 +36,7 @@ def counted_once(schedule: Schedule, shape: Shape, rule: Rule, model: Model) -> 
 
     Return the model with these counted once, and their ties.
     """
-    apart = schedule.placement.exclusive or schedule.state.parameters is Home.OWNED or rule.backward is not None
+    apart = schedule.placement.exclusive or schedule.state.parameters is Placed.OWNED or rule.backward is not None
     if apart or not model.tied:
         return model, ()
     device = Passes(schedule, rule, shape, check_counts(None, shape, 1)).device
@@ -91,7 +90,7 @@ def can_share_tensors(schedule: Schedule) -> bool:
     They can where steps end, and each copy or owner has a copy.
     """
     state = schedule.state
-    return schedule.order.together and (state.parameters is Home.OWNED or state.optimizer is not Home.OWNED)
+    return schedule.order.together and (state.parameters is Placed.OWNED or state.optimizer is not Placed.OWNED)
 
 
 class CopySizes(NamedTuple):
@@ -105,7 +104,7 @@ class CopySizes(NamedTuple):
 def copy_sizes(tables: Tables, model: Model) -> CopySizes:
     """Return the bytes of each copy: of owned values each owner has its own, of copied ones a device has one copy."""
     sizes = CopySizes(*(model.size(kind)[tables.copies.stage] for kind in CopySizes._fields))
-    owned = tables.passes.schedule.state.parameters is Home.OWNED
+    owned = tables.passes.schedule.state.parameters is Placed.OWNED
     for tie in () if owned else _shared_ties(tables, model):
         again, _ = _find_copies(tables, tie).again
         for column, less in zip(sizes, (tie.parameters, tie.gradient_bytes, tie.optimizer), strict=True):

@@ -9,8 +9,8 @@ import numpy as np
 from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
 from cdpsim.program import EdgeKind
 from cdpsim.program.assembly.build import Builder
-from cdpsim.program.assembly.tables import DeviceLanes, Passes, Tables
-from cdpsim.schedules.state import Home, When
+from cdpsim.program.assembly.task_tables import DeviceLanes, Passes, Tables
+from cdpsim.schedules.state import Placed, When
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ def place_updates(tables: Tables, *, in_lanes: bool = False) -> Updates:
         return _place_version_by_version(tables, in_lanes=in_lanes)
     if passes.together:
         copies = tables.copies
-        rows = copies.owners if state.optimizer is Home.OWNED else slice(None)
+        rows = copies.owners if state.optimizer is Placed.OWNED else slice(None)
         step, stage, device, after = (c[rows] for c in (copies.step, copies.stage, copies.device, copies.last_task))
         if passes.schedule.order.together:
             after = tables.lanes.step_ends[step, device]
@@ -159,7 +159,7 @@ def base_is_still_needed(updates: Updates) -> Ints:
     np.maximum.at(replaces, passes.base, np.arange(steps))
     result = np.repeat((replaces[passes.base] > np.arange(steps)).astype(np.int64), updates.in_step)
     replacing = replaces[passes.backward_version]
-    each = passes.together and passes.schedule.state.optimizer is Home.COPIED  # copy updates for itself
+    each = passes.together and passes.schedule.state.optimizer is Placed.COPIED  # copy updates for itself
     row = tables.copies.row % updates.in_step if each else passes.tij[2]
     replaced_by = replacing * updates.in_step + row
     late = (replacing >= 0) & (passes.device == updates.device[replaced_by])

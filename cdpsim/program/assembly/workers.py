@@ -22,8 +22,8 @@ from cdpsim.program.assembly.in_streams import (
     sum_units,
     units_of,
 )
-from cdpsim.program.assembly.runtime import gradients_at_first, hold_gradients
-from cdpsim.program.assembly.tied import unshared_gradients
+from cdpsim.program.assembly.runtime_buffers import gradients_at_first, hold_gradients
+from cdpsim.program.assembly.updates import unshared_gradients
 
 
 def overlap_rounds(axis: DataAxis) -> None:
@@ -50,7 +50,7 @@ def take_local_steps(axis: DataAxis) -> None:
     newest = maker[passes.version.ravel(), axis.copies.row.ravel() % in_step]
     axis.build.link(newest[newest >= 0], passes.forward.ravel()[newest >= 0])
     _start_from_bases(axis, maker)
-    copies, first_size = axis.copies, gradients_at_first(axis.model, axis.habits, passes)[axis.copies.stage]
+    copies, first_size = axis.copies, gradients_at_first(axis.model, axis.behaviours, passes)[axis.copies.stage]
     hold_gradients(axis.build, copies.where, axis.whole.gradients, first_size, copies.first_task, end(axis.update))
     version, until = np.arange(len(maker) - 1)[:, None], end(maker[1:])  # until the next one is written in its place
     _hold(axis, Category.PARAMETERS, version, axis.stored.parameters, end(maker[:-1]), until)
@@ -150,7 +150,7 @@ def _hold_sums_of_rounds(axis: DataAxis) -> None:
     first, last = np.append(made.first[kept], passes.updated), np.append(made.step[kept], passes.steps - 1)
     rows = (first[:, None] * copies.in_step + np.arange(copies.in_step)).ravel()
     until = end(axis.tables.lanes.step_ends[last][:, axis.device].ravel())
-    first_size = gradients_at_first(axis.model, axis.habits, passes)[copies.stage[rows]]
+    first_size = gradients_at_first(axis.model, axis.behaviours, passes)[copies.stage[rows]]
     size = axis.whole.gradients[rows]
     hold_gradients(axis.build, copies.where.take(rows), size, first_size, copies.first_task[rows], until)
 
@@ -203,10 +203,10 @@ def _hold_bases(axis: DataAxis, maker: Ints) -> None:
 
 def _hold_beside_states(axis: DataAxis, maker: Ints) -> None:
     """Hold what implementations cannot do without: gradients of shares in fp32, and what estimates change."""
-    if axis.habits.wide_shares:
+    if axis.behaviours.wide_shares:
         wide = axis.share(axis.model.size("wide_gradients"))[axis.stage]
         _hold(axis, Category.GRADIENTS, axis.passes.steps, wide, -1, _at_the_end(axis))
-    if axis.habits.saved_states:
+    if axis.behaviours.saved_states:
         version = 1 + np.flatnonzero(axis.passes.made.estimate)
         restored, optimizer = map(axis.model.size, ("restored", "optimizer"))
         size = axis.share(np.where(restored > 0, restored - _base_sizes(axis), optimizer))[axis.stage]

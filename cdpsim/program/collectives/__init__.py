@@ -17,9 +17,15 @@ import numpy as np
 from cdpsim.cluster import Cards
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Op
-from cdpsim.program.collectives import rounds as by_rounds
-from cdpsim.program.collectives.double_tree import BLOCKS, MOST_MEMBERS, double_tree_rounds
-from cdpsim.program.collectives.rounds import RoundList, largest_power_of_two, reverse_rounds
+from cdpsim.program import collectives as by_rounds
+from cdpsim.program.collectives import (
+    BLOCKS,
+    MOST_MEMBERS,
+    RoundList,
+    double_tree_rounds,
+    largest_power_of_two,
+    reverse_rounds,
+)
 
 Nodes = tuple[tuple[int, ...], ...]  # the members of a group in each of its nodes, as their numbers in the group
 

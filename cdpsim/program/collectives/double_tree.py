@@ -12,7 +12,7 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints, group_starts, sort_by
-from cdpsim.program.collectives.rounds import Round, RoundList, at_once, make_round, reverse_rounds
+from cdpsim.program.collectives import Round, RoundList, at_once, make_round, reverse_rounds
 
 BLOCKS = 16  # of each half of the payload: every round carries one of them
 MOST_MEMBERS = 1 << 12  # beyond, laying out all blocks takes longer than it is worth

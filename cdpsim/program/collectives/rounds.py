@@ -93,7 +93,7 @@ def doubling_all_gather(k: int) -> RoundList:
     return rounds
 
 
-def folded(k: int, parts: int, schedule: RoundList) -> RoundList:
+def with_all_members(k: int, parts: int, schedule: RoundList) -> RoundList:
     """Let the members beyond the largest power of two send their payload first and receive the result last.
 
     This is the variant of Thakur et al. 2005, section 4.5, for all k that are not powers of two.
@@ -108,13 +108,13 @@ def folded(k: int, parts: int, schedule: RoundList) -> RoundList:
 def recursive_doubling(k: int) -> RoundList:
     """Exchange sums with a partner twice as far away each time (Thakur et al. 2005, section 4.5)."""
     member = np.arange(largest_power_of_two(k))
-    return folded(k, 1, [make_round(member, member ^ (1 << bit), 0, 1) for bit in range(floor_log2(k))])
+    return with_all_members(k, 1, [make_round(member, member ^ (1 << bit), 0, 1) for bit in range(floor_log2(k))])
 
 
 def halving_doubling(k: int) -> RoundList:
     """Reduce-scatter by halving, then all-gather by doubling: Rabenseifner's all-reduce (Thakur et al. 2005, 4.5)."""
     gather = doubling_all_gather(largest_power_of_two(k))
-    return folded(k, largest_power_of_two(k), [*reverse_rounds(gather), *gather])
+    return with_all_members(k, largest_power_of_two(k), [*reverse_rounds(gather), *gather])
 
 
 def ring(k: int) -> RoundList:

@@ -4,9 +4,9 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Ints
+from cdpsim.schedules import pipelines
 from cdpsim.schedules.actions import Action, Actions
-from cdpsim.schedules.pipelines import requirements
-from cdpsim.schedules.shape import Widths
+from cdpsim.schedules.placement import Widths
 
 
 def one_place(stages: int, m: int, chunks: int = 1) -> Actions:
@@ -29,7 +29,7 @@ def gpipe(devices: int, m: int, chunks: int = 1) -> Actions:
     0F0 0F1 0F2 .   .   0B0 0B1 0B2
     .   1F0 1F1 1F2 1B0 1B1 1B2 .
     """
-    requirements.require_one_chunk(chunks)
+    pipelines.require_one_chunk(chunks)
     return _alternating(devices, m, 1, np.full(devices, m))
 
 
@@ -40,7 +40,7 @@ def one_f_one_b(devices: int, m: int, chunks: int = 1) -> Actions:
     0F0 0F1 .   0B0 0F2 0B1 .   0B2
     .   1F0 1B0 1F1 1B1 1F2 1B2 .
     """
-    requirements.require_one_chunk(chunks)
+    pipelines.require_one_chunk(chunks)
     return _alternating(devices, m, 1, _followers(devices))
 
 
@@ -87,7 +87,7 @@ def interleaved(devices: int, m: int, chunks: int = 2) -> Actions:
     0F0 0F1 2F0 2F1 .   2B0 .   2B1 0B0 0B1
     .   1F0 1F1 3F0 3B0 3F1 3B1 1B0 1B1 .
     """
-    together = requirements.equal_rounds(devices, m)
+    together = pipelines.equal_rounds(devices, m)
     return _alternating(devices, m, chunks, (chunks - 1) * together + 2 * _followers(devices), together)
 
 

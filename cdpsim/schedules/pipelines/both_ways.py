@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.numeric.columns import Ints
+from cdpsim.schedules import pipelines
 from cdpsim.schedules.actions import Action, Actions
-from cdpsim.schedules.pipelines import requirements
 
 
 def chimera(devices: int, m: int, chunks: int = 1) -> Actions:
@@ -17,8 +17,8 @@ def chimera(devices: int, m: int, chunks: int = 1) -> Actions:
     0F0 1F1 1B1 0B0
     0F1 1F0 1B0 0B1
     """
-    requirements.require_one_chunk(chunks)
-    requirements.require_even_devices(devices)
+    pipelines.require_one_chunk(chunks)
+    pipelines.require_even_devices(devices)
     i, stage = np.indices((m, devices), dtype=np.int32)
     half = (m + 1) // 2
     turn = i % half
@@ -36,7 +36,7 @@ def gems(devices: int, m: int, chunks: int = 1) -> Actions:
     0F0 .   .   0B0 1F1 1B1 .
     .   1F0 1B0 0F1 .   .   0B1
     """
-    requirements.require_one_chunk(chunks)
+    pipelines.require_one_chunk(chunks)
     i, _ = np.indices((m, devices), dtype=np.int32)
     return _actions_by_slot(i % 2 == 1, 2 * i, 2 * i + 1)
 

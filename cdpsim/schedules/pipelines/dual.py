@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from cdpsim.schedules import pipelines
 from cdpsim.schedules.actions import Actions
-from cdpsim.schedules.pipelines import requirements
-from cdpsim.schedules.pipelines.spelling import actions_from_letters
+from cdpsim.schedules.pipelines import actions_from_letters
 
 
 def dualpipe(devices: int, m: int, chunks: int = 1) -> Actions:
@@ -16,10 +16,10 @@ def dualpipe(devices: int, m: int, chunks: int = 1) -> Actions:
     0F0 1F2 0F1 1B2 1B2 1F3 0B0 0B0 1B3 1B3 0I1 0W1
     0F2 1F0 0F3 1B0 1B0 1F1 0B2 0B2 1B1 1B1 0I3 0W3
     """
-    requirements.require_one_chunk(chunks)
-    requirements.require_even_devices(devices)
-    requirements.require_even_micro_batches(m)
-    requirements.require_full_pipeline(devices, m)
+    pipelines.require_one_chunk(chunks)
+    pipelines.require_even_devices(devices)
+    pipelines.require_even_micro_batches(m)
+    pipelines.require_full_pipeline(devices, m)
     device = np.arange(devices, dtype=np.int32)
     from_end = np.minimum(device, device[::-1])
     actions = actions_from_letters([eight_steps(near, devices // 2, m // 2) for near in from_end.tolist()])

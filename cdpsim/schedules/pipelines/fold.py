@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from cdpsim.schedules import pipelines
 from cdpsim.schedules.actions import Actions
-from cdpsim.schedules.pipelines import requirements
-from cdpsim.schedules.pipelines.dual import eight_steps
-from cdpsim.schedules.pipelines.spelling import actions_from_letters
+from cdpsim.schedules.pipelines import actions_from_letters, eight_steps
 
 
 def zbv(devices: int, m: int, chunks: int = 2) -> Actions:
@@ -20,7 +19,7 @@ def zbv(devices: int, m: int, chunks: int = 2) -> Actions:
     """
     # Fewer micro-batches go as the first ones of as many as fill the pipeline.
     enough = max(m, 2 * devices - 1)
-    actions = _fold(_zbv_letters, devices, enough, chunks)
+    actions = _in_a_v(_zbv_letters, devices, enough, chunks)
     there = actions.micro_batch < m
     rows = actions.kind[there], actions.stage[there], actions.micro_batch[there]
     return Actions(actions.first // enough * m, *rows)
@@ -33,13 +32,13 @@ def dualpipev(devices: int, m: int, chunks: int = 2) -> Actions:
     0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3B1 3F2 0B0 0B0 3B2 3B2 3F3 .   0B1 0B1 3B3 3B3 0I2 0W2 0I3 0W3
     .   1F0 2F0 1F1 2F1 1F2 2B0 2B0 2F2 1B0 1B0 1F3 2B1 2B1 2F3 1B1 1B1 2B2 2B2 1B2 1B2 2I3 1I3 2W3 1W3
     """
-    requirements.require_full_pipeline(devices, m)
-    return _fold(eight_steps, devices, m, chunks)
+    pipelines.require_full_pipeline(devices, m)
+    return _in_a_v(eight_steps, devices, m, chunks)
 
 
-def _fold(letters: Callable[[int, int, int], str], devices: int, m: int, chunks: int) -> Actions:
+def _in_a_v(letters: Callable[[int, int, int], str], devices: int, m: int, chunks: int) -> Actions:
     """Return the order of a V, by the letters of each device: its second stages go back over the devices."""
-    requirements.require_two_chunks(chunks)
+    pipelines.require_two_chunks(chunks)
     actions = actions_from_letters([letters(device, devices, m) for device in range(devices)])
     return replace(actions, stage=np.where(actions.stage, 2 * devices - 1 - actions.device, actions.device))
 

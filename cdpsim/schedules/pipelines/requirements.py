@@ -16,7 +16,7 @@ def require_even_devices(devices: int) -> None:
 
 
 def require_two_chunks(chunks: int) -> None:
-    """Refuse any other way to fold a pipeline than in a V."""
+    """Refuse any other way to place a pipeline than in a V."""
     if chunks != 2:
         raise RequestError("chunks", f"needs chunks = 2, two stages for each device; {chunks=}")
 

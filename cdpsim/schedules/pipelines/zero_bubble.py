@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from cdpsim.schedules import pipelines
 from cdpsim.schedules.actions import Action, Actions
-from cdpsim.schedules.pipelines import requirements
-from cdpsim.schedules.pipelines.spelling import actions_from_letters
+from cdpsim.schedules.pipelines import actions_from_letters
 
 
 def zb_h1(devices: int, m: int, chunks: int = 1) -> Actions:
@@ -22,7 +22,7 @@ def zb_h1(devices: int, m: int, chunks: int = 1) -> Actions:
     .   1F0 1F1 .   1I0 1F2 1I1 1W0 1I2 1W1 1W2
     .   .   2F0 2I0 2F1 2I1 2F2 2I2 2W0 2W1 2W2
     """
-    requirements.require_one_chunk(chunks)
+    pipelines.require_one_chunk(chunks)
     return _by_turns(devices, m, 1, 1, m)
 
 
@@ -33,7 +33,7 @@ def zb_h2(devices: int, m: int, chunks: int = 1) -> Actions:
     0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2 .
     .   1F0 1I0 1F1 1I1 1F2 1I2 1W0 1W1 1W2
     """
-    requirements.require_one_chunk(chunks)
+    pipelines.require_one_chunk(chunks)
     return _by_turns(devices, m, 1, 2, m)
 
 
@@ -44,7 +44,7 @@ def interleaved_zero_bubble(devices: int, m: int, chunks: int = 2) -> Actions:
     0F0 0F1 2F0 2F1 .   2I0 2W0 2I1 2W1 0I0 0W0 0I1 0W1
     .   1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1
     """
-    return _by_turns(devices, m, chunks, 1, requirements.equal_rounds(devices, m))
+    return _by_turns(devices, m, chunks, 1, pipelines.equal_rounds(devices, m))
 
 
 def _by_turns(devices: int, m: int, chunks: int, ahead: int, together: int) -> Actions:

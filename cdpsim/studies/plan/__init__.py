@@ -15,7 +15,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.errors import choose, refuse_unknown, whole_number
 from cdpsim.model import UNIT_MODELS
 from cdpsim.numeric.paths import expect_many_runs
-from cdpsim.request.check_only import end_check
+from cdpsim.request import end_check
 from cdpsim.request.options import refuse_renamed
 from cdpsim.schedules import Schedule
 from cdpsim.studies.compare import Measured
@@ -71,5 +71,5 @@ def plan(
 
 
 def _evaluate_candidate(options: Mapping[str, Any]) -> Measured:
-    """Return the figures of a candidate."""
+    """Return the metrics of a candidate."""
     return evaluate(**{"steps": _ENOUGH_STEPS, **options})

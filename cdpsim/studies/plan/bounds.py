@@ -19,7 +19,7 @@ from cdpsim.limits import UNLIMITED
 from cdpsim.numeric.columns import Flags, Ints
 from cdpsim.program import Category, Op, Stream
 from cdpsim.request import Request
-from cdpsim.schedules.state import ZERO, Home
+from cdpsim.schedules.state import ZERO, Placed
 from cdpsim.studies.plan.list_ends import ListEnds, device_of_tasks, list_ends, tasks_amid
 from cdpsim.studies.plan.probe_paths import paths_of_ends
 from cdpsim.studies.plan.probes import Probe, few_micro_batches, list_shape, places, probe_of
@@ -116,9 +116,9 @@ def _kept_whole(zero: int) -> tuple[int, ...]:
     the same.
     """
     parameters, _, optimizer = ZERO[zero]
-    if parameters is not Home.COPIED:
+    if parameters is not Placed.COPIED:
         return (0,) * len(Category) + (1,)
-    kept = {Category.ACTIVATIONS, Category.PARAMETERS} | ({Category.OPTIMIZER} if optimizer is Home.COPIED else set())
+    kept = {Category.ACTIVATIONS, Category.PARAMETERS} | ({Category.OPTIMIZER} if optimizer is Placed.COPIED else set())
     return *(int(category in kept) for category in Category), 0
 
 

@@ -1,42 +1,42 @@
-"""The order of candidates by an objective, and the Pareto front of their figures."""
+"""The order of candidates by an objective, and the Pareto front of their metrics."""
 
 import numpy as np
 
 from cdpsim.numeric.columns import Flags, Floats, Ints
 
-# The figures of a candidate, all of which are the better the less they are, by the objectives that ask for them.
+# The metrics of a candidate, all of which are the better the less they are, by the objectives that ask for them.
 OBJECTIVES = ("samples", "memory", "devices", "staleness")
 
 
-def best_first(figures: Floats, objective: str) -> Ints:
-    """Return the rows of figures, the best first: by the objective, then by the other figures, then by their order."""
+def best_first(metrics: Floats, objective: str) -> Ints:
+    """Return the rows of metrics, the best first: by the objective, then by the other metrics, then by their order."""
     columns = sorted_by(objective)
-    return np.lexsort([figures[:, column] for column in reversed(columns)])
+    return np.lexsort([metrics[:, column] for column in reversed(columns)])
 
 
 def sorted_by(objective: str) -> list[int]:
-    """Return the columns of figures by which an objective sorts, the first one first."""
+    """Return the columns of metrics by which an objective sorts, the first one first."""
     first = OBJECTIVES.index(objective)
     return [first, *(column for column in range(len(OBJECTIVES)) if column != first)]
 
 
-def dominated_by(point: Floats, figures: Floats) -> Flags:
-    """Return which rows a point dominates: it is at least as good in all figures, and better in one."""
-    return np.asarray((point <= figures).all(axis=1) & (point < figures).any(axis=1), dtype=np.bool_)
+def dominated_by(point: Floats, metrics: Floats) -> Flags:
+    """Return which rows a point dominates: it is at least as good in all metrics, and better in one."""
+    return np.asarray((point <= metrics).all(axis=1) & (point < metrics).any(axis=1), dtype=np.bool_)
 
 
-def is_dominated(point: Floats, figures: Floats) -> bool:
+def is_dominated(point: Floats, metrics: Floats) -> bool:
     """Return whether one of some rows dominates a point."""
-    return bool(((figures <= point).all(axis=1) & (figures < point).any(axis=1)).any())
+    return bool(((metrics <= point).all(axis=1) & (metrics < point).any(axis=1)).any())
 
 
-def front_of(figures: Floats) -> Ints:
+def front_of(metrics: Floats) -> Ints:
     """Return the rows that no other row dominates, in their order.
 
     >>> front_of(np.array([[1.0, 3.0], [2.0, 2.0], [2.0, 4.0]])).tolist()
     [0, 1]
     """
-    beaten = np.zeros(len(figures), dtype=bool)
-    for point in figures:
-        beaten |= dominated_by(point, figures)
+    beaten = np.zeros(len(metrics), dtype=bool)
+    for point in metrics:
+        beaten |= dominated_by(point, metrics)
     return np.flatnonzero(~beaten)

@@ -8,7 +8,7 @@ import numpy as np
 from cdpsim.numeric.columns import Flags, Ints
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import Listing
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.placement import Shape
 
 
 @dataclass(frozen=True, eq=False)

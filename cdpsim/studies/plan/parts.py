@@ -14,8 +14,8 @@ from cdpsim.request import Request
 from cdpsim.request.reading import shape_of
 from cdpsim.request.sharing import SHARING
 from cdpsim.schedules import Schedule
+from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import Rule, find_rule
-from cdpsim.schedules.shape import Shape
 
 ReadPart = TypeVar("ReadPart")
 _IN_STATE = (*SHARING, "compress", "prefetch")  # all that these do is in the request's state and prefetch

@@ -13,7 +13,7 @@ from cdpsim.errors import one_line
 from cdpsim.files.tables import as_csv, as_html, as_json, as_text, data_frame
 from cdpsim.files.units import counted, short_text
 from cdpsim.model import UNIT_MODELS
-from cdpsim.request.description import MEMORY_NOTE
+from cdpsim.request import MEMORY_NOTE
 from cdpsim.request.options import DEFAULTS, flag_of
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison_columns import SPLIT_NOTE
@@ -45,13 +45,13 @@ _FATE_WORDS = {
     SIMULATED: "simulated",
     OPEN: "left open",
 }
-_FIGURE_COLUMNS = ("devices", "step", "samples", "memory", "staleness")
+_METRIC_COLUMNS = ("devices", "step", "samples", "memory", "staleness")
 _CATEGORIES = ("activations", "parameters", "gradients", "optimizer", "communication")
 
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A candidate that was simulated: the options of its request, its figures, and the schedules that are the same."""
+    """A candidate that was simulated: the options of its request, its metrics, and the schedules that are the same."""
 
     options: Mapping[str, Any]
     measured: Measured
@@ -63,7 +63,7 @@ class PlanRow:
 
     @property
     def command(self) -> str:
-        """The command line that shows its figures."""
+        """The command line that shows its metrics."""
         words = ["cdpsim", "compare", str(self.options["schedule"])]
         for name, value in self.options.items():
             if value is True or value is False:
@@ -73,12 +73,12 @@ class PlanRow:
         return shlex.join(words)
 
     def to_builtins(self) -> dict[str, Any]:
-        """Return its request, its command and its figures."""
+        """Return its request, its command and its metrics."""
         also = {"also": list(self.also)} if self.also else {}
         options = {name: _plain_option(value) for name, value in self.options.items()}
-        figures = self.measured.to_builtins()
-        del figures["makespan"]  # which depends on how many steps are run
-        return {"request": options, "command": self.command, **also, **figures}
+        metrics = self.measured.to_builtins()
+        del metrics["makespan"]  # which depends on how many steps are run
+        return {"request": options, "command": self.command, **also, **metrics}
 
 
 def _opposite(name: str) -> str:
@@ -135,8 +135,8 @@ class Plan:
 
     @property
     def fitting(self) -> list[Measured]:
-        """The figures of all candidates that were simulated and fit, in their order."""
-        return [self.search.measured[number] for number in sorted(self.search.figures)]
+        """The metrics of all candidates that were simulated and fit, in their order."""
+        return [self.search.measured[number] for number in sorted(self.search.metrics)]
 
     @cached_property
     def best_synchronous(self) -> PlanRow | None:
@@ -157,7 +157,7 @@ class Plan:
         return self.wanted.in_slots
 
     def frame(self) -> "pd.DataFrame":
-        """Return all candidates with their options, fates and figures as a DataFrame of pandas."""
+        """Return all candidates with their options, fates and metrics as a DataFrame of pandas."""
         head, rows = candidate_cells(self)
         return data_frame([dict(zip(head, row, strict=True)) for row in rows])
 
@@ -178,19 +178,19 @@ class Plan:
 def plan_of(search: Search, wanted: Wanted) -> Plan:
     """Run a search and return the plan that it finds; if nothing fits, search for what needs least memory."""
     run_search(search)
-    smallest = None if search.figures or search.stopped else search.least_memory()
+    smallest = None if search.metrics or search.stopped else search.least_memory()
     if smallest is not None:
         run_search(smallest, front=False)
-    numbers = np.array([*search.figures], dtype=np.int64)
-    figures = np.array([*search.figures.values()], dtype=float).reshape(-1, 4)
+    numbers = np.array([*search.metrics], dtype=np.int64)
+    metrics = np.array([*search.metrics.values()], dtype=float).reshape(-1, 4)
     ascending = np.argsort(numbers)
-    numbers, figures = numbers[ascending], figures[ascending]
-    order = best_first(figures, search.objective)
-    ordered, lags = numbers[order].tolist(), figures[order, 3].tolist()
+    numbers, metrics = numbers[ascending], metrics[ascending]
+    order = best_first(metrics, search.objective)
+    ordered, lags = numbers[order].tolist(), metrics[order, 3].tolist()
     fresh = [number for number, lag in zip(ordered, lags, strict=True) if not lag][:1]
     first = [*dict.fromkeys([*ordered[:1], *fresh, *ordered[: search.top]])][: max(search.top, 1 + len(fresh))]
-    front = numbers[front_of(figures)]
-    front = front[best_first(figures[front_of(figures)], "samples")].tolist()
+    front = numbers[front_of(metrics)]
+    front = front[best_first(metrics[front_of(metrics)], "samples")].tolist()
     also = _names_of_twins(search)
     row = {number: _plan_row(search, number, also) for number in {*first, *front}}
     least = None
@@ -254,15 +254,15 @@ def plan_table(plan: Plan, form: str = "text") -> str:
         return as_json(plan.to_builtins())
     if form == "csv":
         names = option_columns(plan)
-        head = [*names, *_FIGURE_COLUMNS, "front", "command"]
+        head = [*names, *_METRIC_COLUMNS, "front", "command"]
         front = {id(row) for row in plan.front}
         rows = [*plan.rows, *(row for row in plan.front if all(row is not other for other in plan.rows))]
-        cells = [[*_option_cells(row, names), *_row_figures(row), id(row) in front, row.command] for row in rows]
+        cells = [[*_option_cells(row, names), *_row_metrics(row), id(row) in front, row.command] for row in rows]
         return as_csv(head, cells)
     return plan_text(plan)
 
 
-def _row_figures(row: PlanRow) -> list[Any]:
+def _row_metrics(row: PlanRow) -> list[Any]:
     one = row.measured
     return [one.devices, one.step, one.sample_rate, one.memory, one.staleness]
 
@@ -314,7 +314,7 @@ def option_columns(plan: Plan) -> list[str]:
 
 
 def _row_cells(plan: Plan, rows: Sequence[PlanRow]) -> tuple[list[str], list[list[str]]]:
-    """Return the table of rows for people: options in which they differ, and figures."""
+    """Return the table of rows for people: options in which they differ, and metrics."""
     names = [
         name
         for name in option_columns(plan)
@@ -325,10 +325,10 @@ def _row_cells(plan: Plan, rows: Sequence[PlanRow]) -> tuple[list[str], list[lis
     cells = []
     for number, row in enumerate(rows, 1):
         one = row.measured
-        figures = [_time_text(plan, one), _rate_text(plan, one), _size_text(plan, one.memory), f"{one.staleness:.3g}"]
+        metrics = [_time_text(plan, one), _rate_text(plan, one), _size_text(plan, one.memory), f"{one.staleness:.3g}"]
         options = ["-" if cell is None else str(cell) for cell in _option_cells(row, names)]
         options[0] = " = ".join(dict.fromkeys([options[0], *row.also]))
-        cells.append([str(number), *options, *[str(one.devices)] * plan.wanted.fewer, *figures])
+        cells.append([str(number), *options, *[str(one.devices)] * plan.wanted.fewer, *metrics])
     return head, cells
 
 
@@ -346,9 +346,9 @@ def _option_cells(row: PlanRow, names: Sequence[str]) -> list[Any]:
 
 
 def candidate_cells(plan: Plan) -> tuple[list[str], list[list[Any]]]:
-    """Return a row for each candidate: its options, its fate and the reason, its bounds and its figures."""
+    """Return a row for each candidate: its options, its fate and the reason, its bounds and its metrics."""
     names = option_columns(plan)
-    head = [*names, "fate", "why", "least_step", "least_memory", *_FIGURE_COLUMNS]
+    head = [*names, "fate", "why", "least_step", "least_memory", *_METRIC_COLUMNS]
     return head, [_candidate_row(plan, number, names) for number in range(len(plan.search.fate))]
 
 
@@ -360,8 +360,8 @@ def _candidate_row(plan: Plan, number: int, names: Sequence[str]) -> list[Any]:
     least = [float(bound) if 0 < bound < np.inf else None for bound in search.least[number, :2]]
     options = [_plain_option(candidate.options.get(name)) for name in names]
     measured = search.measured.get(number)
-    figures: list[Any] = [candidate.devices, *[None] * 4]
+    metrics: list[Any] = [candidate.devices, *[None] * 4]
     if measured:
-        figures = [measured.devices, *objectives_of(measured)[:1], measured.sample_rate, measured.memory]
-        figures += [measured.staleness]
-    return [*options, fate, why or None, *least, *figures]
+        metrics = [measured.devices, *objectives_of(measured)[:1], measured.sample_rate, measured.memory]
+        metrics += [measured.staleness]
+    return [*options, fate, why or None, *least, *metrics]

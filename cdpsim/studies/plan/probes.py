@@ -9,12 +9,11 @@ from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Flags, Floats, Ints
 from cdpsim.program import Content, Op, Program
 from cdpsim.request import Request
-from cdpsim.request.taken import accepts
-from cdpsim.runs.assembling import assemble_one
-from cdpsim.runs.pricing import price_request
+from cdpsim.request.sharing import accepts
+from cdpsim.runs.assembling import assemble_one, price_request
 from cdpsim.runs.steady_state import few_steps
 from cdpsim.schedules.order import Listing
-from cdpsim.schedules.shape import Shape
+from cdpsim.schedules.placement import Shape
 from cdpsim.studies.plan.certain_memory import Held, held_in_tasks
 from cdpsim.studies.plan.list_ends import device_of_tasks, listing_of
 
@@ -41,7 +40,7 @@ class Probe:
 
     @cached_property
     def duration_of_passes(self) -> Floats:
-        """The time of tasks and of what stages pass on; none for updates, or for what holders of a stage exchange."""
+        """The time of tasks and of what stages pass on; none for updates, or for what copies of a stage exchange."""
         program, messages = self.program, self.program.messages
         times, first = self.duration.copy(), len(program.tasks)
         times[program.compute : first] = 0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cdpsim.errors import RequestError, Stalled
-from cdpsim.files.progress import ticker
+from cdpsim.files.notes import ticker
 from cdpsim.numeric.columns import Flags, Floats
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.plan.bounds import Bounds
@@ -28,7 +28,7 @@ Evaluate = Callable[[Mapping[str, Any]], Measured]
 class Search:
     """The state of a search.
 
-    `least` has the least figures of each candidate by its bounds, in the columns of `OBJECTIVES`: infinite for those
+    `least` has the least metrics of each candidate by its bounds, in the columns of `OBJECTIVES`: infinite for those
     that are not bound, being refused or equal to others. They are those of few ranks, or of its own if it is `closer`.
     `fate` says what has become of it. `limit` is the memory that a device may hold; None: as much as it has.
     """
@@ -59,8 +59,8 @@ class Search:
         return replace(self, fate=fate, least=least, measured={}, refusals={**self.refusals}, **limits)
 
     @property
-    def figures(self) -> dict[int, tuple[float, ...]]:
-        """The figures of the candidates that have been simulated and fit, in the columns of `OBJECTIVES`."""
+    def metrics(self) -> dict[int, tuple[float, ...]]:
+        """The metrics of the candidates that have been simulated and fit, in the columns of `OBJECTIVES`."""
         return {number: objectives_of(one) for number, one in self.measured.items() if self.fits(one)}
 
     def bound_closer(self, number: int, beaten: Callable[[int], bool] | None = None) -> bool:
@@ -87,9 +87,9 @@ class Search:
 
 
 def objectives_of(measured: Measured) -> tuple[float, ...]:
-    """Return the figures of a run in the columns of `OBJECTIVES`; all candidates have the same batch.
+    """Return the metrics of a run in the columns of `OBJECTIVES`; all candidates have the same batch.
 
-    Steps are equal if eleven digits are: those behind depend on the order of sums and the size of ticks.
+    Steps are equal if eleven digits are: those behind depend on the order of sums and the size of quanta.
     """
     return float(f"{float(measured.step):.11g}"), float(measured.memory), float(measured.devices), measured.staleness
 
@@ -169,10 +169,10 @@ def _find_best(
     """
     columns = sorted_by(search.objective)
 
-    def key(number: int, figures: Sequence[float]) -> tuple[float, ...]:
-        return (*(figures[column] for column in columns), number)
+    def key(number: int, metrics: Sequence[float]) -> tuple[float, ...]:
+        return (*(metrics[column] for column in columns), number)
 
-    best = sorted(key(number, figures) for number, figures in search.figures.items() if not (fresh and figures[3]))
+    best = sorted(key(number, metrics) for number, metrics in search.metrics.items() if not (fresh and metrics[3]))
     rest = [number for number in order if fresh and search.least[number, 3]]
     left = [key(number, search.least[number].tolist()) for number in order if not (fresh and search.least[number, 3])]
     heapify(left)
@@ -182,15 +182,15 @@ def _find_best(
             if search.fate[number] == OPEN:
                 heappush(left, key(number, search.least[number].tolist()))
             continue
-        if (figures := _simulate(search, number)) is not None:
-            insort(best, key(number, figures))
+        if (metrics := _simulate(search, number)) is not None:
+            insort(best, key(number, metrics))
         tick(1)
     return rest + [int(each[-1]) for each in sorted(left)]
 
 
 def _find_front(search: Search, order: Sequence[int], tick: Callable[[int], object]) -> list[int]:
-    """Simulate candidates that no other one dominates, whatever their figures are; return the others."""
-    points = [*search.figures.values()]
+    """Simulate candidates that no other one dominates, whatever their metrics are; return the others."""
+    points = [*search.metrics.values()]
 
     def is_beaten(number: int) -> bool:
         return is_dominated(search.least[number], np.array(points).reshape(-1, len(OBJECTIVES)))
@@ -208,7 +208,7 @@ def _find_front(search: Search, order: Sequence[int], tick: Callable[[int], obje
 
 
 def _simulate(search: Search, number: int) -> tuple[float, ...] | None:
-    """Simulate a candidate; return its figures if it fits."""
+    """Simulate a candidate; return its metrics if it fits."""
     try:
         measured = search.evaluate(search.space.candidates[number].options)
     except Stalled as error:
@@ -226,5 +226,5 @@ def best_left(search: Search) -> float:
     """Return the best value of the objective that a candidate has, or that one could have that is open."""
     column = OBJECTIVES.index(search.objective)
     left = [search.least[number, column] for number, state in enumerate(search.fate) if state == OPEN]
-    known = [figures[column] for figures in search.figures.values()]
+    known = [metrics[column] for metrics in search.metrics.values()]
     return float(min([*left, *known], default=np.inf))

@@ -8,7 +8,7 @@ from cdpsim.errors import RequestError, UnknownName
 from cdpsim.files.units import counted
 from cdpsim.model import UNIT_MODELS
 from cdpsim.request import Request
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.rule import RULES
 from cdpsim.schedules.state import MOST_SPLIT

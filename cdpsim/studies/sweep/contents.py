@@ -8,7 +8,7 @@ from typing import Any
 
 from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError, short_repr, suggestion
-from cdpsim.files.shipped import is_preset, read_preset
+from cdpsim.files.config import is_preset, read_preset
 from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.request.options import choose_option
 from cdpsim.studies.sweep.axes import SweepFile, canonical, dimensions_of, left_out_of, lowest_form

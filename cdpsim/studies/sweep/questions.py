@@ -18,8 +18,7 @@ from cdpsim.files.units import json_number, simplified
 from cdpsim.request import Request
 from cdpsim.request.options import OPTION_NAMES
 from cdpsim.request.reading import schedule_of
-from cdpsim.request.sharing import named_zero
-from cdpsim.request.taken import accepts
+from cdpsim.request.sharing import accepts, named_zero
 from cdpsim.schedules import find_schedule
 from cdpsim.studies.breakeven import BreakEven, find_break_even, runner_on_clusters
 from cdpsim.studies.compare import Measured
@@ -33,7 +32,7 @@ from cdpsim.studies.superpose import Superposition, superpose
 
 PointOptions = Mapping[str, Any]
 Cells = Sequence[Any]
-_NO_FIGURES = ("steps", "setting", "untied", "asked")  # of a measured run: quantiles, and words
+_NO_METRICS = ("steps", "setting", "untied", "asked")  # of a measured run: quantiles, and words
 
 
 class Question(NamedTuple):
@@ -51,12 +50,12 @@ class Question(NamedTuple):
     multiples: Mapping[str, str] = {}
 
 
-MEASURED_FIELDS = tuple(field.name for field in fields(Measured) if field.name not in _NO_FIGURES)
-_figures_of = attrgetter(*MEASURED_FIELDS)
+MEASURED_FIELDS = tuple(field.name for field in fields(Measured) if field.name not in _NO_METRICS)
+_metrics_of = attrgetter(*MEASURED_FIELDS)
 
 
 def _measured(options: PointOptions) -> Cells:
-    """Return the figures of a run, as `compare` shows them; of a number of devices and a batch, where given."""
+    """Return the metrics of a run, as `compare` shows them; of a number of devices and a batch, where given."""
     options, sizes = dict(options), {}
     for name in ("devices", "batch"):
         given = options.pop(name, None)
@@ -64,7 +63,7 @@ def _measured(options: PointOptions) -> Cells:
     if any(size is not None for size in sizes.values()):
         options |= named_zero(options)
         options |= equal_shape(find_schedule(options["schedule"]), options, sizes["devices"], sizes["batch"])
-    return _figures_of(evaluate(**options))
+    return _metrics_of(evaluate(**options))
 
 
 def _break_even(options: PointOptions) -> Cells:
@@ -95,13 +94,13 @@ def _pyramid_cells(options: PointOptions) -> Cells:
 _PYRAMID_COLUMNS = ("n", "devices", "bound", "period", "period_is", "devices_of_stages")
 _SUPERPOSITION_COLUMNS = (*(name for name in Superposition._fields[:4]), "dp_bytes", "cdp_bytes", "reduction")
 
-# The options of a candidate that a plan varies, and figures that are no options.
+# The options of a candidate that a plan varies, and metrics that are no options.
 _CANDIDATE_OPTIONS = ("schedule", "n", "m", "chunks", "replicas", "shard", "zero", "rule", "recompute")
-_BEST_FIGURES = ("devices", "batch", "step", "samples", "memory", "staleness")
+_BEST_METRICS = ("devices", "batch", "step", "samples", "memory", "staleness")
 # The time of a search is no option, as its result would depend on the machine.
 _PLAN_LIMITS = ("model", "cluster", "devices", "batch", "memory", "schedules", "staleness", "objective", "fewer")
 _PLAN_COLUMNS = (
-    *(f"best_{name}" for name in (*_CANDIDATE_OPTIONS, *_BEST_FIGURES)),
+    *(f"best_{name}" for name in (*_CANDIDATE_OPTIONS, *_BEST_METRICS)),
     "fits",
     "status",
     "candidates",
@@ -114,9 +113,9 @@ def _best_plan(options: PointOptions) -> Cells:
     found = plan(**options, top=1)
     row = found.best or found.smallest
     asked = {} if row is None else row.to_builtins()["request"]
-    figures = [None] * len(_BEST_FIGURES) if row is None else [row.measured[name] for name in _BEST_FIGURES]
+    metrics = [None] * len(_BEST_METRICS) if row is None else [row.measured[name] for name in _BEST_METRICS]
     words = [found.best is not None, found.status, found.searched["candidates"], found.searched[SIMULATED]]
-    return [*(asked.get(name) for name in _CANDIDATE_OPTIONS), *figures, *words]
+    return [*(asked.get(name) for name in _CANDIDATE_OPTIONS), *metrics, *words]
 
 
 # A row of a million is short where it does not say twice what it has.

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdpsim.errors import RequestError
-from cdpsim.files.notes import say
-from cdpsim.files.progress import progress_bar
+from cdpsim.files.notes import progress_bar, say
 from cdpsim.files.units import counted
 from cdpsim.studies.sweep.evaluator import Evaluator, OutcomeCounts, answer_block
 from cdpsim.studies.sweep.points import Points, SweepPart

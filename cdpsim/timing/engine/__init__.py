@@ -5,8 +5,8 @@ from collections.abc import Callable
 from cdpsim.errors import RequestError, choose
 from cdpsim.numeric.columns import Times
 from cdpsim.program import Program
+from cdpsim.timing import engine
 from cdpsim.timing.costs import Costs
-from cdpsim.timing.engine import fast
 
 EngineFunction = Callable[[Program, Costs], tuple[Times, Times]]  # returns the start and the end of every node
 
@@ -17,7 +17,7 @@ def _run_by_simpy(program: Program, costs: Costs) -> tuple[Times, Times]:
     return discrete.run_by_events(program, costs)
 
 
-ENGINES: dict[str, EngineFunction] = {"fast": fast.run_by_longest_paths, "simpy": _run_by_simpy}
+ENGINES: dict[str, EngineFunction] = {"fast": engine.run_by_longest_paths, "simpy": _run_by_simpy}
 
 
 def find_engine(name: str, contention: str = "none") -> EngineFunction:

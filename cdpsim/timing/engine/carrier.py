@@ -8,7 +8,7 @@ import simpy
 from simpy.events import NORMAL, EventPriority
 
 from cdpsim.timing.costs import Wires
-from cdpsim.timing.engine.sharing import flows_on
+from cdpsim.timing.engine.discrete import flows_on
 
 _LAST = EventPriority(NORMAL + 1)  # after everything else that happens at a time
 

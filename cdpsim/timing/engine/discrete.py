@@ -14,14 +14,14 @@ from itertools import pairwise
 import numpy as np
 import simpy
 
-from cdpsim.files.progress import ticker
-from cdpsim.numeric.calendars import Calendar
+from cdpsim.files.notes import ticker
 from cdpsim.numeric.columns import Times
+from cdpsim.numeric.disturbances import Calendar
 from cdpsim.numeric.paths import find_cycle, successors
 from cdpsim.program import Program
 from cdpsim.program.check import refuse_deadlock
 from cdpsim.timing.costs import Costs
-from cdpsim.timing.engine.carrier import Carrier, DeferredTimeout
+from cdpsim.timing.engine.discrete import Carrier, DeferredTimeout
 
 Process = Generator[simpy.Event, object, None]
 _Pause = tuple[float, float, simpy.Event | None]  # from when until when, and the event that ends it

@@ -14,7 +14,7 @@ import numpy as np
 
 from cdpsim.numeric.columns import Ints, Times, find_rows, row_numbers, sort_by
 from cdpsim.program import Content, EdgeKind, Kind, Op, Program, once_a_program
-from cdpsim.schedules.state import Home
+from cdpsim.schedules.state import Placed
 
 PRECISION = 1e-12  # of the later of two times that count as equal; whole times are equal or are not
 
@@ -172,8 +172,8 @@ def _identities(program: Program) -> Ints:
     return np.concatenate([3 * identity, parts])
 
 
-def find_rest(program: Program, certificate: Certificate, start: Times, end: Times) -> tuple[Any, Any] | None:
-    """Return a time in which a run is at rest, one repetition long: (low, high); None where the run is too short.
+def find_steady_time(program: Program, certificate: Certificate, start: Times, end: Times) -> tuple[Any, Any] | None:
+    """Return one repetition of a run in steady state: (low, high); None where the run is too short.
 
     It begins when the steps before the first that repeats have ended, and those that read versions of the start: until
     then fewer versions are in memory than later. Until it ends, no step begins that lacks anything, and no update is
@@ -209,7 +209,7 @@ def period_of_separate_steps(program: Program, end: Times) -> Any | None:
 
 
 def updates_last(program: Program, start: Times, end: Times) -> bool:
-    """Return whether devices update last in the first step; else a run of it alone holds less than a run at rest."""
+    """Return whether devices update last in the first step; else a run of it alone holds less than later steps."""
     tasks, device = program.tasks, program.tasks.device
     first = np.flatnonzero(tasks.step == 0)
     computes, updates = first[first < program.compute], first[first >= program.compute]
@@ -227,7 +227,7 @@ def sends_within_steps(program: Program) -> bool:
     """
     messages = program.messages
     within = (messages.op == Op.P2P) & (messages.content <= Content.ACTIVATION_GRADIENT)
-    if set(program.state.homes) == {Home.COPIED} and not _mixes_streams(program):
+    if set(program.state.placements) == {Placed.COPIED} and not _mixes_streams(program):
         within |= (messages.op != Op.P2P) & np.isin(messages.content, (Content.GRADIENT, Content.NORM))
     delayed = program.fill or len(program.parts) or len(program.releases)
     return bool(program.m is not None and program.together and not delayed and within.all())

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.numeric.calendars import Calendar
 from cdpsim.numeric.columns import Ints, Times, group_starts
+from cdpsim.numeric.disturbances import Calendar
 from cdpsim.program import Program
 
 

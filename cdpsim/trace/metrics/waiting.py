@@ -13,7 +13,7 @@ from cdpsim.numeric.columns import Flags, Floats, Ints, Times, dense_ranks, grou
 from cdpsim.numeric.paths import compiled_loops_for
 from cdpsim.program import EdgeKind, Program, once_a_program
 from cdpsim.trace.metrics.steady import lanes_that_begin
-from cdpsim.trace.metrics.utilisation import makespan
+from cdpsim.trace.metrics.waiting import makespan
 
 
 class IdleReason(IntEnum):

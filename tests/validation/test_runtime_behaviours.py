@@ -1,4 +1,4 @@
-"""Memory of torch's own runtimes by declared habits: simulated peaks are those that were measured.
+"""Memory of torch's own runtimes by declared behaviours: simulated peaks are those that were measured.
 
 The peaks were measured by torch 2.13.0 on four ranks (CPU, gloo), from before the stages were made, above the
 parameters: a transformer of width 256, length 64, 4 heads, batch 8, float32, SGD, eight micro-batches.
@@ -49,9 +49,9 @@ def peaks(schedule: str, runtime: str) -> list[int]:
     return [peak - stages * STAGE for peak in run.peaks[:, -1].tolist()]
 
 
-def less(schedule: str, *habits: str) -> list[float]:
-    """By how many boundaries each device's peak is lower without habits of torch's."""
-    without = peaks(schedule, f"torch:{','.join(habits)}")
+def less(schedule: str, *behaviours: str) -> list[float]:
+    """By how many boundaries each device's peak is lower without behaviours of torch's."""
+    without = peaks(schedule, f"torch:{','.join(behaviours)}")
     return ((np.array(peaks(schedule, "torch")) - without) / BOUNDARY).tolist()
 
 
@@ -93,7 +93,7 @@ def test_data_ranks_peak_where_torchs_do(zero: int, measured: int) -> None:
     assert [peak - above for peak in run.peaks[:, -1].tolist()] == [measured] * 4
 
 
-def test_each_habit_of_1f1b_weighs_what_its_closed_form_says() -> None:
+def test_each_behaviour_of_1f1b_weighs_what_its_closed_form_says() -> None:
     """In boundaries, where 4 - j forwards of device j are in flight at its peak, and one receives a gradient."""
     flight = [4, 3, 2, 1]
     inner = [0, *((M - flight[j]) + (M - 1) for j in (1, 2)), 0]
@@ -111,7 +111,7 @@ def test_losses_hold_what_static_buffers_would() -> None:
     assert less("1f1b", "static_receives=no") == [M - 1, 12, 13, 0]
 
 
-def test_each_habit_of_gpipe_weighs_what_its_closed_form_says() -> None:
+def test_each_behaviour_of_gpipe_weighs_what_its_closed_form_says() -> None:
     """At the peak, in the first backward, all forwards are in flight."""
     assert less("gpipe", "static_receives=no", "kept_losses=no") == [M - 1] * 3 + [0]
     assert less("gpipe", "kept_outputs=no", "sends=until-sent") == [M] * 3 + [0]
@@ -120,19 +120,19 @@ def test_each_habit_of_gpipe_weighs_what_its_closed_form_says() -> None:
     assert less("gpipe", "gradients=zeroed") == [-STAGE / BOUNDARY] * 4
 
 
-def test_each_habit_of_an_interleaved_pipeline_weighs_what_torchs_does() -> None:
+def test_each_behaviour_of_an_interleaved_pipeline_weighs_what_torchs_does() -> None:
     """As torch's peaks fell without it, to one boundary: when a message has been sent is not the same there."""
-    for habits, measured in (
+    for behaviours, measured in (
         (("static_receives=no", "kept_losses=no"), [5 + 15 - 1, 7 + 15, 9 + 15 - 1, 11 + 8 - 2]),
         (("kept_outputs=no", "sends=until-sent"), [11 + 5 + 4, 9 + 7 + 7, 7 + 9 + 9, 4 + 4 + 11]),
         (("sends=until-sent",), [5 + 4, 7 + 7, 9 + 9, 4 + 11]),
         (("returned_outputs=no",), [0, 0, 0, 7]),
         (("whole_batch=no",), [0, 0, 0, 7]),
     ):
-        assert less("interleaved-1f1b", *habits) == pytest.approx(measured, abs=1)
+        assert less("interleaved-1f1b", *behaviours) == pytest.approx(measured, abs=1)
 
 
-def test_without_habits_peaks_are_those_of_the_schedule() -> None:
+def test_without_behaviours_peaks_are_those_of_the_schedule() -> None:
     """The paper's account, as the notes on torch have it; but with gradients one by one, and targets that stay."""
     target = BOUNDARY
     assert peaks("1f1b", "paper:gradients=zeroed") == [40_446_976, 32_566_272, 24_161_280, 15_756_292 + target]
