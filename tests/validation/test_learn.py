@@ -25,13 +25,12 @@ from validation.learn.data import DATA, Data, Tensors, batches, label_loss, load
 from validation.learn.figure import draw_learned
 from validation.learn.lags import Learner, learner_of, read_learner
 from validation.learn.networks import Sizes, make_stages
-from validation.learn.outer import OuterUpdates
 from validation.learn.results import ANSWERS_HEADER, Learned, LearningCurve, answer_row, answers_of
 from validation.learn.stacked import Stack
 from validation.learn.statistics import BETTER, EQUIVALENT, OPEN, WORSE, compare, holm, interval, quantile, verdicts
 from validation.learn.training import Course, check_course, train_all
 from validation.learn.unfinished import Unfinished, placed
-from validation.learn.updates import KINDS, Update
+from validation.learn.updates import KINDS, OuterUpdates, Update
 from validation.replay.case import Case, largest_difference, play_in_process, prepare, profiled
 from validation.replay.equation import evaluate
 from validation.replay.local_equation import evaluate_local
@@ -613,7 +612,6 @@ REFUSED = {
     "multi-dp --batch-norm": "batch-norm: transformer has layer norms or none",
     "multi-dp --like-paper": "like-paper: is for cifar10 and imagenet; give --data cifar10:DIR",
     "multi-dp --device cuda": "device: ",
-    "multi-dp --data quadratic:own": "data: quadratic:own has a loss, and no accuracy; give --limits",
     "multi-dp --local-steps 4": "local-steps: multi-dp does not take this option",
     "pipedream-2bw:acco": "versions: start from one another in a line",
     "multi-dp --batch 30": "batch: 30 samples are not divided by 4 micro-batches; give 28 or 32",

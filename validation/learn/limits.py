@@ -11,21 +11,24 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vjp, vmap
+from torch.nn.utils import parameters_to_vector
 
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Flags, Floats
 
-from ..training.passes import one_thread
 from .data import Data, batches
 from .lags import Learner
-from .sharpness import sharpness_of, starting_models
 from .stability import first_failing, limit_of
-from .training import Course, train_all, typed
+from .training import Course, single_thread, starting_stages, train_all, typed
 from .updates import Update
 
 BELOW = 0.8  # the share of seeds that must end below their start
 _WITH_THEORY = ("sgd", "momentum", "nesterov")
 _AROUND = 4.0  # the first rates tried go from the least limit by the theory over this to the largest one times this
+MOST_LABELS = 1024  # drawn, always the same, of data that have more: a sequence has one at each place
+_SETTLED, _MOST_PRODUCTS = 1e-4, 200
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +71,7 @@ def find_limits(
     The rates of the course do not matter. Weight decay and drops are part of the trainings, and not of the theory.
     """
     numbers = [theoretical_limits(learner, course.update) for learner in learners]
-    with one_thread():
+    with single_thread():
         sharpness, starts = sharpness_of(course, data), _starting_losses(course, data)
     limits: list[Limit] = []
     for learner, number in zip(learners, numbers, strict=True):
@@ -99,6 +102,72 @@ def theoretical_limits(learner: Learner, update: Update) -> tuple[float, float]:
         limit_of(learner.lags, learner.versions, momentum, nesterov=nesterov, shared=shared) for shared in (False, True)
     )
     return own, shared
+
+
+def sharpness_of(course: Course, data: Data) -> Floats:
+    """Return the sharpness of the mean loss of at most 1,024 labels, where the training of each seed starts."""
+    of_sample = data.train.take(torch.zeros(1, dtype=torch.int64))[1].numel()
+    drawn = torch.tensor(np.random.default_rng(0).permutation(data.samples)[: max(MOST_LABELS // of_sample, 1)])
+    inputs, labels = typed(data.train.take(drawn), course)
+    models = starting_models(course, data)
+    products, start = hessian_products(models, lambda scores: data.loss(scores, labels), inputs)
+    return np.array(largest_eigenvalues(products, start).tolist())
+
+
+def starting_models(course: Course, data: Data) -> list[nn.Sequential]:
+    """Return the network of each seed before it is trained."""
+    return [nn.Sequential(*stages) for stages in starting_stages(course, data, range(course.seeds))]
+
+
+def hessian_products(
+    models: Sequence[nn.Module], loss: Callable[[Tensor], Tensor], x: Tensor
+) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """Return the map of vectors, a row for each model, to their products with the Hessians; and vectors to start with.
+
+    Models differ in their parameters alone.
+    """
+    shapes = {name: own.shape for name, own in models[0].named_parameters()}
+    thetas = torch.stack([parameters_to_vector(model.parameters()).detach() for model in models])
+
+    def loss_at(theta: Tensor) -> Tensor:
+        parts = theta.split([shape.numel() for shape in shapes.values()])
+        parameters = {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
+        return loss(functional_call(models[0], parameters, (x,)))
+
+    def product(theta: Tensor, vector: Tensor) -> Tensor:
+        moved: Tensor
+        (moved,) = vjp(grad(loss_at), theta)[1](vector)  # a Hessian is symmetric
+        return moved
+
+    drawn = torch.randn(thetas.shape, generator=torch.Generator().manual_seed(0), dtype=thetas.dtype)
+    return lambda vectors: vmap(product)(thetas, vectors), drawn.to(thetas.device)
+
+
+def largest_eigenvalues(product: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
+    """Return the largest eigenvalue of each of some symmetric matrices, which map rows of vectors.
+
+    A power iteration finds the eigenvalue of the largest modulus. Where that is negative, the modulus is added to all
+    eigenvalues, so that none is, and the iteration starts again.
+    """
+    values, moduli = _iterate(product, start, start.new_zeros(len(start)))
+    shift = moduli - values
+    return values if bool((shift <= _SETTLED * moduli).all()) else _iterate(product, start, shift)[0]
+
+
+def _iterate(product: Callable[[Tensor], Tensor], vectors: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each matrix's Rayleigh quotient, when it has settled, and the length of what it makes of a unit vector.
+
+    A multiple of the vector is added to each product.
+    """
+    values = vectors.new_zeros(len(vectors))
+    for _ in range(_MOST_PRODUCTS):
+        vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny)
+        moved, before = product(vectors), values
+        values, moduli = (vectors * moved).sum(dim=1), moved.norm(dim=1)
+        if bool(((values - before).abs() <= _SETTLED * moduli).all()):
+            break
+        vectors = moved + shift[:, None] * vectors
+    return values, moduli
 
 
 def _starting_losses(course: Course, data: Data) -> Floats:

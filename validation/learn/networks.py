@@ -1,6 +1,7 @@
 """Networks to learn with: layers for labels of vectors and images, and for the next token at each place of a text."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -10,17 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError, choose
-from cdpsim.model.partition import Cuts
+from cdpsim.model.partition import Cuts, balanced, check_stages
 
-from ..profile.cuts import find_cuts
-from ..training.forms import Form
-from ..training.models import even_cuts
-from ..training.optimizer import Optimizer
-from ..training.stages import Architecture, Draw
-from .convolutions import DIGIT, BatchNorm, GroupNorm, Normalize, residual_network, small_network
+from ..profile.flops import Flops
 from .data import Data
-from .doubled import Doubled, Linear, Norm
-from .quadratics import quadratic_layers
+from .layers import (
+    DIGIT,
+    BatchNorm,
+    Doubled,
+    GroupNorm,
+    Linear,
+    Norm,
+    Normalize,
+    residual_network,
+    small_network,
+)
 
 BATCH = 2  # samples with which the FLOP of layers are counted
 
@@ -140,35 +145,26 @@ def _resnet(depth: int, data: Data, sizes: Sizes, normalize: Normalize = GroupNo
     return residual_network(depth, channels, min(sides), data.classes, normalize)
 
 
-def quadratic_network(data: Data, sizes: Sizes) -> list[nn.Module]:
-    """Return the layers of a quadratic, as the data's name says."""
-    return quadratic_layers(sizes.layers, shared=data.name.endswith("shared"))
-
-
 NETWORKS: dict[str, Layers] = {
     "mlp": residual_perceptron,
     "transformer": causal_transformer,
     "conv": convolutional,
     "resnet18": partial(_resnet, 18),
     "resnet50": partial(_resnet, 50),
-    "quadratic": quadratic_network,
 }
 FIXED = frozenset({"resnet18", "resnet50"})  # which have sizes of their own
 CUTS = ("layers", "flops")  # how layers become stages: so many of them, or so much work, in each
-_TAKES = {"mlp": "vectors", "transformer": "tokens", "quadratic": "quadratics"}  # all others: images
+_TAKES = {"mlp": "vectors", "transformer": "tokens"}  # all others: images
 _found_cuts: dict[object, Cuts] = {}  # by all that they depend on
 
 
 def usual_network(data: Data) -> str:
     """Return the network that data are learnt by, unless another one is asked for."""
-    kinds = {"vectors": "mlp", "tokens": "transformer", "images": "conv", "quadratics": "quadratic"}
-    return kinds[_kind(data)]
+    return {"vectors": "mlp", "tokens": "transformer", "images": "conv"}[_kind(data)]
 
 
 def _kind(data: Data) -> str:
-    """Return what a network takes to learn from data."""
-    if data.is_quadratic:
-        return "quadratics"
+    """Return the kind of a data set's inputs."""
     return "tokens" if data.tokens else "images" if len(data.shape) == 3 else "vectors"
 
 
@@ -194,7 +190,9 @@ def make_stages(
         layers = NETWORKS[network](data, sizes, **({"normalize": BatchNorm} if batch_norm else {}))
     key = (network, batch_norm, data.name, data.shape, data.classes, sizes, n, choose("cut", cut, CUTS))
     if key not in _found_cuts:
-        _found_cuts[key] = tuple(even_cuts(len(layers), n)) if cut == "layers" else _flop_cuts(layers, data, n)
+        check_stages(n, len(layers))
+        even = tuple(len(layers) * j // n for j in range(1, n))
+        _found_cuts[key] = even if cut == "layers" else balanced(_flops(layers, data), n)
     if twice:
         for module in (own for layer in layers for own in layer.modules()):
             if isinstance(module, Doubled):
@@ -215,12 +213,18 @@ def _check_network(network: str, data: Data, *, batch_norm: bool) -> None:
         )
 
 
-def _flop_cuts(layers: Sequence[nn.Module], data: Data, n: int) -> Cuts:
-    """Return the cuts with which the largest stage has as few FLOP as possible, as a profile cuts layers."""
-    x, y = data.test.take(torch.zeros(1, dtype=torch.int64))
-    inputs = Draw(Form((BATCH, *x.shape[1:]), torch.int64 if data.tokens else torch.float32), data.tokens)
-    targets = Draw(Form((BATCH, *y.shape[1:]), y.dtype), data.classes)
-    return find_cuts(Architecture(layers, inputs, targets, data.loss), n, "flops", Optimizer())
+def _flops(layers: Sequence[nn.Module], data: Data) -> list[int]:
+    """Count the FLOP of each layer's forward and backward, on tensors without values."""
+    x, y = (own.to("meta") for own in data.test.take(torch.zeros(BATCH, dtype=torch.int64)))
+    x = x if data.tokens else x.float()
+    counts: list[int] = []
+    for layer in (deepcopy(layer).to("meta") for layer in layers):
+        x = x.detach().requires_grad_(bool(counts))
+        with Flops() as flops:
+            x = layer(x)
+            torch.autograd.backward(x.sum() if len(counts) < len(layers) - 1 else data.loss(x, y))
+        counts.append(max(1, flops.count))
+    return counts
 
 
 def right(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,13 +23,11 @@ from torch.func import functional_call, grad_and_value, vmap
 from cdpsim.numeric.columns import Ints
 from cdpsim.trace.metrics.staleness import Lags
 
-from .convolutions import has_statistics
 from .data import label_loss
-from .doubled import BACK, Doubled
 from .lags import Learner
-from .outer import OuterUpdates
+from .layers import BACK, Doubled, has_statistics
 from .unfinished import Tree, placed
-from .updates import Parameters, States, Update
+from .updates import OuterUpdates, Parameters, States, Update
 
 RowParameters = list[Parameters]  # of each stage
 
@@ -58,7 +56,10 @@ class Stack:
     ) -> None:
         self._stages, self._learner, self._update = starts[0], learner, update
         self._loss_of, self._one_by_one = loss, one_by_one
-        self._twice = [_doubled(stage) for stage in self._stages]
+        self._twice = [
+            [name for name, module in stage.named_modules() if isinstance(module, Doubled) and module.is_double]
+            for stage in self._stages
+        ]
         self._made, self._at = learner.versions.made(steps), 0
         self._last_use = _last_uses(self._made.step, self._made.base, self._made.averaged)
         self._first_taken = np.minimum.accumulate(np.append(self._made.first, steps)[::-1])[::-1]  # from a version on
@@ -68,8 +69,11 @@ class Stack:
         self._taken: dict[int, RowParameters] = {}  # the mean gradients of steps that a later version takes
         self._last_kept = 0
         self._outer = OuterUpdates(learner.outer, self._means(first))
-        own, self.apart = _first_workers(learner), has_statistics(self._stages)
-        self._groups = [(each, _alike(each, apart=self.apart)) for each in (own, _newest(own))]
+        own = Lags(
+            *(each[: len(each) // learner.workers] for each in learner.lags)
+        )  # of a run's first worker, as of all
+        newest, self.apart = Lags(*map(np.zeros_like, own)), has_statistics(self._stages)
+        self._groups = [(each, _alike(each, apart=self.apart)) for each in (own, newest)]
 
     @property
     def kept(self) -> RowParameters:
@@ -153,7 +157,10 @@ class Stack:
                 self._versions[version] = self._on_rows(self._outer.step(self._means(self._versions[averaged])))
                 self._states[version] = self._states[base]
             else:
-                gradients = _mean_gradients([self._taken[t] for t in range(int(made.first[row]), step + 1)])
+                taken = [self._taken[t] for t in range(int(made.first[row]), step + 1)]
+                gradients = (
+                    taken[0] if len(taken) == 1 else _mapped(_added(taken), partial(torch.div, other=len(taken)))
+                )
                 gradients = gradients if made.own[row] else self._on_rows(self._means(gradients))
                 rows = zip(self._states[base], self._versions[base], gradients, strict=True)
                 pairs = [state.step(theta, gradient, rates) for state, theta, gradient in rows]
@@ -179,19 +186,18 @@ class Stack:
 
     def gradients(self, asked: RowPass) -> tuple[RowParameters, Tensor]:
         """Return the gradients and the losses of all rows of a pass, of this stack or of one with the same network."""
-        gradient = grad_and_value(self._loss)
+        gradient: Callable[..., Any] = grad_and_value(
+            lambda own, back, x, y: self._loss_of(self.scores(own, x, back), y)
+        )
         if not self._one_by_one:
             found: tuple[RowParameters, Tensor] = vmap(gradient)(*asked)
             return found
         forward, back, x, y = asked
-        rows = [gradient(_one_row(forward, r), _one_row(back, r), x[r], y[r]) for r in range(len(x))]
+        rows = [gradient(*(_mapped(own, itemgetter(r)) for own in (forward, back)), x[r], y[r]) for r in range(len(x))]
         gradients = [
             {name: torch.stack([each[j][name] for each, _ in rows]) for name in own} for j, own in enumerate(forward)
         ]
         return gradients, torch.stack([loss for _, loss in rows])
-
-    def _loss(self, parameters: RowParameters, back: RowParameters, x: Tensor, y: Tensor) -> Tensor:
-        return self._loss_of(self.scores(parameters, x, back), y)
 
     def scores(self, parameters: RowParameters, x: Tensor, back: RowParameters | None = None) -> Tensor:
         """Return what the network says of inputs with one row's parameters."""
@@ -245,11 +251,6 @@ def _beside(of: Sequence[RowPass]) -> RowPass:
     return RowPass(forward, back, torch.cat([own.x for own in of]), torch.cat([own.y for own in of]))
 
 
-def _doubled(stage: nn.Module) -> list[str]:
-    """Return the names of the modules of a stage that have the weights of backwards, too."""
-    return [name for name, module in stage.named_modules() if isinstance(module, Doubled) and module.is_double]
-
-
 def _stacked(starts: Sequence[Sequence[nn.Module]]) -> RowParameters:
     """Return the parameters of several networks, a row for each."""
     return [
@@ -271,25 +272,6 @@ def _added(of: Sequence[RowParameters]) -> RowParameters:
     return [{name: reduce(add, [own[j][name] for own in of]) for name in stage} for j, stage in enumerate(of[0])]
 
 
-def _mean_gradients(of: Sequence[RowParameters]) -> RowParameters:
-    """Return the mean of several steps' gradients."""
-    return of[0] if len(of) == 1 else _mapped(_added(of), lambda own: own / len(of))
-
-
-def _one_row(parameters: RowParameters, row: int) -> RowParameters:
-    return [{name: own[row] for name, own in stage.items()} for stage in parameters]
-
-
-def _first_workers(learner: Learner) -> Lags:
-    """Return the lags of a run's first worker, which are those of all."""
-    forward, backward = (own[: len(own) // learner.workers] for own in learner.lags)
-    return Lags(forward, backward)
-
-
-def _newest(lags: Lags) -> Lags:
-    return Lags(*(np.zeros_like(own) for own in lags))
-
-
 def _alike(lags: Lags, *, apart: bool) -> list[Ints]:
     """Return groups of micro-batches with the same lags, as rows of arrays: together those of one size.
 
@@ -306,7 +288,7 @@ def _alike(lags: Lags, *, apart: bool) -> list[Ints]:
 
 
 def _last_uses(step: Ints, *sources: Ints) -> Ints:
-    """Return the last step that makes another version of each version; -1 where none does."""
+    """Return for each version the last step that makes another one of it; -1 where none does."""
     found = np.full(len(step) + 1, -1)
     for source in sources:
         np.maximum.at(found, source[source >= 0], step[source >= 0])

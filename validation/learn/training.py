@@ -1,6 +1,7 @@
 """Trainings of schedules, many runs of one at once: the same starts, the same data in the same order."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite, lcm
 
@@ -11,10 +12,9 @@ from torch.func import vmap
 
 from cdpsim.errors import RequestError
 
-from ..training.passes import one_thread
-from .convolutions import Statistics, collecting, using
 from .data import Data, batches
 from .lags import Learner
+from .layers import Statistics, collecting, using
 from .networks import Sizes, make_stages, right
 from .results import TENTH, LearningCurve
 from .stacked import RowParameters, Stack, is_finite, step_together
@@ -81,11 +81,11 @@ def train_all(
     done: Callable[[int], object] = int,
     unfinished: Unfinished | None = None,
 ) -> list[LearningCurve]:
-    """Train all runs of all schedules: every seed with every rate, in batches of so many micro-batches.
+    """Train every seed with every rate of every schedule.
 
-    As many are trained at once as fit into the course's bytes. `done` is called with the runs that have seen an epoch.
+    The course's bytes limit the runs that are trained at once. `done` is called with the runs that have seen an epoch.
     """
-    with one_thread():
+    with single_thread():
         runs = [(rate, seed) for rate in course.rates for seed in range(course.seeds)]
         each = [_bytes_of_run(learner, course, data, micro_batches) for learner in learners]
         at_once = max(course.most_bytes // sum(each), 1)
@@ -97,8 +97,18 @@ def train_all(
     return [curve for k in range(len(learners)) for block in found for curve in block[k]]
 
 
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Let torch compute on one thread, so that operations add in one order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _steps_of(learner: Learner, micro_batches: int) -> int:
-    """Return how many steps of a schedule a batch is."""
     return micro_batches // learner.micro_batches * learner.steps_per_update
 
 
@@ -172,7 +182,6 @@ class Trained:
         return [[*self._found(k)] for k in range(len(self._learners))]
 
     def _train(self, epoch: int) -> None:
-        """Let all runs see all samples once."""
         course = self._course
         rows = zip(*(batches(self._data, seed, epoch, course.batch) for seed in self._seeds), strict=True)
         for numbers in rows:
@@ -180,7 +189,6 @@ class Trained:
             self._losses.append(self._step(numbers, epoch, factor * self._rates).cpu())
 
     def _found(self, k: int) -> Iterator[LearningCurve]:
-        """Yield the curve of each run of a schedule."""
         loss, tests = torch.stack(self._losses)[:, k].to(torch.float64), torch.stack(self._tests)[:, k]
         low, high = (int(share * len(loss)) for share in TENTH)
         finite = is_finite(self.stacks[k].kept).cpu() & loss[-1].isfinite()
@@ -223,16 +231,15 @@ class Trained:
         return totals[:2] / totals[2]
 
     def _statistics(self, stack: Stack, size: int) -> Statistics:
-        """Return the statistics of each run's batch norms: means over all samples to learn from, so many at a time."""
+        """Return the statistics of each run's batch norms: means over parts of all samples to learn from."""
 
         def collect(parameters: RowParameters, x: Tensor) -> Statistics:
             with collecting() as found:
                 stack.scores(parameters, x)
             return found
 
-        parts = [part for part in torch.arange(self._data.samples).split(size) if len(part) == size]
         found = []
-        for numbers in parts:
+        for numbers in torch.arange(self._data.samples // size * size).split(size):
             x, _ = typed(self._data.train.take(numbers), self._course)
             with torch.no_grad():
                 found.append(vmap(collect, in_dims=(0, None))(stack.kept, x))

@@ -1,16 +1,19 @@
-"""Convolutional networks, with group norm or batch norm: a small one, and the residual ones of He et al. (2016)."""
+"""Layers whose backwards may read another weight, and convolutional networks of such layers.
+
+The networks are a small one, and the residual ones of He et al. (2016), with group norm or batch norm.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import accumulate
 from math import gcd
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .doubled import Doubled, Linear
-
+BACK = "back"  # the name of a weight as backwards read it
 GROUPS = 32  # of channels that are normalized together, at most
 DIGIT = (1, 8, 8)  # the image that a vector of 64 is
 LARGE = 64  # the least side of an image for which a residual network begins with large strides
@@ -19,6 +22,52 @@ Statistics = Sequence[tuple[Tensor, Tensor]]  # mean and variance of each channe
 Normalize = Callable[[int], nn.Module]  # of a number of channels
 _collected: ContextVar[list[tuple[Tensor, Tensor]] | None] = ContextVar("collected", default=None)
 _used: ContextVar[Iterator[tuple[Tensor, Tensor]] | None] = ContextVar("used", default=None)
+
+
+class Doubled(nn.Module):
+    """A layer that may have its weight twice: as forwards read it, and as backwards do."""
+
+    weight: Any
+    bias: Any
+    back: Tensor
+
+    def twice(self) -> None:
+        """Have the weight of backwards, too."""
+        self.register_buffer(BACK, self.weight.detach().clone())
+
+    @property
+    def is_double(self) -> bool:
+        """Whether it has it."""
+        return BACK in self._buffers
+
+    def mapped(self, x: Tensor, apply: Callable[..., Tensor]) -> Tensor:
+        """Apply a map that is linear in its input, its weight and its bias.
+
+        With two weights W and V, the value is x W. The gradient of the weight is that of x W with x held fixed, and the
+        gradient of the input is that of x V.
+        """
+        if not self.is_double:
+            return apply(x, self.weight, self.bias)
+        fixed = x.detach()
+        return apply(fixed, self.weight, self.bias) + apply(x - fixed, self.back, None)
+
+
+class Linear(Doubled, nn.Linear):
+    """A linear layer whose backward may go through another weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map the last dimension."""
+        return self.mapped(input, nn.functional.linear)
+
+
+class Norm(Doubled, nn.LayerNorm):
+    """A layer norm whose backward may go through another weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize the last dimension."""
+        if not self.is_double:
+            return nn.LayerNorm.forward(self, input)
+        return self.mapped(nn.functional.layer_norm(input, self.normalized_shape, eps=self.eps), _scaled)
 
 
 class Convolution(Doubled, nn.Conv2d):
@@ -33,10 +82,7 @@ class Convolution(Doubled, nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (batch, channel, row, column) to other channels, of fewer places where it has a stride."""
-        if not self.is_double:
-            return nn.Conv2d.forward(self, input)
-        fixed = input.detach()
-        return self._conv_forward(fixed, self.weight, None) + self._conv_forward(input - fixed, self.back, None)
+        return self.mapped(input, self._conv_forward)
 
 
 class GroupNorm(Doubled, nn.GroupNorm):
@@ -49,7 +95,7 @@ class GroupNorm(Doubled, nn.GroupNorm):
         """Normalize groups of two channels or more, of each sample by itself."""
         if not self.is_double:
             return nn.GroupNorm.forward(self, input)
-        return _scaled_twice(nn.functional.group_norm(input, self.num_groups, eps=self.eps), self)
+        return self.mapped(nn.functional.group_norm(input, self.num_groups, eps=self.eps), _scaled_channels)
 
 
 class BatchNorm(Doubled):
@@ -68,14 +114,15 @@ class BatchNorm(Doubled):
         mean, variance = (None, None) if given is None else next(given)
         weight, bias = (None, None) if self.is_double else (self.weight, self.bias)
         y = nn.functional.batch_norm(input, mean, variance, weight, bias, training=given is None, eps=self.eps)
-        return _scaled_twice(y, self) if self.is_double else y
+        return self.mapped(y, _scaled_channels) if self.is_double else y
 
 
-def _scaled_twice(bare: Tensor, norm: Doubled) -> Tensor:
-    """Return normalized values by the weight and the bias of a norm; their gradient goes through its other weight."""
-    weight, bias, back = (own[:, None, None] for own in (norm.weight, norm.bias, norm.back))
-    fixed = bare.detach()
-    return fixed * weight + bias + (bare - fixed) * back
+def _scaled(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x * weight if bias is None else x * weight + bias
+
+
+def _scaled_channels(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return _scaled(x, weight[:, None, None], None if bias is None else bias[:, None, None])
 
 
 @contextmanager
