@@ -186,18 +186,21 @@ class Stack:
 
     def gradients(self, asked: RowPass) -> tuple[RowParameters, Tensor]:
         """Return the gradients and the losses of all rows of a pass, of this stack or of one with the same network."""
-        gradient: Callable[..., Any] = grad_and_value(
-            lambda own, back, x, y: self._loss_of(self.scores(own, x, back), y)
-        )
+        gradient = grad_and_value(self._loss)
         if not self._one_by_one:
             found: tuple[RowParameters, Tensor] = vmap(gradient)(*asked)
             return found
         forward, back, x, y = asked
-        rows = [gradient(*(_mapped(own, itemgetter(r)) for own in (forward, back)), x[r], y[r]) for r in range(len(x))]
+        rows = [
+            gradient(_mapped(forward, itemgetter(r)), _mapped(back, itemgetter(r)), x[r], y[r]) for r in range(len(x))
+        ]
         gradients = [
             {name: torch.stack([each[j][name] for each, _ in rows]) for name in own} for j, own in enumerate(forward)
         ]
         return gradients, torch.stack([loss for _, loss in rows])
+
+    def _loss(self, parameters: RowParameters, back: RowParameters, x: Tensor, y: Tensor) -> Tensor:
+        return self._loss_of(self.scores(parameters, x, back), y)
 
     def scores(self, parameters: RowParameters, x: Tensor, back: RowParameters | None = None) -> Tensor:
         """Return what the network says of inputs with one row's parameters."""

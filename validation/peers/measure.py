@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ..profile.allocations import record_allocations
 from ..ranks.member import Member
 from ..replay.case import Case, build_training
 from ..training.stages import Training
 from .calls import Call
-from .meter import record_allocations
 from .observer import Observer
 from .runtimes import PEERS, Batch, Ended, Pipelined, Session
 

@@ -32,8 +32,7 @@ from ..training.passes import SPLITS, Split
 from ..training.stages import Architecture, Loss, cut
 from .curves import with_curves, with_timed_curves
 from .cuts import find_cuts
-from .footprints import profile_stages
-from .peak import whole_peak
+from .footprints import profile_stages, whole_peak
 from .ties import separate_layers, tie_stages
 
 PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
