@@ -20,9 +20,9 @@ from validation.peers.comparison import Comparer, Workload, left_over, simulate_
 from validation.peers.measure import let_threads_rest, measure_memory, observe, train
 from validation.peers.requests import peers_table
 from validation.peers.runtimes import PEERS, Ended, own_stages, tensors_of_owner
-from validation.peers.schema import PeerReport, read_peers
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case, Outcome
+from validation.report.schema import PeerReport, read_peers
 
 MODELS = ("mlp", "transformer")
 PIPELINES = ("gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble")

@@ -45,7 +45,7 @@ TRAININGS = {
 
 @pytest.mark.parametrize("build", TRAININGS.values(), ids=TRAININGS)
 def test_it_equals_a_real_run(build: Callable[[], Training]) -> None:
-    """All but what convolutions take after torch's own first part: every stage, the first and the one with the loss too."""
+    """All of every stage, but what convolutions take after torch's own first part."""
     training = build()
     stages = profile_stages(training, OPTIMIZERS["sgd"]).stages
     for j, stage in enumerate(stages):

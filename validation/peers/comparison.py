@@ -15,10 +15,18 @@ from ..comparison.forecast import Forecast, forecast_by_ranks
 from ..ranks.launcher import Ranks, Result
 from ..replay.case import Case, build_training, profiled
 from ..replay.equation import evaluate
-from ..report.schema import relative_error
+from ..report.schema import (
+    Call,
+    DevicePeak,
+    Messages,
+    PeerReport,
+    PeerRequest,
+    PeerTime,
+    SimulatedMemory,
+    relative_error,
+)
 from ..training.optimizer import OPTIMIZERS
 from ..training.passes import one_thread
-from .calls import Call
 from .measure import (
     ContentsOfRank,
     MemoryOfRank,
@@ -30,7 +38,6 @@ from .measure import (
 )
 from .prediction import RUNTIMES, Prediction, predict_peer, predict_seconds
 from .runtimes import PEERS, Ended, Peer, own_stages
-from .schema import DevicePeak, Messages, PeerReport, PeerRequest, PeerTime, SimulatedMemory
 
 TOLERANCE = 0.01  # of a device's peak
 PARAMETER_TOLERANCES = {"cpu": 1e-12, "cuda": 1e-9}  # in float64; a GPU's kernels add in another order

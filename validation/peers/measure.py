@@ -20,8 +20,8 @@ from torch import nn
 from ..profile.allocations import record_allocations
 from ..ranks.member import Member
 from ..replay.case import Case, build_training
+from ..report.schema import Call
 from ..training.stages import Training
-from .calls import Call
 from .observer import Observer
 from .runtimes import PEERS, Batch, Ended, Pipelined, Session
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..profile.tracker import Reference, Tracker
-from .calls import Call
+from ..report.schema import Call
 
 # By the function of torch or of a session, the innermost of those that run: what it makes.
 MAKERS = {

@@ -14,7 +14,7 @@ from cdpsim.trace.metrics import memory
 from ..comparison.forecast import Forecast
 from ..profile.footprints import with_unit_times
 from ..replay.case import Case
-from .calls import Call
+from ..report.schema import Call
 from .runtimes import PAPER, Peer
 
 STEPS = 2  # the second counts

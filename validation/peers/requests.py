@@ -18,11 +18,10 @@ from ..ranks.launcher import Ranks
 from ..ranks.member import DEVICES
 from ..report.command import percent
 from ..report.environment import environment
+from ..report.schema import DevicePeak, PeerReport, PeersReport, category_of, read_peers, write_report
 from .comparison import STANDARD, TOLERANCE, Comparer, Workload, simulate_anew
 from .runtimes import PEERS, Peer
-from .schema import DevicePeak, PeerReport, PeersReport, category_of, read_peers, write_peers
 
-FORMS = ("text", "markdown", "latex")
 # Sizes of the models that have as many layers as there are stages.
 STANDARD_SIZES: dict[str, dict[str, int]] = {"transformer": dict(STANDARD.sizes), "mlp": {"width": 256}}
 
@@ -33,12 +32,12 @@ def run_peers(options: argparse.Namespace) -> int:
     if options.list:
         write_stdout(peers_list(chosen))
         return 0
-    form = choose("format", options.format, FORMS)
+    form = choose("format", options.format, tables.DATA_FORMATS)
     if options.output is not None:
         files.check_writable(options.output, force=options.force)
     report = (_run_anew if options.earlier is None else _simulated_anew)(options, chosen)
     if options.output is not None:
-        write_peers(options.output, report, force=options.force)
+        write_report(options.output, report, force=options.force)
     write_stdout(peers_table(report.peers, form) + (_verdict(report.peers) if form == "text" else ""))
     return 0 if all(own.ok for own in report.peers if own.judged) else 1
 
@@ -138,7 +137,8 @@ def peers_table(reports: list[PeerReport], form: str) -> str:
     if len({report.request.model for report in reports}) > 1:
         header.insert(1, "model")
         rows = [(report, [row[0], report.request.model, *row[1:]]) for report, row in rows]
-    return tables.FORMATS[form](header, [row for _, row in rows])
+    cells = [row for _, row in rows]
+    return tables.format_table(form, [dict(zip(header, row, strict=True)) for row in cells], header, cells)
 
 
 def _rank_rows(report: PeerReport, simulations: list[str]) -> list[list[str]]:
