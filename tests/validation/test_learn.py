@@ -20,6 +20,7 @@ from cdpsim import SCHEDULES, Request, RequestError, assemble
 from cdpsim.files.tables import format_table
 from cdpsim.schedules.local import Outer
 from cdpsim.trace.metrics.staleness import Lags
+from tests.validation.measured_tables import PAGE, RESULTS
 from validation.__main__ import main
 from validation.learn.data import DATA, Data, Tensors, batches, label_loss, load_data
 from validation.learn.figure import draw_learned
@@ -674,7 +675,6 @@ def test_every_optimizer_learns(kind: str) -> None:
 # Kept results
 
 
-RESULTS = Path(__file__).parents[2] / "validation" / "results"
 KEPT = sorted(RESULTS.glob("learn-*/learn.json"))
 
 
@@ -702,10 +702,10 @@ def test_what_is_kept_is_of_the_lags_of_today(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["learn-digits-n4", "learn-text-n4"])
-def test_the_read_me_shows_what_is_kept(name: str) -> None:
+def test_the_page_of_results_shows_what_is_kept(name: str) -> None:
     learned = msgspec.json.decode((RESULTS / name / "learn.json").read_bytes(), type=Learned)
     rows = [answer_row(answer, 0.5) for answer in learned.answers]
-    assert format_table("text", (), ANSWERS_HEADER, rows) in (RESULTS.parent / "README.md").read_text()
+    assert format_table("text", (), ANSWERS_HEADER, rows) in PAGE.read_text(encoding="utf-8")
 
 
 def test_pictures_that_are_kept_are_of_what_is_kept() -> None:

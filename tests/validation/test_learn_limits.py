@@ -18,6 +18,7 @@ from cdpsim import RequestError
 from cdpsim.files.tables import format_table
 from cdpsim.schedules.rule import ACCO, DPU, WP, Rule
 from cdpsim.trace.metrics.staleness import Lags
+from tests.validation.measured_tables import PAGE, RESULTS
 from tests.validation.quadratics import Bowl, quadratic, quadratic_layers
 from validation.__main__ import main
 from validation.learn import data as data_module
@@ -307,15 +308,14 @@ def test_trainings_without_a_theory_are_refused(schedule: str, kind: str, proble
 @pytest.mark.parametrize("name", ["sgd", "momentum"])
 def test_what_is_kept_is_beside_the_theory_of_today(name: str) -> None:
     """And on the page."""
-    results = Path(__file__).parents[2] / "validation" / "results"
-    content = (results / f"limits-digits-n4-{name}" / "limits.json").read_bytes()
+    content = (RESULTS / f"limits-digits-n4-{name}" / "limits.json").read_bytes()
     found = msgspec.json.decode(content, type=FoundLimits)
     update = Update("sgd") if name == "sgd" else Update()
     for limit in found.limits:
         numbers = theoretical_limits(read_learner(limit.schedule, 4, {}), update)
         assert [limit.own, limit.shared] == pytest.approx([own / limit.sharpness for own in numbers], rel=1e-8)
     table = format_table("text", (), LIMITS_HEADER, [limit_row(limit) for limit in found.limits])
-    assert table in (results.parent / "README.md").read_text()
+    assert table in PAGE.read_text(encoding="utf-8")
 
 
 def test_the_command_finds_limits(

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.validation.cases import OPTIMIZERS
+from tests.validation.measured_tables import PAGE, peers_summary
 from validation.__main__ import main
 from validation.peers import measure
 from validation.peers.comparison import Comparer, Workload, left_over, simulate_anew
@@ -267,12 +268,12 @@ def test_the_simulator_still_says_what_it_said() -> None:
         assert simulate_anew(report) == report, report.name
 
 
-@pytest.mark.slow
-def test_the_read_me_shows_four_ranks() -> None:
-    """Its tables are what `peers --from` makes of the files."""
-    text = (RESULTS.parents[1] / "README.md").read_text()
-    for reports in (committed(), by_data_ranks()):
-        assert peers_table([report for report in reports if report.ranks == 4], "markdown") in text
+def test_the_page_of_results_sums_them_up() -> None:
+    """And a table of ranks has each, the alike ones together."""
+    assert peers_summary() in PAGE.read_text(encoding="utf-8")
+    (gpipe,) = (own for own in committed() if (own.name, own.ranks) == ("gpipe", 4))
+    _, _, first, last = peers_table([gpipe], "text").splitlines()
+    assert first.split()[:5] == ["gpipe", "4", "0", "to", "2"] and last.split()[:3] == ["gpipe", "4", "3"]
 
 
 def test_what_a_report_measured_is_simulated_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,10 +18,10 @@ _CORE = "eager_attention_forward"  # of queries, keys and values: a function of 
 
 def _attention_forward(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> int:
     """Return the FLOP of two products: of queries and keys, and of their scores and values."""
-    return _scores(query, key) // query.shape[-1] * (query.shape[-1] + value.shape[-1])
+    return _score_flops(query, key) // query.shape[-1] * (query.shape[-1] + value.shape[-1])
 
 
-def _scores(query: Tensor, key: Tensor) -> int:
+def _score_flops(query: Tensor, key: Tensor) -> int:
     """Return the FLOP of the product of queries and keys, which backwards of fused attention compute again."""
     return 2 * query.numel() * key.shape[-2]
 
@@ -30,7 +30,7 @@ def _attention_backward(
     above: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object
 ) -> int:
     """Return the FLOP of five products: scores again, then gradients of scores, values, queries and keys."""
-    return _scores(query, key) // query.shape[-1] * (3 * query.shape[-1] + 2 * value.shape[-1])
+    return _score_flops(query, key) // query.shape[-1] * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
 # Fused attention, each of which gives its output, and then what its backward reads beside that.
@@ -90,7 +90,7 @@ class Flops(TorchDispatchMode):
             self._made |= {_address(tensor): storage_of(tensor) for tensor in made}
         elif func._overloadpacket in _ATTENTION:
             self.attention += count
-            self.fused_scores += _scores(*args[:2])
+            self.fused_scores += _score_flops(*args[:2])
             self.kept_by_cores += [storage_of(tensor) for tensor in result[1:] if isinstance(tensor, Tensor)]
         return result
 

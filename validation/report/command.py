@@ -109,7 +109,7 @@ def reports_table(found: list[StoredReport], form: str) -> str:
     """Return a table with a row for each report, as text, JSON or CSV."""
     if choose("format", form, ENDINGS.values()) == "json":
         return tables.as_json([_values(each) for each in found])
-    rows = [_cells(each) for each in found]
+    rows = [_report_cells(each) for each in found]
     if form == "csv":
         return tables.as_csv([cell.name for cell in rows[0]], [[cell.value for cell in row] for row in rows])
     columns = zip(*rows, strict=True)
@@ -118,7 +118,7 @@ def reports_table(found: list[StoredReport], form: str) -> str:
     return tables.as_text([str(own[0].heading) for own in shown], [*zip(*texts, strict=True)])
 
 
-def _cells(found: StoredReport) -> list[Cell]:
+def _report_cells(found: StoredReport) -> list[Cell]:
     report, asked = found.report, found.report.asked
     total, worst, parameters = report.memory.total, report.memory.max_relative_error, report.parameters
     processes = report.allocator.processes if report.allocator else []
