@@ -8,6 +8,7 @@ import numpy as np
 from cdpsim.draw.canvas import GREY, INK, label, plain
 from cdpsim.numeric.columns import Floats
 
+from ..report.figure import hue
 from .limits import Limit
 from .results import Learned, LearningCurve, RateAnswer
 from .statistics import interval
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_HUES = ("#2171b5", "#d94701", "#238b45", "#6a51a3", "#7a4a2b", "#e7298a", "#1b9e9e", "#b8860b", "#525252", "#99000d")
 _SERIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("measured", {"marker": "o", "color": INK, "zorder": 3}),
     ("theory, each stage its own curvature", {"marker": "<", "color": "#2171b5"}),
@@ -29,7 +29,7 @@ def draw_learned(learned: Learned, margin: float) -> "Figure":
     from matplotlib.figure import Figure
 
     rates = [*dict.fromkeys(answer.rate for answer in learned.answers)]
-    hues = {name: _HUES[k % len(_HUES)] for k, name in enumerate(learned.lags)}
+    hues = {name: hue(k) for k, name in enumerate(learned.lags)}
     figure = Figure(figsize=(14, 0.7 + 3.1 * len(rates)), layout="constrained")
     rows = figure.subplots(len(rates), 4, squeeze=False)
     for row, rate in zip(rows, rates, strict=True):
