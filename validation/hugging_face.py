@@ -12,8 +12,6 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -152,20 +150,12 @@ def measure_steps() -> HuggingFaceSteps:
 
 def compare_step(step: HuggingFaceStep) -> Compared:
     """Profile the model of a step, and return both."""
-    autocast = "bf16" if step.autocast else None
-    with _file_of(step.config) as model:
-        found = profile(
-            model, 1, batch=step.batch, length=step.length, dtype=step.dtype, autocast=autocast, float32_loss=True
-        )
-    return Compared(step, found.peak_activations)
-
-
-@contextmanager
-def _file_of(config: dict[str, Any]) -> Iterator[str]:
+    given: dict[str, Any] = {name: getattr(step, name) for name in ("batch", "length", "dtype")}
     with TemporaryDirectory() as folder:
         path = Path(folder, "config.json")
-        path.write_text(json.dumps(config), encoding="utf-8")
-        yield str(path)
+        path.write_text(json.dumps(step.config), encoding="utf-8")
+        found = profile(str(path), 1, **given, autocast="bf16" if step.autocast else None, float32_loss=True)
+    return Compared(step, found.peak_activations)
 
 
 def load_steps(path: str) -> HuggingFaceSteps:
@@ -180,16 +170,14 @@ def describe_steps(found: HuggingFaceSteps) -> str:
     """Return a table of all steps."""
     header = ["model", "samples", "type", "parameters", "measured peak, B", "predicted, B", "error"]
     header += ["allocated", "reserved", "step, ms"]
-    return as_text(header, [_step_row(compare_step(step)) for step in found.steps])
-
-
-def _step_row(compared: Compared) -> list[str]:
-    step, measured = compared.step, compared.measured
-    sizes = [f"{step.batch} × {step.length}", f"{step.dtype}{', autocast' * step.autocast}", f"{step.parameters:,}"]
-    error = f"{100 * (compared.predicted / measured - 1):+.2g} %"
-    blocks = (f"{100 * (given / step.peak - 1):+.2f} %" for given in (step.allocated_peak, step.reserved))
-    peaks = [f"{measured:,}", f"{compared.predicted:,}", error]
-    return [step.name, *sizes, *peaks, *blocks, f"{1e3 * step.seconds:.1f}"]
+    rows = []
+    for step, predicted in map(compare_step, found.steps):
+        measured = step.peak - step.before
+        sizes = [f"{step.batch} × {step.length}", f"{step.dtype}{', autocast' * step.autocast}", f"{step.parameters:,}"]
+        peaks = [f"{measured:,}", f"{predicted:,}", f"{100 * (predicted / measured - 1):+.2g} %"]
+        blocks = (f"{100 * (given / step.peak - 1):+.2f} %" for given in (step.allocated_peak, step.reserved))
+        rows.append([step.name, *sizes, *peaks, *blocks, f"{1e3 * step.seconds:.1f}"])
+    return as_text(header, rows)
 
 
 def measure_or_compare(arguments: list[str]) -> int:

@@ -218,14 +218,6 @@ def compare_steps(published: PublishedSteps) -> list[ComparedStep]:
     return sorted(steps, key=lambda step: order.index(step.role))
 
 
-def _step_cells(step: ComparedStep) -> list[str]:
-    run = step.run
-    shape = f"{run.stages} × {run.data} × {run.tensor}"
-    seconds = (f"{value:.3f}" for value in (run.step, step.simulated))
-    shares = (f"{100 * share:+.1f} %" for share in (step.error, step.bare_error))
-    return [step.role, run.model, run.gpu, shape, str(run.micro_batch), str(run.micro_batches), *seconds, *shares]
-
-
 def _summaries(steps: Sequence[ComparedStep]) -> Iterator[str]:
     """Yield the mean and the largest error of each role, and those of bare steps."""
     for role in dict.fromkeys(step.role for step in steps):
@@ -245,7 +237,14 @@ def describe(published: PublishedSteps) -> str:
         f"Fitted: latency {1e6 * machine.latency:.0f} us, bandwidth {machine.bandwidth / 1e9:.1f} GB/s, "
         f"launch gap {1e6 * machine.launch:.0f} us a layer.\n"
     )
-    return "\n".join([fitted, as_text(header, [*map(_step_cells, steps)]), "".join(_summaries(steps))])
+    rows = []
+    for step in steps:
+        run, shape = step.run, f"{step.run.stages} × {step.run.data} × {step.run.tensor}"
+        seconds = (f"{value:.3f}" for value in (run.step, step.simulated))
+        shares = (f"{100 * share:+.1f} %" for share in (step.error, step.bare_error))
+        counts = (str(run.micro_batch), str(run.micro_batches))
+        rows.append([step.role, run.model, run.gpu, shape, *counts, *seconds, *shares])
+    return "\n".join([fitted, as_text(header, rows), "".join(_summaries(steps))])
 
 
 def print_comparison(arguments: list[str]) -> int:

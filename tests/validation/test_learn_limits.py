@@ -30,14 +30,16 @@ from validation.learn.limits import (
     LIMITS_HEADER,
     FoundLimits,
     Limit,
+    Recurrence,
     find_limits,
+    first_failing,
     largest_eigenvalues,
+    limit_of,
     limit_row,
     sharpness_of,
     theoretical_limits,
 )
 from validation.learn.networks import Sizes, make_stages
-from validation.learn.stability import Recurrence, first_failing, limit_of
 from validation.learn.training import Course
 from validation.learn.updates import Update
 from validation.replay.equation import evaluate

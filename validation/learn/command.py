@@ -161,11 +161,11 @@ class _Asked(NamedTuple):
 
 
 def _read_asked(options: argparse.Namespace) -> _Asked:
-    """Check all that is asked, and report what some schedules do not take."""
     n = whole_number("n", options.n, at_least=1)
     given = {name: own for name in SETTINGS if (own := getattr(options, name)) is not None}
-    if options.limits:
-        _refuse_with_limits(options, given)
+    for name in ("lr", "drops", "drop_by", "warm_up", "margin", "best_of", "expect"):
+        if options.limits and getattr(options, name):
+            raise RequestError(name.replace("_", "-"), f"says nothing with --limits; leave {flag_of(name)} out")
     settings = settings_of(given, like_paper=options.like_paper)
     data, batch_norm = load_data(settings["data"]), options.batch_norm or options.like_paper
     course = course_of(settings, data, n, batch_norm=batch_norm, one_by_one=options.no_vmap)
@@ -196,15 +196,7 @@ def _read_learners(options: argparse.Namespace, n: int) -> tuple[list[Learner], 
     return learners, asked
 
 
-def _refuse_with_limits(options: argparse.Namespace, given: Settings) -> None:
-    """Refuse options that say nothing where the largest rate is asked for."""
-    for name in ("lr", "drops", "drop_by", "warm_up", "margin", "best_of", "expect"):
-        if name in given or (name == "expect" and options.expect):
-            raise RequestError(name.replace("_", "-"), f"says nothing with --limits; leave {flag_of(name)} out")
-
-
 def _find_limits(options: argparse.Namespace, asked: _Asked) -> int:
-    """Find the largest rate of each schedule, write the folder, and print them."""
     files.check_writable(options.output, LIMIT_FILES, force=options.force)
     done = ticker(len(asked.learners), "limits")
     limits = find_limits(asked.learners, asked.course, asked.data, asked.micro_batches, done)
@@ -224,7 +216,6 @@ def _write(
     draw: Callable[[], Any],
     content: FoundLimits | Learned,
 ) -> None:
-    """Write a folder of a table, a picture, and all that was found."""
     with canvas.defaults():
         picture = canvas.rendered(draw(), names[1])
     text = msgspec.json.format(msgspec.json.encode(content), indent=1), "\n"
@@ -232,7 +223,6 @@ def _write(
 
 
 def _of_schedules(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of requests that are given."""
     return {name: own for name in LAG_OPTIONS if (own := getattr(options, name)) is not None}
 
 
@@ -244,7 +234,6 @@ def _expected(text: str, names: Sequence[str]) -> tuple[str, str]:
 
 
 def _judge(learned: Learned, expected: Sequence[tuple[str, str]]) -> int:
-    """Return 1 if a verdict is another one than expected at any rate, and say which."""
     wrong = [
         f"{answer.schedule} at {answer.rate:g} is {answer.verdict}, not {verdict}"
         for name, verdict in expected

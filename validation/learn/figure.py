@@ -34,7 +34,8 @@ def draw_learned(learned: Learned, margin: float) -> "Figure":
     rows = figure.subplots(len(rates), 4, squeeze=False)
     for row, rate in zip(rows, rates, strict=True):
         curves = [curve for curve in learned.curves if curve.rate == rate]
-        loss = {name: _logarithms(own) for name, own in _by_name(curves, hues, "loss").items()}
+        losses = _by_name(curves, hues, "loss")  # one of 0 has no logarithm, as one that is not finite
+        loss = {name: np.log(np.where(own > 0, own, np.nan)) for name, own in losses.items()}
         _draw_curves(row[0], f"training loss (geometric mean), rate {rate:g}", loss, hues, drawn=np.exp)
         if any(np.isfinite(own).any() for own in loss.values()):
             row[0].set_yscale("log")
@@ -55,17 +56,10 @@ def draw_learned(learned: Learned, margin: float) -> "Figure":
 
 
 def _by_name(curves: Sequence[LearningCurve], names: dict[str, str], what: str) -> dict[str, Floats]:
-    """Return the numbers of each schedule's runs: a row for each seed."""
     return {
         name: np.array([getattr(curve, what) for curve in curves if curve.schedule == name], dtype=float)
         for name in names
     }
-
-
-def _logarithms(values: Floats) -> Floats:
-    """Return logarithms; of a loss of 0, as of one that is not finite, none."""
-    found: Floats = np.log(np.where(values > 0, values, np.nan))
-    return found
 
 
 def _draw_curves(
@@ -75,7 +69,6 @@ def _draw_curves(
     hues: dict[str, str],
     drawn: Callable[[Floats], Floats] = np.asarray,
 ) -> None:
-    """Draw means and bands of numbers over epochs, of which `drawn` is what the axis shows."""
     from matplotlib.ticker import MaxNLocator
 
     plain(axes, title)

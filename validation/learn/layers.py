@@ -229,8 +229,7 @@ def _normed(inputs: int, outputs: int, size: int, stride: int, normalize: Normal
 
 
 def _basic(inputs: int, width: int, stride: int, normalize: Normalize) -> Bypassed:
-    """Return a block of two convolutions."""
-    first, second = (_normed(*of, normalize) for of in ((inputs, width, 3, stride), (width, width, 3, 1)))
+    first, second = _normed(inputs, width, 3, stride, normalize), _normed(width, width, 3, 1, normalize)
     return Bypassed(inputs, width, stride, normalize, *first, nn.ReLU(), *second)
 
 

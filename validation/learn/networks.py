@@ -140,7 +140,6 @@ def convolutional(data: Data, sizes: Sizes, normalize: Normalize = GroupNorm) ->
 
 
 def _resnet(depth: int, data: Data, sizes: Sizes, normalize: Normalize = GroupNorm) -> list[nn.Module]:
-    """Return the layers of a residual network, whose sizes are its own."""
     channels, *sides = data.shape
     return residual_network(depth, channels, min(sides), data.classes, normalize)
 
@@ -164,7 +163,6 @@ def usual_network(data: Data) -> str:
 
 
 def _kind(data: Data) -> str:
-    """Return the kind of a data set's inputs."""
     return "tokens" if data.tokens else "images" if len(data.shape) == 3 else "vectors"
 
 

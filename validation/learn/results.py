@@ -1,5 +1,6 @@
 """Results of learning: every run's curves, and for each schedule and rate the answer of all seeds."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import isfinite
 
@@ -64,7 +65,9 @@ def answers_of(
 
     A run's accuracy is the best of the last epochs, by default of the last one.
     """
-    first, groups = next(iter(lags)), _by_schedule_and_rate(curves)
+    first, groups = next(iter(lags)), defaultdict[tuple[str, float], list[LearningCurve]](list)
+    for curve in curves:
+        groups[curve.schedule, curve.rate].append(curve)
     accuracies = {key: [max(curve.accuracy[-best_of:]) for curve in own] for key, own in groups.items()}
     others = [key for key in groups if key[0] != first]
     compared = [statistics.compare(accuracies[key], accuracies[first, key[1]], margin / 100) for key in others]
@@ -73,13 +76,6 @@ def answers_of(
     return [
         _answer(key, own, accuracies[key], lags[key[0]], *found.get(key, (None, None))) for key, own in groups.items()
     ]
-
-
-def _by_schedule_and_rate(curves: Sequence[LearningCurve]) -> dict[tuple[str, float], list[LearningCurve]]:
-    groups: dict[tuple[str, float], list[LearningCurve]] = {}
-    for curve in curves:
-        groups.setdefault((curve.schedule, curve.rate), []).append(curve)
-    return groups
 
 
 def _answer(

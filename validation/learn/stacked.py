@@ -86,7 +86,6 @@ class Stack:
 
     @property
     def _now(self) -> tuple[Lags, list[Ints]]:
-        """The lags of the next step, for one worker, and the groups of its micro-batches."""
         return self._groups[0 if self._at > self._learner.waits else 1]
 
     def passes(self, inputs: Tensor, labels: Tensor) -> list[RowPass]:
@@ -176,7 +175,6 @@ class Stack:
 
     @property
     def _newest(self) -> int:
-        """The newest version that the steps so far have made."""
         return int(np.searchsorted(self._made.step, self._at))
 
     def _read(self, lags: Sequence[int], stage: int) -> Parameters:
@@ -210,7 +208,6 @@ class Stack:
         return x
 
     def _means(self, rows: RowParameters) -> RowParameters:
-        """Return the means over each run's workers."""
         if self._learner.workers == 1:
             return rows
         return _mapped(rows, lambda own: own.unflatten(0, (-1, self._learner.workers)).mean(dim=1))
@@ -255,7 +252,6 @@ def _beside(of: Sequence[RowPass]) -> RowPass:
 
 
 def _stacked(starts: Sequence[Sequence[nn.Module]]) -> RowParameters:
-    """Return the parameters of several networks, a row for each."""
     return [
         {name: torch.stack([dict(run[j].named_parameters())[name].detach() for run in starts]) for name in own}
         for j, own in enumerate(dict(stage.named_parameters()) for stage in starts[0])

@@ -205,7 +205,6 @@ class Trained:
             )
 
     def _step(self, numbers: Sequence[Tensor], epoch: int, rates: Tensor) -> Tensor:
-        """Let all runs learn from a batch, of which each seed has its own; return each schedule's losses of them."""
         taken = [self._data.train.take(own, (seed, epoch)) for seed, own in zip(self._seeds, numbers, strict=True)]
         pair = typed(tuple(torch.stack(own) for own in zip(*taken, strict=True)), self._course)
         x, y = (own[self._places] for own in pair)
@@ -219,7 +218,6 @@ class Trained:
         return torch.stack([torch.stack(own).mean(dim=0) for own in losses])
 
     def _test(self, stack: Stack, learner: Learner, steps: int) -> Tensor:
-        """Return the loss and the accuracy in the test of each run of a schedule."""
         kept, totals = stack.kept, torch.zeros(3, len(self._runs), dtype=torch.float64)
         size = self._course.batch // steps // learner.micro_batches
         statistics = self._statistics(stack, size) if self._course.batch_norm else []

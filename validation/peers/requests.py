@@ -54,7 +54,6 @@ def _verdict(reports: list[PeerReport]) -> str:
 
 
 def _run_anew(options: argparse.Namespace, chosen: list[Peer]) -> PeersReport:
-    """Run runtimes on ranks, and return their comparisons."""
     models = [choose("model", given, STANDARD_SIZES) for given in options.model or [STANDARD.model]]
     runs = [[_workload(options, given, model) for model in models] for given in options.n or [str(STANDARD.ranks)]]
     for workload in chain(*runs):
@@ -74,7 +73,6 @@ def _run_anew(options: argparse.Namespace, chosen: list[Peer]) -> PeersReport:
 
 
 def _simulated_anew(options: argparse.Namespace, chosen: list[Peer]) -> PeersReport:
-    """Return a report's runtimes with the simulation of today; times stay, as their forecast is measured too."""
     report = read_peers(options.earlier, rewritten=True)
     names = [peer.name for peer in chosen]
     ranks = None if options.n is None else [whole_number("n", given, at_least=2) for given in options.n]
@@ -142,7 +140,6 @@ def peers_table(reports: list[PeerReport], form: str) -> str:
 
 
 def _rank_rows(report: PeerReport, simulations: list[str]) -> list[list[str]]:
-    """Return a row for each run of ranks with the same bytes."""
     rows: list[list[str]] = []
     for cells, group in groupby(report.devices, key=partial(_bytes_cells, simulations=simulations)):
         ranks = [device.device for device in group]
@@ -176,20 +173,16 @@ def _judgement(report: PeerReport) -> str:
 
 def _named(report: PeerReport) -> list[str]:
     """Return a line on each named remainder of a runtime, of all its ranks or of one."""
-    of_ranks = [(f", rank {own.device}", own.remainder) for own in report.devices]
-    return [
-        f"{_title(report)}{where}: within {percent(TOLERANCE)} % with {_parts_text(parts)}, which are not simulated"
-        for where, parts in [("", report.remainder), *of_ranks]
-        if parts
-    ]
+    lines = []
+    for where, parts in [("", report.remainder), *((f", rank {own.device}", own.remainder) for own in report.devices)]:
+        named = ", ".join(f"{size:,} B of {name}" for name, size in parts.items())
+        within = f"{_title(report)}{where}: within {percent(TOLERANCE)} %"
+        lines += [f"{within} with {named}, which are not simulated"] * bool(parts)
+    return lines
 
 
 def _title(report: PeerReport) -> str:
     return f"{report.name}, {report.request.model}, {report.ranks} ranks"
-
-
-def _parts_text(remainder: dict[str, int]) -> str:
-    return ", ".join(f"{size:,} B of {name}" for name, size in remainder.items())
 
 
 def _remainders(report: PeerReport) -> list[str]:
@@ -198,14 +191,13 @@ def _remainders(report: PeerReport) -> list[str]:
     for device in report.devices:
         name, own = list(device.simulated.items())[-1]
         if abs(own.relative_error) > TOLERANCE:
-            parts = [_remainder_text(device, *part) for part in device.difference(name).items()]
+            parts = []
+            for category, size in device.difference(name).items():
+                kinds = [
+                    f"{nbytes:,} {kind}" for kind, nbytes in device.contents.items() if category_of(kind) == category
+                ]
+                parts.append(f"{size:+,} B of {category}" + (f" (torch has {', '.join(kinds)})" if kinds else ""))
             lines.append(f"{_title(report)}, rank {device.device}: {'; '.join(parts)}")
     if not report.messages.same:
         lines.append(f"{_title(report)}: {report.messages.first_difference}")
     return lines
-
-
-def _remainder_text(device: DevicePeak, category: str, size: int) -> str:
-    """Return a category's difference, and what torch has of it."""
-    kinds = [f"{nbytes:,} {kind}" for kind, nbytes in device.contents.items() if category_of(kind) == category]
-    return f"{size:+,} B of {category}" + (f" (torch has {', '.join(kinds)})" if kinds else "")

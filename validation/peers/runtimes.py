@@ -5,7 +5,7 @@ that has begun before sees all that it allocates.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import partial
@@ -46,39 +46,36 @@ WITHOUT_BUCKETS = "torch:gradient_buckets=none"
 class Session(ABC):
     """A rank's part in a training by a runtime, step by step."""
 
+    optimizers: Sequence[torch.optim.Optimizer]
+
     def __init__(self, member: Member, case: Case, stages: list[int]) -> None:
         self.member, self.case = member, case
         self.training: Training = build_training(case)
         self.own = {j: deepcopy(self.training.stages[j]).to(member.device) for j in stages}
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters of this rank."""
-        return [parameter for stage in self.own.values() for parameter in stage.parameters()]
 
     @abstractmethod
     def draw(self, step: int) -> Batch:
         """Return this rank's data of a step."""
 
     @abstractmethod
-    def clear(self) -> None:
-        """Drop the gradients of the last step."""
-
-    @abstractmethod
     def passes(self, batch: Batch) -> None:
         """Run all forwards and backwards of a step."""
 
-    @abstractmethod
+    def clear(self) -> None:
+        """Drop the gradients of the last step."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
     def update(self) -> None:
-        """Let the optimizer update the parameters."""
+        """Let optimizers update the parameters."""
+        for optimizer in self.optimizers:
+            optimizer.step()
 
     def ended(self) -> Ended:
         """Return the parameters of this rank's stages."""
-        return {j: flatten(map(_whole, stage.parameters())).cpu().numpy() for j, stage in self.own.items()}
-
-
-def _whole(parameter: Tensor) -> Tensor:
-    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        rows = ((j, stage.parameters()) for j, stage in self.own.items())
+        whole = ((j, [own.full_tensor() if isinstance(own, DTensor) else own for own in row]) for j, row in rows)
+        return {j: flatten(row).cpu().numpy() for j, row in whole}
 
 
 class Pipelined(Session):
@@ -100,20 +97,10 @@ class Pipelined(Session):
         last = self.case.n - 1 in self.own
         return inputs, torch.cat([self.training.target(step, i) for i in count]) if last else None
 
-    def clear(self) -> None:
-        """Drop the gradients of the last step."""
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-
     def passes(self, batch: Batch) -> None:
         """Let the runtime run its schedule."""
         inputs, targets = batch
         self.pipe.step(*[] if inputs is None else [inputs], target=targets)
-
-    def update(self) -> None:
-        """Let each stage's optimizer update it."""
-        for optimizer in self.optimizers:
-            optimizer.step()
 
 
 def own_stages(rank: int, case: Case) -> list[int]:
@@ -130,7 +117,7 @@ class DataParallel(Session):
     def __init__(self, member: Member, case: Case) -> None:
         super().__init__(member, case, list(range(case.n)))
         self.model = self.wrap(nn.Sequential(*self.own.values()))
-        self.optimizer = self.optimize()
+        self.optimizers = [self.optimize()]
         own = case.shape.m if case.shape.replicas > 1 else 1  # else the case counts those of all ranks
         self.micro_batches = range(own * member.rank, own * (member.rank + 1))
 
@@ -150,10 +137,6 @@ class DataParallel(Session):
         inputs, targets = zip(*data, strict=True)
         return torch.cat(inputs), torch.cat(targets)
 
-    def clear(self) -> None:
-        """Drop the gradients of the last step."""
-        self.optimizer.zero_grad()
-
     def passes(self, batch: Batch) -> None:
         """Run the model forwards and backwards with each micro-batch."""
         whole, all_targets = batch
@@ -161,20 +144,12 @@ class DataParallel(Session):
         count = len(self.micro_batches)
         for k, (inputs, targets) in enumerate(zip(whole.chunk(count), all_targets.chunk(count), strict=True)):
             with self.summing(last=k == count - 1):
-                torch.autograd.backward(self.loss(inputs, targets))
-
-    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return a micro-batch's part in the loss."""
-        loss = self.training.criterion(self.model(inputs), targets)
-        return loss if len(self.micro_batches) == 1 else loss / len(self.micro_batches)
+                loss = self.training.criterion(self.model(inputs), targets)
+                torch.autograd.backward(loss if count == 1 else loss / count)
 
     def summing(self, *, last: bool) -> AbstractContextManager[None]:
         """Say whether ranks sum the gradients that a pass gives."""
         return nullcontext()
-
-    def update(self) -> None:
-        """Let the optimizer update the parameters."""
-        self.optimizer.step()
 
 
 class Replicated(DataParallel):
@@ -245,7 +220,7 @@ class Checkpointed(DataParallel):
 
     def clear(self) -> None:
         """Drop the gradients of the last step, or fill them with zeros."""
-        self.optimizer.zero_grad(set_to_none=not self.kept)
+        self.optimizers[0].zero_grad(set_to_none=not self.kept)
 
     def passes(self, batch: Batch) -> None:
         """Run each stage under a checkpoint, go back, and average gradients one by one."""

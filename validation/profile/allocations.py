@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from tempfile import TemporaryFile
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -55,11 +54,9 @@ class Allocations:
             self._profile.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with _without_notices():
-            self._profile.__exit__(kind, error, trace)
+            self._profile.__exit__(None, None, None)
         recorded: Any = self._profile.profiler  # torch's stubs lack what its events have
         events, self._marks = [], []
         for event in recorded.kineto_results.events():
@@ -108,9 +105,7 @@ class CudaAllocations(Allocations):
         torch.cuda.memory._record_memory_history(enabled="all", context=None, stacks="python", max_entries=2**22)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         torch.cuda.synchronize(self._device)
         history: Any = torch.cuda.memory._snapshot(self._device)["device_traces"][self._device.index or 0]
         torch.cuda.memory._record_memory_history(enabled=None)
@@ -144,9 +139,7 @@ class DeviceAllocations:
         self._base = self._asked("current")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._close()
 
     def mark(self) -> None:

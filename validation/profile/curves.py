@@ -183,24 +183,21 @@ class RecordedPass(NamedTuple):
         return tuple(complete[self.steps].tolist()) if added.any() else ()
 
 
-def _zero_values(training: Training, stage: int) -> tuple[Inputs, Tensor | None]:
-    return zero_inputs(training, stage), zero_above(training, stage)
-
-
 def record_passes(
     training: Training,
     stage: int,
-    values: Callable[[Training, int], tuple[Inputs, Tensor | None]] = _zero_values,
+    values: Callable[[Training, int], tuple[Inputs, Tensor | None]] | None = None,
     clock: Callable[[], int] = lambda: 0,
 ) -> list[RecordedPass]:
-    """Run a stage's forward and backward once, on the inputs and the gradient of `values`; return the operations."""
+    """Run a stage's forward and backward once, on the tensors of `values` or on zeros; return the operations."""
     recorder = Recorder(clock)
-    (theta, gradient, x, target), above = values(training, stage)
+    given = values(training, stage) if values else (zero_inputs(training, stage), zero_above(training, stage))
+    (theta, gradient, x, target), above = given
     recorder.ignore([theta, gradient, *training.buffers[stage].values()])
     recorder.see([x] if target is None else [x, target])
     with recorder:
         _, kept = forward(training, stage, theta, x, target, 1)
-    ahead, given = recorder.take(), _storage_address(x)
+    ahead, source = recorder.take(), _storage_address(x)
     del x, target, _
     before = recorder.level
     recorder.see([] if above is None else [above])
@@ -209,8 +206,8 @@ def record_passes(
         backward(training, kept, theta, above, gradient)
     back, sums = [each._replace(held=each.held - rounding) for each in recorder.take()], _storage_address(gradient)
     return [
-        RecordedPass(ahead, _with_peaks(ahead), given, None, sums),
-        RecordedPass(back, _with_peaks(back), given, None if above is None else _storage_address(above), sums),
+        RecordedPass(ahead, _with_peaks(ahead), source, None, sums),
+        RecordedPass(back, _with_peaks(back), source, None if above is None else _storage_address(above), sums),
     ]
 
 

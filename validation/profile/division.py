@@ -104,7 +104,6 @@ class _Uses(TorchDispatchMode):
 
 
 def _storages(values: object) -> set[int]:
-    """Return the addresses of the storages of tensors in a value."""
     if isinstance(values, Tensor):
         return {values.untyped_storage()._cdata}
     return set().union(*map(_storages, values)) if isinstance(values, tuple | list) else set()

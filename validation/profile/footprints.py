@@ -121,7 +121,10 @@ def measure_stage(training: Training, stage: int, optimizer: Optimizer, split: S
     ahead = ahead._replace(output=None)
     activation = tracker.level
     data = sum(_storage_size(storage) for storage in ahead.brought)
-    kept_by_cores, kept_output = _kept_by_cores(flops), boundary if is_alive(made) else 0
+    # Cores of attention that are computed again keep their inputs instead.
+    again = sum(nbytes for storage, nbytes in flops.given_to_cores if not is_alive(storage))
+    kept_by_cores = max(0, sum(map(_storage_size, flops.kept_by_cores)) - again)
+    kept_output = boundary if is_alive(made) else 0
     above = _above(training, stage, tracker)
     tracker.reset_peak()
     before = tracker.level
@@ -237,7 +240,6 @@ class _Ahead(NamedTuple):
 
 
 def _go_ahead(training: Training, stage: int, tracker: Tracker) -> _Ahead:
-    """Run a stage's forward on zeros."""
     theta, gradient, x, target = zero_inputs(training, stage)
     tracker.ignore([theta, gradient, *training.buffers[stage].values()])
     tracker.see([x] if target is None else [x, target])
@@ -254,27 +256,17 @@ def _go_ahead(training: Training, stage: int, tracker: Tracker) -> _Ahead:
 
 
 def _above(training: Training, stage: int, tracker: Tracker) -> Tensor | None:
-    """Return a gradient of a stage's output, of zeros."""
     above = zero_above(training, stage)
     tracker.see([] if above is None else [above])
     return above
 
 
 def _storage_size(storage: Reference) -> int:
-    """Return the bytes of a storage, as a tracker counts them; 0 of one that is freed."""
     alive = storage()
     return 0 if alive is None else alive.nbytes()
 
 
-def _kept_by_cores(flops: Flops) -> int:
-    """Return the bytes that cores of attention keep, less those that are kept instead if they are computed again."""
-    kept = sum(_storage_size(storage) for storage in flops.kept_by_cores)
-    again = sum(nbytes for storage, nbytes in flops.given_to_cores if not is_alive(storage))
-    return max(0, kept - again)
-
-
 def _inference(training: Training, stage: int) -> int:
-    """Run a stage's forward without a backward, and return its peak memory."""
     tracker = Tracker()
     theta, _, x, target = zero_inputs(training, stage)
     tracker.ignore([theta, *training.buffers[stage].values()])

@@ -63,7 +63,13 @@ def find_reports(folder: str | Path) -> Reports:
     if not reports.found:
         lines = [*reports.refused, *reports.unmeasured, *reports.live]
         raise RequestError(str(folder), f"has no report that can be shown ({'; '.join(lines)}); replay again")
-    return reports._replace(found=sorted(reports.found, key=_order))
+
+    def order(stored: StoredReport) -> tuple[object, ...]:
+        asked = stored.report.asked
+        where = asked.model, asked.device, asked.single_process, asked.n
+        return *where, asked.schedule, asked.rule or "", stored.report.options_text, stored.file
+
+    return reports._replace(found=sorted(reports.found, key=order))
 
 
 def _add(path: Path, name: str, reports: Reports) -> None:
@@ -84,12 +90,6 @@ def _add(path: Path, name: str, reports: Reports) -> None:
     reports.unmeasured.extend(f"{name}: {each.name} failed ({each.failure}): {each.reason}" for each in failed)
     if left := len(content.unmeasured) - len(failed):
         reports.unmeasured.append(f"{name}: {left} of {len(content.trials)} trials were left out")
-
-
-def _order(found: StoredReport) -> tuple[object, ...]:
-    asked = found.report.asked
-    where = asked.model, asked.device, asked.single_process, asked.n
-    return *where, asked.schedule, asked.rule or "", found.report.options_text, found.file
 
 
 class Cell(NamedTuple):
@@ -148,7 +148,6 @@ def _report_cells(found: StoredReport) -> list[Cell]:
 
 
 def _values(found: StoredReport) -> dict[str, object]:
-    """Return the results of a report for programs, by JSON's keys."""
     report = found.report
     return {
         "file": found.file,

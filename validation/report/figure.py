@@ -66,7 +66,7 @@ def draw_reports(reports: list[Report]) -> "Figure":
     from matplotlib.figure import Figure
 
     devices, times = [(own, own.memory.devices) for own in reports], [own for own in reports if own.time]
-    chosen, key, rows = _chosen(reports), _key(reports), 3 if times else 2
+    chosen, key, rows = _chosen(reports), _shared_key(reports), 3 if times else 2
     columns = 2 if len(chosen) <= 4 else 3 if len(chosen) <= 9 else 4
     figure = Figure(figsize=(13, max(5.2 + rows, 1.3 + 1.75 * -(-len(chosen) // columns))), layout="constrained")
     widths = (1, 1.35 if len(chosen) <= 9 else 1.8)
@@ -95,7 +95,7 @@ def hue(number: int) -> str:
     return tint(colour(number), 1 - 0.8 ** (number // len(COLOURS)))
 
 
-def _key(reports: list[Report]) -> _Key:
+def _shared_key(reports: list[Report]) -> _Key:
     """Return the key of reports; schedules of a family have one colour, which is paler for the simultaneous one."""
     names, models = ({getattr(own.asked, what) for own in reports} for what in ("schedule", "model"))
     order = list(dict.fromkeys([*SCHEDULES, *sorted(names)]))
@@ -110,7 +110,6 @@ def _key(reports: list[Report]) -> _Key:
 
 
 def _scatter(axes: "Axes", reports: list[Report], key: _Key) -> None:
-    """Draw each device's simulated against its measured peak, and the same of each process by its allocator."""
     allocated = "; hollow: all of a process, by its allocator" if any(own.allocator for own in reports) else ""
     plain(axes, f"Peak activations of each device{allocated}")
     axes.set(xscale="log", yscale="log", xlabel="measured", ylabel="simulated")
@@ -162,7 +161,6 @@ def _chosen(reports: list[Report]) -> list[Report]:
 
 
 def _curves(panel: "SubFigure", chosen: list[Report], count: int, columns: int, key: _Key) -> None:
-    """Draw the memory of all devices over time in the chosen runs."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     rows = min(columns, 3) if len(chosen) <= 9 else -(-len(chosen) // columns)

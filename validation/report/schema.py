@@ -464,29 +464,18 @@ class PeersReport(_Form, frozen=True, kw_only=True):
     peers: Annotated[list[PeerReport], msgspec.Meta(min_length=1)]
 
 
-# The options of a request, and the values that are not named; nor are those that are off.
-_UNNAMED: dict[str, tuple[Scalar, ...]] = {
-    "slot_order": (),
+# The options of a request that a table names, and their usual values, which it does not name; nor those that are off.
+_NAMED = (
+    *("slot_order", "replicas", "shard", "zero", "buckets", "whole_first_step", "reduce", "reshard"),
+    *("gather", "layers", "warm_up", "local_steps", "outer", "slow", "split", "recompute", "offload"),
+    *("prefetch", "dtype", "mixed_precision", "autocast", "optimizer"),
+)
+_NOT_NAMED: dict[str, tuple[Scalar, ...]] = {
     "replicas": (1,),
-    "shard": (),
-    "zero": (),
-    "buckets": (),
-    "whole_first_step": (),
-    "reduce": (),
-    "reshard": (),
-    "gather": (),
-    "layers": (),
-    "warm_up": (),
-    "local_steps": (),
-    "outer": (),
-    "slow": (),
     "split": ("once",),
     "recompute": ("none",),
     "offload": ("none",),
-    "prefetch": (),
     "dtype": ("float32", "float64"),
-    "mixed_precision": (),
-    "autocast": (),
     "optimizer": ("sgd",),
 }
 _BARE = ("slot_order", "dtype", "optimizer")  # whose values need no name
@@ -495,9 +484,9 @@ _BARE = ("slot_order", "dtype", "optimizer")  # whose values need no name
 def option_words(request: Mapping[str, Scalar]) -> dict[str, str]:
     """Return the options of a request that are not the usual ones, each in a word."""
     words = {}
-    for option, usual in _UNNAMED.items():
+    for option in _NAMED:
         value, name = request.get(option), option.replace("_", "-")
-        if value and value not in usual:
+        if value and value not in _NOT_NAMED.get(option, ()):
             words[option] = name if value is True else str(value) if option in _BARE else f"{name}={value}"
     return words
 
