@@ -86,7 +86,7 @@ class Compared(NamedTuple):
 def measure_step(
     name: str, config: dict[str, Any], *, batch: int, length: int, dtype: str = "float32", autocast: bool = False
 ) -> HuggingFaceStep:
-    """Train a model for some steps on the first GPU, and return what the last one took."""
+    """Train a model for some steps on the first GPU, and return the last one's bytes."""
     transformers: Any = require("transformers")
     own = {key: value for key, value in config.items() if key != "model_type"}
     form = transformers.AutoConfig.for_model(config["model_type"], **own, **AS_PROFILED)

@@ -63,7 +63,7 @@ class ModelSizes(msgspec.Struct, frozen=True):
 
 
 class MeasuredStep(msgspec.Struct, frozen=True):
-    """A run and the seconds of its step, of which the reduction of gradients is a part."""
+    """A run and the seconds of its step; the reduction of gradients is a part of it."""
 
     model: str
     gpu: str

@@ -74,7 +74,7 @@ LAG_OPTIONS = ("m", "chunks", "replicas", "local_steps", "outer")  # of a reques
         "--force", action="store_true", help="overwrite files that exist; drop what another request left unfinished"
     ),
     argument_group(
-        "what is asked of schedules, of those that take it",
+        "options of the schedules that take them",
         lambda group: add_options(group, LAG_OPTIONS),
         argument(
             "--schedule-warm-up", metavar="W", help="steps before rounds or local steps whose updates are waited for"
@@ -179,7 +179,7 @@ def _read_asked(options: argparse.Namespace) -> _Asked:
 
 
 def _read_learners(options: argparse.Namespace, n: int) -> tuple[list[Learner], list[dict[str, Any]]]:
-    """Return what is learnt with, each with the options that its schedule takes; and all options given for each."""
+    """Return the learners, each with the options that its schedule takes, and all options given for each."""
     if twice := [name for name in options.names if options.names.count(name) > 1]:
         raise RequestError(twice[0], "is named twice; name it once")
     given, warm_up, warmed = _of_schedules(options), options.schedule_warm_up, []

@@ -19,7 +19,7 @@ from .images import FOLDERS
 
 CHARACTERS = 200_000  # of a text
 LENGTH = 64  # of a sequence of characters
-TESTED = 5  # one sample in so many is kept for the test
+TESTED = 5  # every fifth sample is kept for the test
 
 Draws = tuple[int, int]  # the seed and the epoch by which samples are altered at random
 
@@ -53,7 +53,7 @@ class Tensors:
 
 
 def label_loss(scores: Tensor, target: Tensor) -> Tensor:
-    """Return the mean cross entropy of labels, of which those below 0 do not count."""
+    """Return the mean cross entropy of labels; labels below 0 do not count."""
     return nn.functional.cross_entropy(scores.flatten(0, -2), target.flatten(), ignore_index=-1)
 
 
@@ -115,7 +115,7 @@ def addition() -> Data:
 
 
 def parity() -> Data:
-    """Return drawn bits, of which each place asks for the parity so far."""
+    """Return drawn bits; each place asks for the parity so far."""
     bits = np.random.default_rng(0).integers(0, 2, (4096, 16))
     return _divided("sequences:parity", torch.tensor(bits), torch.tensor(bits.cumsum(axis=1) % 2), 2, tokens=2)
 

@@ -45,7 +45,7 @@ _INTEGERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1")
 
 @dataclass(frozen=True)
 class SmallImages:
-    """Images in memory, of which one learns with random crops and flips."""
+    """Images in memory; trainings see random crops and flips of them."""
 
     pixels: Tensor  # (image, colour, row, column) bytes
     labels: Tensor

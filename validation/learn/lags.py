@@ -61,7 +61,7 @@ def options_of_learner(name: str, n: int, options: Mapping[str, Any]) -> dict[st
 
 
 def learner_of(name: str, request: Request) -> Learner:
-    """Return what is learnt with of a request, under a name."""
+    """Return the learner of a request, under a name."""
     shape, local = request.shape, request.schedule.order.local
     lags, mean = settled_lags(request)
     if local is None:

@@ -127,7 +127,7 @@ def _scaled_channels(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @contextmanager
 def collecting() -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Collect the mean and the unbiased variance of what each batch norm takes, in the order of their calls."""
+    """Collect the mean and the unbiased variance of each batch norm's input, in the order of the calls."""
     found: list[tuple[Tensor, Tensor]] = []
     token = _collected.set(found)
     try:
@@ -234,7 +234,7 @@ def _basic(inputs: int, width: int, stride: int, normalize: Normalize) -> Bypass
 
 
 def _bottleneck(inputs: int, width: int, stride: int, normalize: Normalize) -> Bypassed:
-    """Return a block of three convolutions, of which the second has fewer channels and the stride."""
+    """Return a block of three convolutions; the second has fewer channels and the stride."""
     outputs = 4 * width
     first = _normed(inputs, width, 1, 1, normalize)
     second = _normed(width, width, 3, stride, normalize)

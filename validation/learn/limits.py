@@ -70,7 +70,7 @@ def find_limits(
     count: int = 8,
     tolerance: float = 0.01,
 ) -> list[Limit]:
-    """Return the limit of each schedule, to a relative tolerance; so many rates are trained at once.
+    """Return the limit of each schedule, to a relative tolerance; `count` rates are trained at once.
 
     The rates of the course do not matter. Weight decay and drops are part of the trainings, and not of the theory.
     """
@@ -159,7 +159,7 @@ def largest_eigenvalues(product: Callable[[Tensor], Tensor], start: Tensor) -> T
 
 
 def _iterate(product: Callable[[Tensor], Tensor], vectors: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each matrix's Rayleigh quotient, when it has settled, and the length of what it makes of a unit vector.
+    """Return each matrix's settled Rayleigh quotient, and the length of its product with a unit vector.
 
     A multiple of the vector is added to each product.
     """
@@ -190,7 +190,7 @@ def _beside_first(
     sharpness: Floats,
     before: Sequence[Limit],
 ) -> Limit:
-    """Return the limit of a schedule, of which the first one of those before is the measure."""
+    """Return the limit of a schedule, with its ratios to the first limit before it."""
     rates = (bracket[0], *theory)
     first = (before[0].lower, before[0].own, before[0].shared) if before else rates
     ratio, own_ratio, shared_ratio = (rate / other for rate, other in zip(rates, first, strict=True))

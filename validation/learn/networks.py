@@ -152,7 +152,7 @@ NETWORKS: dict[str, Layers] = {
     "resnet50": partial(_resnet, 50),
 }
 FIXED = frozenset({"resnet18", "resnet50"})  # which have sizes of their own
-CUTS = ("layers", "flops")  # how layers become stages: so many of them, or so much work, in each
+CUTS = ("layers", "flops")  # how layers become stages: equally many layers, or like FLOP, in each
 _TAKES = {"mlp": "vectors", "transformer": "tokens"}  # all others: images
 _found_cuts: dict[object, Cuts] = {}  # by all that they depend on
 
@@ -199,7 +199,7 @@ def make_stages(
 
 
 def _check_network(network: str, data: Data, *, batch_norm: bool) -> None:
-    """Refuse an unknown network, one that does not take what the data are, and batch norms that it has not."""
+    """Refuse an unknown network, one that does not take the data, and batch norms that it has not."""
     takes = _TAKES.get(choose("network", network, NETWORKS), "images")
     kind = _kind(data)
     digits = network == "conv" and kind == "vectors" and data.shape == (prod(DIGIT),)

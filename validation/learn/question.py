@@ -14,14 +14,14 @@ from .results import answers_of
 from .settings import SETTINGS, course_of, read_best_of, settings_of
 from .training import check_course, train_all
 
-# Of one schedule there is no difference, and results do not depend on what is trained at once.
+# One schedule has no difference, and results do not depend on the number of runs trained at once.
 _SETTINGS = tuple(name for name in SETTINGS if name not in ("margin", "max_memory"))
 _FLAGS = ("like_paper", "batch_norm", "no_vmap")
 _OF_SCHEDULES = ("schedule", "n", "rule", *LAG_OPTIONS)
 
 
 def _learn(options: Mapping[str, Any]) -> Sequence[Any]:
-    """Return what a network has learnt with a schedule: means over seeds, and half of their intervals of 95 %."""
+    """Train a network with a schedule's lags; return means over seeds, and half of their intervals of 95 %."""
     texts = {name: options[name] for name in _SETTINGS if name in options}
     given = {name: ",".join(map(str, own)) if isinstance(own, list) else str(own) for name, own in texts.items()}
     flags = {name: true_or_false(name, options[name]) for name in _FLAGS if name in options}

@@ -1,4 +1,4 @@
-"""Settings of a training: what is asked, what the paper has, and what is usual where nothing is given."""
+"""Settings of a training: given ones, the paper's, and the usual ones."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -94,7 +94,7 @@ _DECAYS_OF_RESNET_50 = {"cifar10": "1e-3"}
 
 
 def settings_of(given: Settings, *, like_paper: bool = False) -> dict[str, str]:
-    """Return all settings of a training of which some are given."""
+    """Return all settings of a training: the given ones, else the paper's, else the usual ones."""
     usual = {name: each.usual for name, each in SETTINGS.items() if each.usual is not None}
     kind = given.get("data", usual["data"]).partition(":")[0]
     paper: dict[str, str] = {}
@@ -156,7 +156,7 @@ def course_of(settings: Settings, data: Data, n: int, *, batch_norm: bool = Fals
 
 
 def read_best_of(settings: Settings, course: Course) -> int:
-    """Return the last epochs of which the best accuracy counts; refuse more than a training has."""
+    """Return the number of last epochs whose best accuracy counts; refuse more than a training has."""
     best_of = whole_number("best-of", settings["best_of"], at_least=1)
     if best_of > course.epochs:
         raise RequestError("best-of", f"{best_of} epochs are more than a training has; give at most {course.epochs}")

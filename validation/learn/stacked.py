@@ -131,7 +131,7 @@ class Stack:
         }
 
     def go_on_from(self, state: Tree, device: str) -> None:
-        """Have a state that was saved, in which what is empty is missing."""
+        """Load a saved state, from which empty entries are missing."""
 
         def rows(tree: Tree) -> list[Any]:
             return [placed(tree.get(j, {}), device) for j in range(len(self._stages))]
@@ -201,7 +201,7 @@ class Stack:
         return self._loss_of(self.scores(parameters, x, back), y)
 
     def scores(self, parameters: RowParameters, x: Tensor, back: RowParameters | None = None) -> Tensor:
-        """Return what the network says of inputs with one row's parameters."""
+        """Return the network's scores of inputs with one row's parameters."""
         for j, stage in enumerate(self._stages):
             others = back[j] if back else {f"{name}.{BACK}": parameters[j][f"{name}.weight"] for name in self._twice[j]}
             x = functional_call(stage, parameters[j] | others, (x,))
@@ -263,7 +263,7 @@ def _mapped(rows: RowParameters, change: Callable[[Tensor], Tensor]) -> RowParam
 
 
 def _share(rows: Tensor, of: int, share: float) -> Tensor:
-    """Return a share of the sum of so many groups, whose rows stand one after another."""
+    """Return a share of the sum of groups, whose rows stand one after another."""
     return share * rows.unflatten(0, (of, -1)).sum(dim=0)
 
 

@@ -52,7 +52,7 @@ class Course:
 
 
 def check_course(course: Course, learners: Sequence[Learner], data: Data) -> int:
-    """Return the micro-batches of a batch; refuse a batch that these do not divide, or of which there is none."""
+    """Return the micro-batches of a batch; refuse a batch that they do not divide, or that the data do not fill."""
     most = max(learner.micro_batches for learner in learners)
     for learner in learners:
         if most % learner.micro_batches:
@@ -246,7 +246,7 @@ class Trained:
 
 
 def _scores(stack: Stack, kept: RowParameters, x: Tensor, statistics: Statistics) -> Tensor:
-    """Return what each run's network says of inputs; batch norms use statistics."""
+    """Return each run's scores of inputs; batch norms use statistics."""
 
     def scores(parameters: RowParameters, own: Statistics) -> Tensor:
         if not own:

@@ -93,7 +93,7 @@ class Measurements(NamedTuple):
 
 
 class Comparer:
-    """Ranks that stay alive over many runtimes, with what was profiled, timed and evaluated for several of them."""
+    """Ranks that stay alive over many runtimes, with the profiles, times and equations that several of them share."""
 
     def __init__(self, ranks: Ranks, workload: Workload, *, repeats: int = 3, timeout: float = 300.0) -> None:
         self._ranks, self._workload = ranks, workload
@@ -211,7 +211,7 @@ _profiles: dict[str, Model | None] = {}  # by what is trained
 
 
 def simulate_anew(report: PeerReport) -> PeerReport:
-    """Return a report with the simulation of today beside what was measured."""
+    """Return a report with the simulation of today beside its measurements."""
     peer, asked = PEERS[report.name], report.request
     of_all = Workload(report.ranks, asked.m, asked.model, tuple(asked.sizes.items()), asked.batch, asked.device)
     case = of_all.case(peer)

@@ -1,4 +1,4 @@
-"""Measurements of a session on its rank: memory, what is in it, messages, parameters, and time.
+"""Measurements of a session on its rank: memory and its contents, messages, parameters, and time.
 
 Contents and messages are seen where torch dispatches operations, below the runtime: nothing is replaced. Each is taken
 in a run of its own, so that none disturbs another. The third step counts: torch allocates in the first
@@ -30,7 +30,7 @@ from ..report.schema import Call
 from ..training.stages import Training
 from .runtimes import PEERS, Batch, Ended, Pipelined, Session
 
-# By the function of torch or of a session, the innermost of those that run: what it makes.
+# The contents that functions of torch or of a session make; the innermost running one counts.
 MAKERS = {
     "deepcopy": "parameters",
     "_setup_forward_recv_info": "receive buffers of activations",
@@ -69,11 +69,11 @@ COLLECTIVES = {
 
 
 class Observer(Tracker):
-    """A tracker that says what each storage is, and records each call of `torch.distributed`."""
+    """A tracker that names each storage, and records each call of `torch.distributed`."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device.type)
-        self.at_peak: dict[str, int] = {}  # bytes by what they are, when the level was the highest
+        self.at_peak: dict[str, int] = {}  # bytes by kind, when the level was the highest
         self.calls: list[Call] = []
         self.labels: dict[int, str] = {}  # storage's address -> the task whose result will be sent
         self._kinds: dict[int, str] = {}  # storage's address -> what it is
@@ -85,14 +85,14 @@ class Observer(Tracker):
         self.calls.clear()
 
     def kinds(self) -> dict[str, int]:
-        """Return the bytes that are alive now, by what they are."""
+        """Return the bytes that are alive now, by kind."""
         sums: Counter[str] = Counter()
         for address, entry in self._entries.copy().items():
             sums[self._kinds.get(address, "activations")] += entry.size
         return {kind: size for kind, size in sorted(sums.items()) if size}
 
     def name(self, tensor: Tensor, kind: str) -> None:
-        """Say what a storage is from now on."""
+        """Name a storage from now on."""
         tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
         self._find(tensor)
         self._kinds[tensor.untyped_storage()._cdata] = kind
@@ -200,7 +200,7 @@ class MemoryOfRank(NamedTuple):
 
 
 class ContentsOfRank(NamedTuple):
-    """The live storages before a step, in it and after it, what they are at the peak, and all messages of the step."""
+    """The live storages before a step, in it and after it, their kinds at the peak, and all messages of the step."""
 
     before: int
     peak: int
@@ -261,7 +261,7 @@ def observe(member: Member, name: str, case: Case) -> ContentsOfRank:
 
 
 def measure_time(member: Member, name: str, case: Case, repeats: int) -> list[StepInterval]:
-    """Train with a runtime and return the intervals of its steps, without those that warm up."""
+    """Train with a runtime and return the intervals of its steps, without the warm-up's."""
     session = PEERS[name].begin(member, case)
     intervals = []
     for step in range(WARM_STEPS + repeats):
@@ -286,7 +286,7 @@ def train(member: Member, name: str, case: Case) -> Ended:
 
 
 def _begin_step(session: Session, step: int) -> Batch:
-    """Drop the last step's gradients, draw the data, and give gloo's threads time to drop what they have sent."""
+    """Drop the last step's gradients, draw the data, and give gloo's threads time to drop sent tensors."""
     session.clear()
     batch = session.draw(step)
     let_threads_rest()

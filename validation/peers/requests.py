@@ -121,7 +121,7 @@ def _check(workload: Workload, chosen: list[Peer]) -> None:
 
 
 def peers_list(chosen: list[Peer]) -> str:
-    """Return a table of runtimes: what each is, and the schedule that is held against it."""
+    """Return a table of runtimes, with the schedule that is held against each."""
     rows = [(peer.name, peer.about, peer.schedule, "yes" if peer.judged else "no") for peer in chosen]
     return tables.as_text(("runtime", "of torch", "schedule", "judged"), rows)
 
@@ -186,7 +186,7 @@ def _title(report: PeerReport) -> str:
 
 
 def _remainders(report: PeerReport) -> list[str]:
-    """Return a line for each rank that is not within tolerance: what torch holds more or less than is simulated."""
+    """Return a line for each rank that is not within tolerance: torch's bytes beyond the simulation's, by category."""
     lines = []
     for device in report.devices:
         name, own = list(device.simulated.items())[-1]

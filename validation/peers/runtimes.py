@@ -174,7 +174,7 @@ class OptimizerSharded(Replicated):
 
     def optimize(self) -> torch.optim.Optimizer:
         """Return an optimizer of this rank's share."""
-        with catch_warnings():  # torch's own module warns of what it uses itself
+        with catch_warnings():  # torch's own module warns of a name that it uses itself
             simplefilter("ignore", DeprecationWarning)
             from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -195,7 +195,7 @@ class FullySharded(DataParallel):
         super().__init__(member, case)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return a model of which each stage is sharded."""
+        """Return a model whose stages are sharded."""
         mesh = init_device_mesh(self.member.device.type, (self.member.count,))
         for stage in self.own.values():
             fully_shard(stage, mesh=mesh, reshard_after_forward=self.reshard == "yes")
@@ -251,7 +251,7 @@ class Peer(NamedTuple):
     judged: bool = True
     optimizer: str = "sgd"
     recompute: str | None = None
-    runtime: str = "torch"  # the habits that are simulated; paper: there are none for it
+    runtime: str = "torch"  # the behaviour that is simulated; paper: there is none for it
     remainder: Callable[[Case], dict[str, int]] = lambda case: {}  # bytes that it has, by name, and no simulation
     remainder_of_rank: Callable[[Case, int, int], dict[str, int]] = lambda case, rank, peak: {}  # with a simulated peak
     cut_alike: bool = False  # whether its collectives are the simulation's, one by one
@@ -269,7 +269,7 @@ class Peer(NamedTuple):
 
 
 def held_again(case: Case) -> dict[str, int]:
-    """Return what a reentrant checkpoint holds while its backward runs, by torch's source.
+    """Return the bytes that a reentrant checkpoint holds while its backward runs, by torch's source.
 
     `CheckpointFunction.backward` keeps the output that it computes again in a variable. Its states of random numbers
     live as long as the graph, which a reentrant backward is still in.
@@ -278,7 +278,7 @@ def held_again(case: Case) -> dict[str, int]:
 
 
 def random_states(case: Case) -> dict[str, int]:
-    """Return what a checkpoint of each stage holds from its forward to its backward: the state of random numbers."""
+    """Return the bytes of random numbers' states, which checkpoints hold from their forwards to their backwards."""
     return {"states of random numbers": case.n * torch.get_rng_state().nbytes}
 
 

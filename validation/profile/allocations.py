@@ -160,7 +160,7 @@ class DeviceAllocations:
 
 
 def allocation_windows(device: torch.device) -> Windows:
-    """Return a record of what a kind of device allocates in this process."""
+    """Return a record of this process's allocations on a kind of device."""
     return DeviceAllocations(device) if device.type == "cuda" else Allocations()
 
 

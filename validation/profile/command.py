@@ -120,7 +120,7 @@ def profile(
 
 
 def _recipe(architecture: Architecture, kind: torch.dtype, optimizer: str | None, mixed_precision: bool) -> Recipe:
-    """Return the recipe in a profile's file; an empty one where stages say what the optimizer keeps."""
+    """Return the recipe in a profile's file; an empty one where stages have the optimizer's state."""
     if optimizer is None and _tokens(architecture) is not None:
         return Recipe(optimizer="adam", mixed_precision=kind.itemsize == 2)
     return Recipe(optimizer=optimizer or "sgd", mixed_precision=True) if mixed_precision else Recipe()

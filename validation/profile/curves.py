@@ -104,7 +104,7 @@ def _bytes_moved(func: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> 
 
 
 def _extent(tensors: Sequence[Tensor]) -> int:
-    """Return the bytes of tensors; those that share a storage have that at most."""
+    """Return the bytes of tensors; tensors that share a storage have its bytes at most."""
     seen: dict[int, tuple[int, int]] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
@@ -163,7 +163,7 @@ def _work(recorded: "RecordedPass", total: int) -> list[int]:
 
 
 class RecordedPass(NamedTuple):
-    """The operations of a forward or backward, the numbers of those that are steps, and the storages it is given."""
+    """The operations of a forward or backward, the numbers of its steps among them, and the storages it is given."""
 
     operations: list[Operation]
     steps: list[int]

@@ -95,7 +95,7 @@ class Flops(TorchDispatchMode):
         return result
 
     def noting(self, core: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of a module, queries, keys and values, of which all is the core of attention."""
+        """Return a function of a module, queries, keys and values; all its operations are the core of attention."""
 
         def noted(module: object, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
             self._made = {}

@@ -133,7 +133,7 @@ def measure_stage(training: Training, stage: int, optimizer: Optimizer, split: S
     backward_flops, transient = flops.count - forward_flops, tracker.peak - before
     parts, input_flops = _measure_parts(training, stage, split)
     both = 1 + (stage > 0)  # parts of a backward: the first stage has none for its input
-    freed = min(kept_output, _habitual_transient(training, stage, is_fresh=False) - transient)
+    freed = min(kept_output, _transient_as_in_torch(training, stage, is_fresh=False) - transient)
     return Stage(
         forward=Work(max(1, forward_flops)),  # no task takes no time
         backward=Work(max(both, backward_flops)),
@@ -145,7 +145,7 @@ def measure_stage(training: Training, stage: int, optimizer: Optimizer, split: S
         backward_transient=transient,
         boundary=boundary,
         parameters=training.parameters(stage).nbytes,
-        first_gradients=_habitual_transient(training, stage, is_fresh=True) - transient,
+        first_gradients=_transient_as_in_torch(training, stage, is_fresh=True) - transient,
         freed_output=freed if kept_output else None,
         optimizer=optimizer.nbytes(training.parts(stage)),
         data=data,
@@ -215,7 +215,7 @@ def _measure_retained(training: Training, stage: int) -> dict[str, Any]:
     }
 
 
-def _habitual_transient(training: Training, stage: int, *, is_fresh: bool) -> int:
+def _transient_as_in_torch(training: Training, stage: int, *, is_fresh: bool) -> int:
     """Return the transient of a backward whose gradients autograd makes; or beside which the stage's output is held."""
     tracker = Tracker()
     ahead = _go_ahead(training, stage, tracker)

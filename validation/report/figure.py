@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure, SubFigure
 
-CURVES = 40  # as many as fit
+CURVES = 40  # the most that fit
 BAND = 0.01
 _KEY_COLUMNS = 9
 _MARKS = "osD^vP*Xhp"
 
 
 class _Dots(NamedTuple):
-    """What is measured and simulated of a report's devices or processes."""
+    """Measured and simulated values of a report's devices or processes."""
 
     report: Report
     measured: Sequence[float]

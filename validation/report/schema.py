@@ -174,7 +174,7 @@ class Account(_Form, frozen=True, kw_only=True):
 
 
 class AllocatorComparison(_Form, frozen=True, kw_only=True):
-    """The allocator's accounts of all processes; a difference may be so many bytes, and a share of the peak beside."""
+    """The allocator's accounts of all processes; the tolerance of a difference is bytes and a share of the peak."""
 
     processes: Annotated[list[Account], msgspec.Meta(min_length=1)]
     tolerance_bytes: Count
@@ -340,7 +340,7 @@ _CATEGORIES = {
 
 
 def category_of(kind: str) -> str:
-    """Return the simulator's category of what torch keeps; all else are activations."""
+    """Return the simulator's category of a kind of torch's storages; all others are activations."""
     return _CATEGORIES.get(kind, "activations")
 
 
@@ -366,7 +366,7 @@ class DevicePeak(_Form, frozen=True, kw_only=True):
     """A rank's memory: torch's peak above the parameters that lie there, and each simulation of it.
 
     `contents` are all live storages at torch's peak. `in_no_storage` are bytes of the allocator beyond them, and
-    `unseen` those that a thread freed which the profiler does not see, some of them perhaps before the peak.
+    `unseen` are bytes freed by a thread that the profiler does not see, some of them perhaps before the peak.
     """
 
     device: Count
@@ -508,7 +508,7 @@ def write_report(path: str | Path, report: Written, *, force: bool = False) -> N
 
 def encode_report(report: Written) -> bytes:
     """Return the bytes of a report's file."""
-    if isinstance(report, Battery | PeersReport):  # of which programs are the readers
+    if isinstance(report, Battery | PeersReport):  # programs are its readers
         return msgspec.json.encode(report) + b"\n"
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
