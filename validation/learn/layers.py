@@ -151,47 +151,25 @@ def has_statistics(stages: Sequence[nn.Module]) -> bool:
     return any(isinstance(module, BatchNorm) for stage in stages for module in stage.modules())
 
 
-# A small network
+class Beside(nn.Module):
+    """Modules beside which their input goes on, as it is or through a bypass."""
 
-
-class ImageStem(nn.Module):
-    """The first layer: a convolution of images, or of vectors that are images of digits."""
-
-    def __init__(self, channels: int, width: int) -> None:
+    def __init__(self, *body: nn.Module, bypass: nn.Module | None = None) -> None:
         super().__init__()
-        self.convolution = Convolution(channels, width, 3)
+        self.body, self.bypass = nn.Sequential(*body), bypass or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map images to the width of the network."""
-        y: Tensor = self.convolution(x.unflatten(-1, DIGIT) if x.dim() == 2 else x)
+        """Add both ways."""
+        y: Tensor = self.bypass(x) + self.body(x)
         return y
 
 
-class ResidualConvolution(nn.Module):
-    """A norm and a convolution beside which their input goes on; with a stride, every second place of it."""
+class Pooled(Linear):
+    """A linear layer of the means of all channels."""
 
-    def __init__(self, width: int, stride: int, normalize: Normalize) -> None:
-        super().__init__()
-        self.norm, self.convolution = normalize(width), Convolution(width, width, 3, stride)
-        self.stride = stride
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images to as many channels."""
-        y: Tensor = self.convolution(self.norm(x).relu())
-        return x[..., :: self.stride, :: self.stride] + y
-
-
-class Pooled(nn.Module):
-    """The last layer: scores of labels by the means of all channels."""
-
-    def __init__(self, width: int, classes: int) -> None:
-        super().__init__()
-        self.linear = Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Map images to scores."""
-        scores: Tensor = self.linear(x.mean((-2, -1)))
-        return scores
+        return super().forward(input.mean((-2, -1)))
 
 
 def small_network(
@@ -200,46 +178,31 @@ def small_network(
     """Return the layers of a network of like layers, whose second and last thirds are of half as many rows each."""
     inner = max(layers - 2, 1)
     thirds = [3 * k // inner for k in range(layers - 2)]
-    strides = [1 + (third > before) for before, third in zip([0, *thirds], thirds, strict=False)]
-    blocks = [ResidualConvolution(width, stride, normalize) for stride in strides]
+    blocks = [
+        Beside(
+            *(normalize(width), nn.ReLU(), Convolution(width, width, 3, 1 + (third > before))),
+            bypass=nn.MaxPool2d(1, 2) if third > before else None,
+        )
+        for before, third in zip([0, *thirds], thirds, strict=False)
+    ]
     head = nn.Sequential(normalize(width), nn.ReLU(), Pooled(width, classes))
-    return [ImageStem(channels, width), *blocks, head]
-
-
-# Residual networks
-
-
-class Bypassed(nn.Module):
-    """Convolutions beside which their input goes on, by a convolution of its own where shapes differ."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int, normalize: Normalize, *body: nn.Module) -> None:
-        super().__init__()
-        self.body = nn.Sequential(*body)
-        alike = stride == 1 and inputs == outputs
-        self.bypass = nn.Identity() if alike else nn.Sequential(*_normed(inputs, outputs, 1, stride, normalize))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images to images."""
-        y: Tensor = self.body(x) + self.bypass(x)
-        return y.relu()
+    return [Convolution(channels, width, 3), *blocks, head]
 
 
 def _normed(inputs: int, outputs: int, size: int, stride: int, normalize: Normalize) -> list[nn.Module]:
     return [Convolution(inputs, outputs, size, stride), normalize(outputs)]
 
 
-def _basic(inputs: int, width: int, stride: int, normalize: Normalize) -> Bypassed:
-    first, second = _normed(inputs, width, 3, stride, normalize), _normed(width, width, 3, 1, normalize)
-    return Bypassed(inputs, width, stride, normalize, *first, nn.ReLU(), *second)
-
-
-def _bottleneck(inputs: int, width: int, stride: int, normalize: Normalize) -> Bypassed:
-    """Return a block of three convolutions; the second has fewer channels and the stride."""
-    outputs = 4 * width
-    first = _normed(inputs, width, 1, 1, normalize)
-    second = _normed(width, width, 3, stride, normalize)
-    third = _normed(width, outputs, 1, 1, normalize)
-    return Bypassed(inputs, outputs, stride, normalize, *first, nn.ReLU(), *second, nn.ReLU(), *third)
+def _block(inputs: int, width: int, stride: int, normalize: Normalize, *, bottleneck: bool) -> nn.Module:
+    """Return a block of two convolutions, or of three, the second of which has fewer channels and the stride."""
+    outputs = 4 * width if bottleneck else width
+    sides = [(inputs, width, 3, stride), (width, width, 3, 1)]
+    if bottleneck:
+        sides = [(inputs, width, 1, 1), (width, width, 3, stride), (width, outputs, 1, 1)]
+    body = [module for side in sides for module in (*_normed(*side, normalize), nn.ReLU())]
+    alike = stride == 1 and inputs == outputs
+    bypass = None if alike else nn.Sequential(*_normed(inputs, outputs, 1, stride, normalize))
+    return nn.Sequential(Beside(*body[:-1], bypass=bypass), nn.ReLU())
 
 
 def residual_network(
@@ -249,11 +212,13 @@ def residual_network(
 
     Normalization is after convolutions. Strides of blocks are where torchvision has them.
     """
-    block, wider, counts = {18: (_basic, 1, (2, 2, 2, 2)), 50: (_bottleneck, 4, (3, 4, 6, 3))}[depth]
+    bottleneck, counts = depth == 50, {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}[depth]
     widths = [64 * 2**part for part, count in enumerate(counts) for _ in range(count)]
     firsts = set(accumulate(counts))
-    inputs = [64, *(wider * width for width in widths)]
-    blocks = [block(inputs[k], width, 1 + (k in firsts), normalize) for k, width in enumerate(widths)]
+    inputs = [64, *((4 if bottleneck else 1) * width for width in widths)]
+    blocks = [
+        _block(inputs[k], width, 1 + (k in firsts), normalize, bottleneck=bottleneck) for k, width in enumerate(widths)
+    ]
     stem = (
         [*_normed(channels, 64, 7, 2, normalize), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
         if side >= LARGE

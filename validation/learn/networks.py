@@ -18,6 +18,7 @@ from .data import Data
 from .layers import (
     DIGIT,
     BatchNorm,
+    Beside,
     Doubled,
     GroupNorm,
     Linear,
@@ -28,30 +29,6 @@ from .layers import (
 )
 
 BATCH = 2  # samples with which the FLOP of layers are counted
-
-
-class First(nn.Module):
-    """The first layer of an MLP."""
-
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.linear = Linear(inputs, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map vectors to the width of the network."""
-        return torch.tanh(self.linear(x))
-
-
-class Residual(nn.Module):
-    """A layer of an MLP beside which its input goes on."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear = Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map vectors to the same width."""
-        return x + torch.tanh(self.linear(x))
 
 
 class Embedding(nn.Module):
@@ -67,43 +44,23 @@ class Embedding(nn.Module):
         return self.token[x] + self.place
 
 
-class CausalLayer(nn.Module):
-    """Attention to earlier places and a perceptron, each behind a norm and beside a residual."""
+class CausalAttention(nn.Module):
+    """Attention to earlier places."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.attention_norm, self.norm = Norm(width), Norm(width)
-        self.attention_in, self.attention_out = Linear(width, 3 * width, bias=False), Linear(width, width)
-        self.inner, self.outer = Linear(width, 4 * width), Linear(4 * width, width)
+        self.inward, self.outward = Linear(width, 3 * width, bias=False), Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, length, width) to the same shape."""
-        x = x + self._attend(self.attention_norm(x))
-        y: Tensor = self.outer(nn.functional.gelu(self.inner(self.norm(x))))
-        return x + y
-
-    def _attend(self, x: Tensor) -> Tensor:
         query, key, value = (
-            own.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for own in self.attention_in(x).chunk(3, -1)
+            own.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for own in self.inward(x).chunk(3, -1)
         )
         later = torch.full((x.shape[-2], x.shape[-2]), -torch.inf, dtype=x.dtype, device=x.device).triu(1)
         weights = (query / query.shape[-1] ** 0.5 @ key.transpose(-1, -2) + later).softmax(-1)
-        attended: Tensor = self.attention_out((weights @ value).transpose(-2, -3).flatten(-2))
+        attended: Tensor = self.outward((weights @ value).transpose(-2, -3).flatten(-2))
         return attended
-
-
-class Head(nn.Module):
-    """The last layer of a transformer."""
-
-    def __init__(self, width: int, tokens: int) -> None:
-        super().__init__()
-        self.norm, self.linear = Norm(width), Linear(width, tokens)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map vectors to scores of tokens."""
-        scores: Tensor = self.linear(self.norm(x))
-        return scores
 
 
 class Sizes(NamedTuple):
@@ -119,24 +76,33 @@ Layers = Callable[..., list[nn.Module]]  # of data and sizes; those of images ma
 
 def residual_perceptron(data: Data, sizes: Sizes) -> list[nn.Module]:
     """Return the layers of an MLP from vectors to labels."""
-    inputs, width = data.shape[-1], sizes.width
-    hidden = [Residual(width) for _ in range(sizes.layers - 2)]
-    return [First(inputs, width), *hidden, Linear(width, data.classes)]
+    hidden = [Beside(Linear(sizes.width, sizes.width), nn.Tanh()) for _ in range(sizes.layers - 2)]
+    first = nn.Sequential(Linear(data.shape[-1], sizes.width), nn.Tanh())
+    return [first, *hidden, Linear(sizes.width, data.classes)]
 
 
 def causal_transformer(data: Data, sizes: Sizes) -> list[nn.Module]:
     """Return the layers of a transformer from tokens to tokens."""
-    if sizes.width % sizes.heads:
-        above = -(-sizes.width // sizes.heads) * sizes.heads
-        raise RequestError("width", f"width={sizes.width} must be a multiple of {sizes.heads}; give {above}")
-    blocks = [CausalLayer(sizes.width, sizes.heads) for _ in range(sizes.layers - 2)]
-    return [Embedding(data.tokens, data.shape[-1], sizes.width), *blocks, Head(sizes.width, data.classes)]
+    width, heads = sizes.width, sizes.heads
+    if width % heads:
+        raise RequestError("width", f"width={width} must be a multiple of {heads}; give {-(-width // heads) * heads}")
+    blocks = [
+        nn.Sequential(
+            Beside(Norm(width), CausalAttention(width, heads)),
+            Beside(Norm(width), Linear(width, 4 * width), nn.GELU(), Linear(4 * width, width)),
+        )
+        for _ in range(sizes.layers - 2)
+    ]
+    first = Embedding(data.tokens, data.shape[-1], width)
+    return [first, *blocks, nn.Sequential(Norm(width), Linear(width, data.classes))]
 
 
 def convolutional(data: Data, sizes: Sizes, normalize: Normalize = GroupNorm) -> list[nn.Module]:
     """Return the layers of a small convolutional network from images, or from vectors that are digits, to labels."""
-    channels = (data.shape if len(data.shape) == 3 else DIGIT)[0]
-    return small_network(channels, sizes.width, sizes.layers, data.classes, normalize)
+    of_vectors = len(data.shape) < 3
+    channels = (DIGIT if of_vectors else data.shape)[0]
+    first, *others = small_network(channels, sizes.width, sizes.layers, data.classes, normalize)
+    return [nn.Sequential(nn.Unflatten(-1, DIGIT), first) if of_vectors else first, *others]
 
 
 def _resnet(depth: int, data: Data, sizes: Sizes, normalize: Normalize = GroupNorm) -> list[nn.Module]:
