@@ -27,6 +27,7 @@ from cdpsim.files.tables import as_text
 from .modules import require
 from .profile.command import profile
 from .report.environment import environment
+from .report.schema import read_as
 
 STEPS_TRAINED = 8  # of which the first two make the optimizer's state and warm up
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
@@ -160,10 +161,7 @@ def compare_step(step: HuggingFaceStep) -> Compared:
 
 def load_steps(path: str) -> HuggingFaceSteps:
     """Read a file of measured steps."""
-    try:
-        return msgspec.json.decode(files.read_text(path), type=HuggingFaceSteps)
-    except msgspec.MsgspecError as error:
-        raise RequestError(path, f"is no file of measured steps ({error})") from error
+    return read_as(HuggingFaceSteps, path, "file of measured steps", "give one")
 
 
 def describe_steps(found: HuggingFaceSteps) -> str:

@@ -26,11 +26,11 @@ from cdpsim.cli.console import exit_code_of, write_stdout
 from cdpsim.cluster.devices import NONE, Devices
 from cdpsim.cluster.topology import Link
 from cdpsim.files.tables import as_text
-from cdpsim.files.writing import read_text
 from cdpsim.program import Op
 from cdpsim.request.options import Rendezvous
 
 from .calibrate.fits import Sample, fit_collective
+from .report.schema import read_as
 
 FITTED_ON = "GH-96"  # the cards to whose runs of one stage the link and the launch gap are fitted
 RING: Final = "ring"
@@ -127,10 +127,7 @@ class ComparedStep(NamedTuple):
 
 def load_published(path: str | Path) -> PublishedSteps:
     """Return the content of a file of measurements."""
-    try:
-        return msgspec.json.decode(read_text(path), type=PublishedSteps)
-    except msgspec.MsgspecError as error:
-        raise RequestError(str(path), f"is no file of measurements ({error}); give one") from None
+    return read_as(PublishedSteps, path, "file of measurements", "give one")
 
 
 def stages_of(published: PublishedSteps, run: MeasuredStep, launch: float = 0.0) -> tuple[Stage, ...]:

@@ -1,7 +1,6 @@
 """Every report of a replay below a folder, as one table and one figure."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -199,29 +198,26 @@ def _messages(report: Report) -> str:
 
 
 def write_reports_table(
-    folder: str | Path,
+    reports: Reports,
     output: str | Path | None = None,
     *,
     form: str | None = None,
     picture: str | Path | None = None,
     force: bool = False,
-    missing: Callable[[Reports], object] = lambda reports: None,
 ) -> str:
-    """Write table and figure where they are wanted, and return the table; `missing` is called with all reports."""
+    """Write table and figure where they are wanted, and return the table."""
     form = choose("format", form or _form_of(output), ENDINGS.values())
     if picture is not None:
         canvas.check_form(picture)
-    reports = find_reports(folder)
     for path in (output, picture):
         if path is not None:
             files.check_writable(path, force=force)
-    missing(reports)
     table = reports_table(reports.found, form)
-    drawn = None if picture is None else canvas.rendered(reports_figure(reports.found), picture)
-    if output is not None:
-        files.write_file(output, [table], force=force)
-    if picture is not None and drawn is not None:
-        files.write_file(picture, [drawn], force=force)
+    written: dict[str | Path, str | bytes] = {} if output is None else {output: table}
+    if picture is not None:
+        written[picture] = canvas.rendered(reports_figure(reports.found), picture)
+    for file, content in written.items():
+        files.write_file(file, [content], force=force)
     return table
 
 
@@ -252,23 +248,14 @@ def _form_of(output: str | Path | None) -> str:
 )
 def report_command(options: argparse.Namespace) -> int:
     """Show every report of a replay below a folder, as one table and one figure."""
-    refused: list[str] = []
-
-    def tell(reports: Reports) -> None:
-        refused.extend(reports.refused)
-        for line in refused:
-            explain(f"error: {line}")
-        for line in (*reports.unmeasured, *reports.live):
-            say(line)
-
+    reports = find_reports(options.folder)
+    for line in reports.refused:
+        explain(f"error: {line}")
+    for line in (*reports.unmeasured, *reports.live):
+        say(line)
     table = write_reports_table(
-        options.folder,
-        options.output,
-        form=options.format,
-        picture=options.figure,
-        force=options.force,
-        missing=tell,
+        reports, options.output, form=options.format, picture=options.figure, force=options.force
     )
     if options.output is None:
         write_stdout(table)
-    return 1 if refused else 0
+    return 1 if reports.refused else 0

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -11,6 +11,7 @@ from cdpsim.errors import RequestError
 from cdpsim.files import writing as files
 from cdpsim.request.options import RENAMED, with_new_names
 
+Kept = TypeVar("Kept")  # what a file keeps
 Scalar: TypeAlias = str | int | float | bool | None
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 TrialState: TypeAlias = Literal["ok", "not within tolerance", "failed", "left out"]
@@ -529,27 +530,29 @@ def load_report(path: str | Path, *, rewritten: bool = False) -> Report | Batter
 
 def decode_report(text: str, subject: str) -> Report | Battery | LiveReport:
     """Return the report or battery in a text; a refusal begins with `subject`."""
-    try:
-        names = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).keys()
-        if "reports" in names:
-            return msgspec.json.decode(text, type=Battery)
-        if "rounds" in names:
-            return msgspec.json.decode(text, type=LiveReport)
-        return msgspec.json.decode(text, type=Report)
-    except msgspec.DecodeError as error:
-        raise RequestError(
-            subject, f"is no report of a replay ({_reason(error)}); move it elsewhere, or replay again"
-        ) from None
+    words = "report of a replay", "move it elsewhere, or replay again"
+    names = decode_as(dict[str, msgspec.Raw], text, subject, *words).keys()
+    kind: type[Report | Battery | LiveReport] = (
+        Battery if "reports" in names else LiveReport if "rounds" in names else Report
+    )
+    return decode_as(kind, text, subject, *words)
 
 
 def read_peers(path: str | Path, *, rewritten: bool = False) -> PeersReport:
     """Return the report on runtimes in a file; a file that is `rewritten` is also the output of the command."""
+    return read_as(PeersReport, path, "report of peers", "write one with `peers -o`", rewritten=rewritten)
+
+
+def read_as(kind: type[Kept], path: str | Path, name: str, remedy: str, *, rewritten: bool = False) -> Kept:
+    """Return the content of a JSON file, whose kind has a name; refuse any other file in one line."""
+    return decode_as(kind, files.read_text(path, rewritten=rewritten), str(path), name, remedy)
+
+
+def decode_as(kind: type[Kept], text: str, subject: str, name: str, remedy: str) -> Kept:
+    """Return the content of a text in JSON, whose kind has a name; a refusal begins with `subject`."""
     try:
-        return msgspec.json.decode(files.read_text(path, rewritten=rewritten), type=PeersReport)
+        return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as error:
-        raise RequestError(str(path), f"is no report of peers ({_reason(error)}); write one with `peers -o`") from None
-
-
-def _reason(error: Exception) -> str:
-    text = str(error)
-    return text[:1].lower() + text[1:]
+        problem = str(error)
+        problem = f"is no {name} ({problem[:1].lower()}{problem[1:]}); {remedy}"
+        raise RequestError(subject, problem) from None
