@@ -27,7 +27,7 @@ from validation.learn.figure import draw_learned
 from validation.learn.lags import Learner, learner_of, read_learner
 from validation.learn.networks import Sizes, make_stages
 from validation.learn.results import ANSWERS_HEADER, Learned, LearningCurve, answer_row, answers_of
-from validation.learn.stacked import Stack
+from validation.learn.stacked import Stack, step_together
 from validation.learn.statistics import BETTER, EQUIVALENT, OPEN, WORSE, compare, holm, interval, quantile, verdicts
 from validation.learn.training import Course, check_course, train_all
 from validation.learn.unfinished import Unfinished, placed
@@ -98,7 +98,7 @@ def drawn(training: Training, step: int, m: int) -> tuple[Tensor, Tensor]:
 def learnt(stack: Stack, training: Training, m: int, rate: float, steps: int = STEPS) -> Tensor:
     """The parameters after some steps, as one vector."""
     for step in range(steps):
-        stack.step(*drawn(training, step, m), torch.tensor([rate], dtype=torch.float64))
+        step_together([stack], *drawn(training, step, m), torch.tensor([rate], dtype=torch.float64))
     return torch.cat([flatten(own[0] for own in stage.values()) for stage in stack.kept])
 
 
@@ -202,7 +202,7 @@ def test_runs_that_are_stacked_are_those_one_by_one(name: str) -> None:
     ]
     for step in range(STEPS):
         x, y = (torch.cat([each, each.roll(1, 1), each.flip(1)]) for each in drawn(training, step, 4))
-        losses = [stack.step(x, y, rates) for stack in both]
+        losses = [step_together([stack], x, y, rates)[0] for stack in both]
         assert torch.allclose(*losses, rtol=0, atol=1e-10)
     for one, other in zip(both[0].kept, both[1].kept, strict=True):
         assert all(torch.allclose(one[name], other[name], rtol=0, atol=1e-10) for name in one)

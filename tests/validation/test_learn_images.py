@@ -35,7 +35,7 @@ from validation.learn.layers import (
     using,
 )
 from validation.learn.networks import Sizes, make_stages, usual_network
-from validation.learn.stacked import Stack
+from validation.learn.stacked import Stack, step_together
 from validation.learn.training import Course, Trained, train_all
 from validation.learn.updates import Update
 from validation.replay.equation import evaluate
@@ -480,7 +480,7 @@ def test_steps_are_those_of_the_update_equation(name: str, data: Data, batch_nor
     for step in range(4):
         pairs = [training.data(step, i) for i in range(m)]
         x, y = (torch.cat(each)[None] for each in zip(*pairs, strict=True))
-        stack.step(x, y, torch.tensor([0.1], dtype=torch.float64))
+        step_together([stack], x, y, torch.tensor([0.1], dtype=torch.float64))
     found = torch.cat([flatten(own[0] for own in stage.values()) for stage in stack.kept])
     assert torch.allclose(found, torch.cat(expected), rtol=0, atol=1e-12)
 

@@ -69,9 +69,8 @@ class Stack:
         self._taken: dict[int, RowParameters] = {}  # the mean gradients of steps that a later version takes
         self._last_kept = 0
         self._outer = OuterUpdates(learner.outer, self._means(first))
-        own = Lags(
-            *(each[: len(each) // learner.workers] for each in learner.lags)
-        )  # of a run's first worker, as of all
+        first_worker = (each[: len(each) // learner.workers] for each in learner.lags)  # whose lags are those of all
+        own = Lags(*first_worker)
         newest, self.apart = Lags(*map(np.zeros_like, own)), has_statistics(self._stages)
         self._groups = [(each, _alike(each, apart=self.apart)) for each in (own, newest)]
 
@@ -79,10 +78,6 @@ class Stack:
     def kept(self) -> RowParameters:
         """Each run's parameters of the newest version that is no estimate; of workers, the mean."""
         return self._means(self._versions[self._last_kept])
-
-    def step(self, inputs: Tensor, labels: Tensor, rates: Tensor) -> Tensor:
-        """Make a training step of all runs, and return their losses; data are (run, sample, ...)."""
-        return step_together([self], inputs, labels, rates)[0]
 
     @property
     def _now(self) -> tuple[Lags, list[Ints]]:
