@@ -1,10 +1,12 @@
 """A replay ends where torch's own parallel training does, and torch holds and sends what is committed."""
 
+import csv
 import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -269,11 +271,16 @@ def test_the_simulator_still_says_what_it_said() -> None:
 
 
 def test_the_page_of_results_sums_them_up() -> None:
-    """And a table of ranks has each, the alike ones together."""
+    """And a table of ranks has each: the alike ones together for people, each for programs."""
     assert peers_summary() in PAGE.read_text(encoding="utf-8")
     (gpipe,) = (own for own in committed() if (own.name, own.ranks) == ("gpipe", 4))
     _, _, first, last = peers_table([gpipe], "text").splitlines()
     assert first.split()[:5] == ["gpipe", "4", "0", "to", "2"] and last.split()[:3] == ["gpipe", "4", "3"]
+    data = list(csv.DictReader(StringIO(peers_table([gpipe], "csv"))))
+    said = [(int(row["torch bytes"]), float(row["error, torch"])) for row in data]
+    assert said == [(own.bytes, own.simulated["torch"].relative_error) for own in gpipe.devices]
+    records = json.loads(peers_table([gpipe], "json"))
+    assert [(each["runtime"], each["rank"]) for each in records] == [("gpipe", rank) for rank in range(4)]
 
 
 def test_what_a_report_measured_is_simulated_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,7 +119,7 @@ class Comparer:
                 **{name: getattr(peer, name) for name in ("optimizer", "recompute")},
                 sizes=dict(case.sizes),
             ),
-            judged=peer.judged,
+            judged=True,
             devices=devices,
             messages=Messages(torch=calls),
             max_abs_difference=apart if apart == apart else None,
@@ -202,8 +202,8 @@ def _device_peak(peer: Peer, case: Case, rank: int, measured: Measurements) -> D
         contents=contents.at_peak,
         in_no_storage=measured_peak(memory, contents) - contents.peak,
         unseen=unseen(memory, contents),
-        tasks=[own.task for own in memory.tasks],
-        task_bytes=[own.peak - base for own in memory.tasks],
+        tasks=[*memory.tasks],
+        task_bytes=[peak - base for peak in memory.tasks.values()],
     )
 
 
@@ -229,7 +229,7 @@ def simulate_anew(report: PeerReport) -> PeerReport:
     within = all(abs(left_over(device, remainder)) <= TOLERANCE * device.bytes for device in devices)
     apart = report.max_abs_difference
     good = within and messages.same and apart is not None and apart <= PARAMETER_TOLERANCES[case.device]
-    return structs.replace(report, judged=peer.judged, devices=devices, messages=messages, remainder=remainder, ok=good)
+    return structs.replace(report, devices=devices, messages=messages, remainder=remainder, ok=good)
 
 
 def left_over(device: DevicePeak, remainder: dict[str, int]) -> int:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..profile.allocations import record_allocations
-from ..profile.tracker import Reference, Tracker
+from ..profile.tracker import Reference, Tracker, address_of, tensors_in
 from ..ranks.member import Member
 from ..replay.case import Case, build_training
 from ..report.schema import Call
@@ -95,21 +95,18 @@ class Observer(Tracker):
         """Name a storage from now on."""
         tensor = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
         self._find(tensor)
-        self._kinds[tensor.untyped_storage()._cdata] = kind
+        self._kinds[address_of(tensor)] = kind
 
     def watch(self, module: nn.Module) -> None:
         """Name a module's parameters, their gradients when these are there, and its outputs."""
         for parameter in module.parameters():
             self.name(parameter.data, "parameters")
             parameter.register_post_accumulate_grad_hook(self._name_gradient)
-        module.register_forward_hook(self._name_output)
+        module.register_forward_hook(lambda module, arguments, output: self.name(output, "outputs"))
 
     def _name_gradient(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
             self.name(parameter.grad, "gradients")
-
-    def _name_output(self, module: nn.Module, arguments: object, output: Tensor) -> None:
-        self.name(output, "outputs")
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -133,13 +130,13 @@ class Observer(Tracker):
                 self._weigh(entry, storage.nbytes())
 
     def _record(self, name: str, args: tuple[Any, ...]) -> None:
-        tensors = list(_tensors(args[0]))
+        tensors = tensors_in(args[0])
         nbytes = sum(tensor.nbytes for tensor in tensors)
         if name in SENDS:
             for tensor in tensors if name == "send" else []:
-                if self._kinds.get(tensor.untyped_storage()._cdata) != "outputs":
+                if self._kinds.get(address_of(tensor)) != "outputs":
                     self.name(tensor, "sent gradients")
-            label = self.labels.get(tensors[0].untyped_storage()._cdata, "") if name == "send" else ""
+            label = self.labels.get(address_of(tensors[0]), "") if name == "send" else ""
             self.calls.append(Call(SENDS[name], int(args[2]), nbytes, label))
         elif name in COLLECTIVES:
             self.calls.append(Call(COLLECTIVES[name], -1, nbytes))
@@ -149,7 +146,7 @@ class Observer(Tracker):
         super()._look(result._local_tensor if isinstance(result, DTensor) else result)
 
     def _find(self, tensor: Tensor, count: bool = True) -> Any:
-        address = tensor.untyped_storage()._cdata
+        address = address_of(tensor)
         if address not in self._entries:
             self._kinds[address] = _maker(sys._getframe(1))
         return super()._find(tensor, count)
@@ -158,14 +155,6 @@ class Observer(Tracker):
         super()._forget(address, reference)
         self._kinds.pop(address, None)
         self.labels.pop(address, None)
-
-
-def _tensors(argument: Any) -> Iterator[Tensor]:
-    if isinstance(argument, torch.Tensor):
-        yield argument
-    elif isinstance(argument, list | tuple):
-        for each in argument:
-            yield from _tensors(each)
 
 
 def _maker(frame: FrameType | None) -> str:
@@ -183,20 +172,16 @@ LONGEST_WAIT = 1.0  # seconds; then a measurement goes on beside threads that wo
 WARM_STEPS = 2  # before the measured one
 
 
-class TaskMemory(NamedTuple):
-    """A task of a rank, such as `F 2,0` of stage 2 and micro-batch 0, and the highest level during it."""
-
-    task: str
-    peak: int
-
-
 class MemoryOfRank(NamedTuple):
-    """The allocator's bytes since before the stages were made: before the measured step, in it, and after it."""
+    """The allocator's bytes since before the stages were made: before the measured step, in it, and after it.
+
+    `tasks` are the highest levels during tasks, by names such as `F 2,0` of stage 2 and micro-batch 0.
+    """
 
     before: int
     peak: int
     after: int
-    tasks: list[TaskMemory]
+    tasks: dict[str, int]
 
 
 class ContentsOfRank(NamedTuple):
@@ -223,7 +208,7 @@ class _Mark(NamedTuple):
 
 
 def measure_memory(member: Member, name: str, case: Case) -> MemoryOfRank:
-    """Train with a runtime and return what its allocator gives."""
+    """Train with a runtime and return its allocator's bytes."""
     _prepare(member, case)
     marks: list[_Mark] = []
     record = record_allocations(member.device)
@@ -237,12 +222,12 @@ def measure_memory(member: Member, name: str, case: Case) -> MemoryOfRank:
             session.passes(batch)
             session.update()
             end = record.now()
-    tasks = [TaskMemory(mark.task, record.peak(mark.begin, mark.end)) for mark in marks]
+    tasks = {mark.task: record.peak(mark.begin, mark.end) for mark in marks}
     return MemoryOfRank(record.at(begin), record.peak(begin, end), record.at(end), tasks)
 
 
 def observe(member: Member, name: str, case: Case) -> ContentsOfRank:
-    """Train with a runtime and return what its live storages are, and its messages."""
+    """Train with a runtime and return its live storages, and its messages."""
     observer = Observer(member.device)
     observer.ignore(parameter for stage in _prepare(member, case).stages for parameter in stage.parameters())
     with observer, _released_in_waits():
@@ -367,7 +352,7 @@ def _label_sends(session: Pipelined, observer: Observer) -> None:
         def labelled(micro_batch: int) -> list[Any]:
             operations: list[Any] = inner(micro_batch)
             for operation in operations:
-                address = operation.tensor.untyped_storage()._cdata
+                address = address_of(operation.tensor)
                 observer.labels[address] = f"{content} {stage.stage_index},{micro_batch}"
             return operations
 

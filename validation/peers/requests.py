@@ -1,7 +1,6 @@
 """Requests of the command `peers`, and its tables."""
 
 import argparse
-from functools import partial
 from itertools import chain, groupby
 
 import msgspec
@@ -39,17 +38,14 @@ def run_peers(options: argparse.Namespace) -> int:
     if options.output is not None:
         write_report(options.output, report, force=options.force)
     write_stdout(peers_table(report.peers, form) + (_verdict(report.peers) if form == "text" else ""))
-    return 0 if all(own.ok for own in report.peers if own.judged) else 1
+    return 0 if all(own.ok for own in report.peers) else 1
 
 
 def _verdict(reports: list[PeerReport]) -> str:
-    """Return what judged runtimes hold more or less where they are not within tolerance, and how many are."""
-    judged = [report for report in reports if report.judged]
-    lines = [line for report in judged for line in (_named(report) if report.ok else _remainders(report))]
-    good = sum(report.ok for report in judged)
-    lines.append(
-        f"{good} of {len(judged)} judged runtimes are within {percent(TOLERANCE)} % on each rank, with what is named"
-    )
+    """Return lines on the bytes of runtimes that are not within tolerance, and the number of the others."""
+    lines = [line for report in reports for line in (_named(report) if report.ok else _remainders(report))]
+    good, share = sum(report.ok for report in reports), percent(TOLERANCE)
+    lines.append(f"{good} of {len(reports)} runtimes are within {share} % on each rank, with what is named")
     return "\n".join([*lines, ""])
 
 
@@ -122,26 +118,55 @@ def _check(workload: Workload, chosen: list[Peer]) -> None:
 
 def peers_list(chosen: list[Peer]) -> str:
     """Return a table of runtimes, with the schedule that is held against each."""
-    rows = [(peer.name, peer.about, peer.schedule, "yes" if peer.judged else "no") for peer in chosen]
-    return tables.as_text(("runtime", "of torch", "schedule", "judged"), rows)
+    return tables.as_text(
+        ("runtime", "of torch", "schedule"), [(peer.name, peer.about, peer.schedule) for peer in chosen]
+    )
 
 
 def peers_table(reports: list[PeerReport], form: str) -> str:
-    """Return a table with a row for the ranks of each runtime that are alike, for people."""
+    """Return a table with a row for each rank; for people, alike ranks of a runtime have one row."""
     simulations = list(dict.fromkeys(name for report in reports for name in report.devices[0].simulated))
+    if form != "text":
+        records = [_record(report, device, simulations) for report in reports for device in report.devices]
+        return tables.format_table(form, records, [*records[0]], [[*record.values()] for record in records])
     columns = [column for name in simulations for column in (f"simulated, {name}", "%")]
     header = ["runtime", "ranks", "rank", "torch bytes", *columns, "messages", "parameters", "time %", "ok"]
     rows = [(report, row) for report in reports for row in _rank_rows(report, simulations)]
     if len({report.request.model for report in reports}) > 1:
         header.insert(1, "model")
         rows = [(report, [row[0], report.request.model, *row[1:]]) for report, row in rows]
-    cells = [row for _, row in rows]
-    return tables.format_table(form, [dict(zip(header, row, strict=True)) for row in cells], header, cells)
+    return tables.as_text(header, [row for _, row in rows])
+
+
+def _record(report: PeerReport, device: DevicePeak, simulations: list[str]) -> dict[str, object]:
+    """Return the cells of a rank for programs; errors are shares."""
+    simulated = {
+        f"{what}, {name}": value
+        for name in simulations
+        for own in [device.simulated[name]]
+        for what, value in (("simulated", own.bytes), ("error", own.relative_error))
+    }
+    return {
+        "runtime": report.name,
+        "model": report.request.model,
+        "ranks": report.ranks,
+        "rank": device.device,
+        "torch bytes": device.bytes,
+        **simulated,
+        "messages": "same" if report.messages.same else "differ",
+        "parameters": report.max_abs_difference,
+        "time": report.time.relative_error if report.time else None,
+        "ok": report.ok,
+    }
 
 
 def _rank_rows(report: PeerReport, simulations: list[str]) -> list[list[str]]:
+    def cells_of(device: DevicePeak) -> list[str]:
+        own = [device.simulated[name] for name in simulations]
+        return [str(device.bytes), *(cell for each in own for cell in (str(each.bytes), percent(each.relative_error)))]
+
     rows: list[list[str]] = []
-    for cells, group in groupby(report.devices, key=partial(_bytes_cells, simulations=simulations)):
+    for cells, group in groupby(report.devices, key=cells_of):
         ranks = [device.device for device in group]
         those = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
         of_all = [""] * 4 if rows else _of_all_ranks(report)
@@ -149,26 +174,15 @@ def _rank_rows(report: PeerReport, simulations: list[str]) -> list[list[str]]:
     return rows
 
 
-def _bytes_cells(device: DevicePeak, simulations: list[str]) -> list[str]:
-    own = [device.simulated[name] for name in simulations]
-    return [str(device.bytes), *(cell for each in own for cell in (str(each.bytes), percent(each.relative_error)))]
-
-
 def _of_all_ranks(report: PeerReport) -> list[str]:
     apart = report.max_abs_difference
+    named = report.remainder or any(device.remainder for device in report.devices)
     return [
         "same" if report.messages.same else "differ",
         "not a number" if apart is None else "bit-equal" if apart == 0 else f"within {apart:.0e}",
         percent(report.time.relative_error) if report.time else "-",
-        _judgement(report),
+        "NO" if not report.ok else "remainder named" if named else "yes",
     ]
-
-
-def _judgement(report: PeerReport) -> str:
-    if not report.judged:
-        return "not judged"
-    named = report.remainder or any(device.remainder for device in report.devices)
-    return ("remainder named" if named else "yes") if report.ok else "NO"
 
 
 def _named(report: PeerReport) -> list[str]:

@@ -248,7 +248,6 @@ class Peer(NamedTuple):
     begin: Callable[[Member, Case], Session]
     kind: Literal["pipeline", "data parallel"] = "data parallel"
     chunks: int = 1
-    judged: bool = True
     optimizer: str = "sgd"
     recompute: str | None = None
     runtime: str = "torch"  # the behaviour that is simulated; paper: there is none for it

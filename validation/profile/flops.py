@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from .tracker import Reference, storage_of
+from .tracker import Reference, address_of, storage_of, tensors_in
 
 _CORE = "eager_attention_forward"  # of queries, keys and values: a function of a family's module
 
@@ -58,10 +57,6 @@ def count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result
     return int(flop_registry[packet](*args, **kwargs, out_val=result)) if packet in flop_registry else 0
 
 
-def _address(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
 class Flops(TorchDispatchMode):
     """A counter of operations by torch's own formulas while it is entered; on fake tensors as on real ones.
 
@@ -86,8 +81,7 @@ class Flops(TorchDispatchMode):
         self.count += count
         if self._made is not None:
             self.attention += count
-            made = (tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor))
-            self._made |= {_address(tensor): storage_of(tensor) for tensor in made}
+            self._made |= {address_of(tensor): storage_of(tensor) for tensor in tensors_in(result)}
         elif func._overloadpacket in _ATTENTION:
             self.attention += count
             self.fused_scores += _score_flops(*args[:2])
@@ -101,8 +95,8 @@ class Flops(TorchDispatchMode):
             self._made = {}
             try:
                 output, *others = core(module, query, key, value, *args, **kwargs)
-                given = {_address(tensor): tensor for tensor in (query, key, value)}
-                known = {*given, _address(output)}
+                given = {address_of(tensor): tensor for tensor in (query, key, value)}
+                known = {*given, address_of(output)}
                 self.given_to_cores += [(storage_of(each), each.untyped_storage().nbytes()) for each in given.values()]
                 self.kept_by_cores += [made for address, made in self._made.items() if address not in known]
             finally:

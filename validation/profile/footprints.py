@@ -37,7 +37,7 @@ from ..training.passes import (
 from ..training.stages import Architecture, Loss, Training, imitate, leaves
 from .division import find_parts, input_form, whole_parts, zero_above, zero_inputs
 from .flops import Flops, noting_cores
-from .tracker import Reference, Tracker, is_alive, storage_of
+from .tracker import Reference, Tracker, address_of, is_alive, storage_of
 
 _EVERY_MODULES = frozenset(vars(nn.Module()))
 
@@ -282,14 +282,14 @@ def _reads_input(training: Training, stage: int) -> bool:
     storages: set[int] = set()
 
     def pack(tensor: Tensor) -> Tensor:
-        storages.add(tensor.untyped_storage()._cdata)
+        storages.add(address_of(tensor))
         return tensor.detach()
 
     theta = zeros(training.parameters(stage), training.device)
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         y = training.apply(stage, leaves(training.stages[stage], theta), x)
     del y
-    return x.untyped_storage()._cdata in storages
+    return address_of(x) in storages
 
 
 def factored_size(parameter: nn.Parameter) -> int:
