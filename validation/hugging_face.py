@@ -169,8 +169,8 @@ def describe_steps(found: HuggingFaceSteps) -> str:
     header = ["model", "samples", "type", "parameters", "measured peak, B", "predicted, B", "error"]
     header += ["allocated", "reserved", "step, ms"]
     rows = []
-    for step, predicted in map(compare_step, found.steps):
-        measured = step.peak - step.before
+    for compared in map(compare_step, found.steps):
+        step, measured, predicted = compared.step, compared.measured, compared.predicted
         sizes = [f"{step.batch} × {step.length}", f"{step.dtype}{', autocast' * step.autocast}", f"{step.parameters:,}"]
         peaks = [f"{measured:,}", f"{predicted:,}", f"{100 * (predicted / measured - 1):+.2g} %"]
         blocks = (f"{100 * (given / step.peak - 1):+.2f} %" for given in (step.allocated_peak, step.reserved))

@@ -40,28 +40,28 @@ OF_NETWORK = (
     Setting("network", "NAME", f"{', '.join(NETWORKS)} (default: as the data are)"),
     Setting("layers", "K", "its layers (default 8, or N)"),
     Setting("width", "K", "numbers, or channels, between layers (default 32)"),
-    Setting("cut", "HOW", "stages of equally many layers, or of like flops", "layers"),
+    Setting("cut", "HOW", "layers: equally many in each stage; flops: like work", "layers"),
     Setting("dtype", "TYPE", " or ".join(NUMBER_TYPES), "float32"),
 )
 OF_TRAINING = (
     Setting("optimizer", "NAME", ", ".join(KINDS), "momentum"),
-    Setting("lr", "RATES", "rates, with commas between them", "0.05"),
+    Setting("lr", "RATES", "one rate, or several with commas between them", "0.05"),
     Setting("momentum", "MU", "of momentum, nesterov and muon", "0.9"),
     Setting("weight_decay", "DECAY", "of all parameters", "0"),
-    Setting("drops", "SHARES", "of the training, after which rates are lower: 0.3,0.6,0.9", ""),
-    Setting("drop_by", "FACTOR", "by which rates are multiplied then", "0.2"),
+    Setting("drops", "SHARES", "shares of the training, after which rates are lower: 0.3,0.6,0.9", ""),
+    Setting("drop_by", "FACTOR", "factor of the rates from then on", "0.2"),
     Setting("warm_up", "B", "batches over which rates rise", "0"),
     Setting("epochs", "E", "times that all samples are seen", "20"),
     Setting("batch", "B", "samples of an update", "64"),
     Setting("seeds", "S", "runs with other starts and orders", "10"),
 )
 OF_VERDICTS = (
-    Setting("margin", "POINTS", "of accuracy that do not matter", "0.5"),
-    Setting("best_of", "E", "last epochs, of which the best accuracy counts", "1"),
+    Setting("margin", "POINTS", "differences of accuracy that do not matter", "0.5"),
+    Setting("best_of", "E", "number of last epochs whose best accuracy counts", "1"),
 )
 OF_MACHINE = (
     Setting("device", "DEVICE", "cpu or cuda", "cpu"),
-    Setting("max_memory", "SIZE", "of runs that are trained at once", "4 GiB"),
+    Setting("max_memory", "SIZE", "memory of the runs that are trained at once", "4 GiB"),
 )
 SETTINGS = {each.name: each for each in (*OF_NETWORK, *OF_TRAINING, *OF_VERDICTS, *OF_MACHINE)}
 # Fournier and Oyallon, section 5, by the data. Of a ResNet-50, the decay is another one with some.
