@@ -4,7 +4,7 @@ The networks are a small one, and the residual ones of He et al. (2016), with gr
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from itertools import accumulate
 from math import gcd
@@ -126,24 +126,22 @@ def _scaled_channels(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @contextmanager
-def collecting() -> Iterator[list[tuple[Tensor, Tensor]]]:
+def _setting(variable: ContextVar[Any], value: Any) -> Iterator[Any]:
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
+
+
+def collecting() -> AbstractContextManager[list[tuple[Tensor, Tensor]]]:
     """Collect the mean and the unbiased variance of each batch norm's input, in the order of the calls."""
-    found: list[tuple[Tensor, Tensor]] = []
-    token = _collected.set(found)
-    try:
-        yield found
-    finally:
-        _collected.reset(token)
+    return _setting(_collected, [])
 
 
-@contextmanager
-def using(statistics: Statistics) -> Iterator[None]:
+def using(statistics: Statistics) -> AbstractContextManager[object]:
     """Let batch norms take given means and variances instead of their batch's, in the order of their calls."""
-    token = _used.set(iter(statistics))
-    try:
-        yield
-    finally:
-        _used.reset(token)
+    return _setting(_used, iter(statistics))
 
 
 def has_statistics(stages: Sequence[nn.Module]) -> bool:

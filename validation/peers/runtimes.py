@@ -340,7 +340,15 @@ def _sharded(name: str, torchs: str, *, m: int = 1, each: bool = True, reshard: 
     return Peer(name, torchs, "dp", begin, sharded=True, m=m, options=options, cut_alike=True)
 
 
+def _checkpointed(name: str, how: str, *, reentrant: bool = False, kept: bool = False, **more: Any) -> Peer:
+    """Return checkpoints of each stage, whose gradients may be kept between steps."""
+    runtime = f"{WITHOUT_BUCKETS},gradients=kept" if kept else WITHOUT_BUCKETS
+    begin, about = partial(Checkpointed, reentrant=reentrant, kept=kept), f"torch.utils.checkpoint, {how}"
+    return Peer(name, about, "multi-dp", begin, recompute="full", runtime=runtime, **more)
+
+
 _PASSES = 4  # micro-batches on a rank
+_KEPT_GRADIENTS = "zero_grad(set_to_none=False)"
 _NO_SYNC = "with no_sync in all but the last of 4 passes"
 _EACH = "which sums after each of 4 passes"
 _DDP, _VIEWS = "DistributedDataParallel", "DistributedDataParallel(gradient_as_bucket_view=True)"
@@ -390,32 +398,10 @@ _PEERS = (
     _pipeline("zbv", "zbv", schedules.ScheduleZBVZeroBubble, 2),
     _pipeline("dualpipev", "dualpipev", schedules.ScheduleDualPipeV, 2),
     *_DATA_PARALLEL,
-    Peer(
-        "checkpoint",
-        "torch.utils.checkpoint, not reentrant",
-        "multi-dp",
-        partial(Checkpointed, reentrant=False),
-        recompute="full",
-        runtime=WITHOUT_BUCKETS,
-    ),
-    Peer(
-        "checkpoint-reentrant",
-        "torch.utils.checkpoint, reentrant",
-        "multi-dp",
-        partial(Checkpointed, reentrant=True),
-        recompute="full",
-        runtime=WITHOUT_BUCKETS,
-        remainder=held_again,
-    ),
-    Peer(
-        "checkpoint-kept",
-        "torch.utils.checkpoint, not reentrant, zero_grad(set_to_none=False)",
-        "multi-dp",
-        partial(Checkpointed, reentrant=False, kept=True),
-        recompute="full",
-        runtime=f"{WITHOUT_BUCKETS},gradients=kept",
-        remainder=random_states,  # all of them: with all gradients there, the peak is in the first backward
-    ),
+    _checkpointed("checkpoint", "not reentrant"),
+    _checkpointed("checkpoint-reentrant", "reentrant", reentrant=True, remainder=held_again),
+    # With all gradients there, the peak is in the first backward, where all states of random numbers are.
+    _checkpointed("checkpoint-kept", f"not reentrant, {_KEPT_GRADIENTS}", kept=True, remainder=random_states),
 )
 
 PEERS: Mapping[str, Peer] = MappingProxyType({peer.name: peer for peer in _PEERS})
