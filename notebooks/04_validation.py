@@ -91,5 +91,5 @@ print(f"measured   {cdp['measured_bytes'] / dp['measured_bytes']:.4f}")
 # ## More
 #
 # From a shell it is `cdpsim-validate replay` (in a checkout, `python -m validation replay`), with torchrun or without.
-# It replays pipelines, GPUs and models of real size, and compares the time as well. `validation/README.md` has the
-# table of all stored results.
+# It replays pipelines, GPUs and models of real size, and compares the time as well. `docs/results.md` sums up
+# all stored results.

@@ -12,8 +12,6 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -24,11 +22,12 @@ import torch
 from cdpsim import RequestError
 from cdpsim.cli.console import exit_code_of, write_stdout
 from cdpsim.files import writing as files
-from cdpsim.files.tables import as_markdown
+from cdpsim.files.tables import as_text
 
 from .modules import require
 from .profile.command import profile
 from .report.environment import environment
+from .report.schema import read_as
 
 STEPS_TRAINED = 8  # of which the first two make the optimizer's state and warm up
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
@@ -88,7 +87,7 @@ class Compared(NamedTuple):
 def measure_step(
     name: str, config: dict[str, Any], *, batch: int, length: int, dtype: str = "float32", autocast: bool = False
 ) -> HuggingFaceStep:
-    """Train a model for some steps on the first GPU, and return what the last one took."""
+    """Train a model for some steps on the first GPU, and return the last one's bytes."""
     transformers: Any = require("transformers")
     own = {key: value for key, value in config.items() if key != "model_type"}
     form = transformers.AutoConfig.for_model(config["model_type"], **own, **AS_PROFILED)
@@ -152,44 +151,31 @@ def measure_steps() -> HuggingFaceSteps:
 
 def compare_step(step: HuggingFaceStep) -> Compared:
     """Profile the model of a step, and return both."""
-    autocast = "bf16" if step.autocast else None
-    with _file_of(step.config) as model:
-        found = profile(
-            model, 1, batch=step.batch, length=step.length, dtype=step.dtype, autocast=autocast, float32_loss=True
-        )
-    return Compared(step, found.peak_activations)
-
-
-@contextmanager
-def _file_of(config: dict[str, Any]) -> Iterator[str]:
+    given: dict[str, Any] = {name: getattr(step, name) for name in ("batch", "length", "dtype")}
     with TemporaryDirectory() as folder:
         path = Path(folder, "config.json")
-        path.write_text(json.dumps(config), encoding="utf-8")
-        yield str(path)
+        path.write_text(json.dumps(step.config), encoding="utf-8")
+        found = profile(str(path), 1, **given, autocast="bf16" if step.autocast else None, float32_loss=True)
+    return Compared(step, found.peak_activations)
 
 
 def load_steps(path: str) -> HuggingFaceSteps:
     """Read a file of measured steps."""
-    try:
-        return msgspec.json.decode(files.read_text(path), type=HuggingFaceSteps)
-    except msgspec.MsgspecError as error:
-        raise RequestError(path, f"is no file of measured steps ({error})") from error
+    return read_as(HuggingFaceSteps, path, "file of measured steps", "give one")
 
 
 def describe_steps(found: HuggingFaceSteps) -> str:
-    """Return a table of all steps, in Markdown."""
+    """Return a table of all steps."""
     header = ["model", "samples", "type", "parameters", "measured peak, B", "predicted, B", "error"]
     header += ["allocated", "reserved", "step, ms"]
-    return as_markdown(header, [_step_row(compare_step(step)) for step in found.steps])
-
-
-def _step_row(compared: Compared) -> list[str]:
-    step, measured = compared.step, compared.measured
-    sizes = [f"{step.batch} × {step.length}", f"{step.dtype}{', autocast' * step.autocast}", f"{step.parameters:,}"]
-    error = f"{100 * (compared.predicted / measured - 1):+.2g} %"
-    blocks = (f"{100 * (given / step.peak - 1):+.2f} %" for given in (step.allocated_peak, step.reserved))
-    peaks = [f"{measured:,}", f"{compared.predicted:,}", error]
-    return [step.name, *sizes, *peaks, *blocks, f"{1e3 * step.seconds:.1f}"]
+    rows = []
+    for compared in map(compare_step, found.steps):
+        step, measured, predicted = compared.step, compared.measured, compared.predicted
+        sizes = [f"{step.batch} × {step.length}", f"{step.dtype}{', autocast' * step.autocast}", f"{step.parameters:,}"]
+        peaks = [f"{measured:,}", f"{predicted:,}", f"{100 * (predicted / measured - 1):+.2g} %"]
+        blocks = (f"{100 * (given / step.peak - 1):+.2f} %" for given in (step.allocated_peak, step.reserved))
+        rows.append([step.name, *sizes, *peaks, *blocks, f"{1e3 * step.seconds:.1f}"])
+    return as_text(header, rows)
 
 
 def measure_or_compare(arguments: list[str]) -> int:

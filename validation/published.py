@@ -13,7 +13,7 @@ what a reduction takes with one data rank, where nothing is sent.
 
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from math import fsum, inf
 from pathlib import Path
 from statistics import fmean
@@ -24,12 +24,12 @@ import msgspec
 from cdpsim import Cluster, Model, RequestError, Stage, simulate
 from cdpsim.cli.console import exit_code_of, write_stdout
 from cdpsim.cluster.topology import NONE, Devices, Link
-from cdpsim.files.tables import as_markdown
-from cdpsim.files.writing import read_text
+from cdpsim.files.tables import as_text
 from cdpsim.program import Op
 from cdpsim.request.options import Rendezvous
 
 from .calibrate.fits import Sample, fit_collective
+from .report.schema import read_as
 
 FITTED_ON = "GH-96"  # the cards to whose runs of one stage the link and the launch gap are fitted
 RING: Final = "ring"
@@ -62,7 +62,7 @@ class ModelSizes(msgspec.Struct, frozen=True):
 
 
 class MeasuredStep(msgspec.Struct, frozen=True):
-    """A run and the seconds of its step, of which the reduction of gradients is a part."""
+    """A run and the seconds of its step; the reduction of gradients is a part of it."""
 
     model: str
     gpu: str
@@ -126,10 +126,7 @@ class ComparedStep(NamedTuple):
 
 def load_published(path: str | Path) -> PublishedSteps:
     """Return the content of a file of measurements."""
-    try:
-        return msgspec.json.decode(read_text(path), type=PublishedSteps)
-    except msgspec.MsgspecError as error:
-        raise RequestError(str(path), f"is no file of measurements ({error}); give one") from None
+    return read_as(PublishedSteps, path, "file of measurements", "give one")
 
 
 def stages_of(published: PublishedSteps, run: MeasuredStep, launch: float = 0.0) -> tuple[Stage, ...]:
@@ -217,14 +214,6 @@ def compare_steps(published: PublishedSteps) -> list[ComparedStep]:
     return sorted(steps, key=lambda step: order.index(step.role))
 
 
-def _step_cells(step: ComparedStep) -> list[str]:
-    run = step.run
-    shape = f"{run.stages} × {run.data} × {run.tensor}"
-    seconds = (f"{value:.3f}" for value in (run.step, step.simulated))
-    shares = (f"{100 * share:+.1f} %" for share in (step.error, step.bare_error))
-    return [step.role, run.model, run.gpu, shape, str(run.micro_batch), str(run.micro_batches), *seconds, *shares]
-
-
 def _summaries(steps: Sequence[ComparedStep]) -> Iterator[str]:
     """Yield the mean and the largest error of each role, and those of bare steps."""
     for role in dict.fromkeys(step.role for step in steps):
@@ -233,18 +222,25 @@ def _summaries(steps: Sequence[ComparedStep]) -> Iterator[str]:
             for column in zip(*((step.error, step.bare_error) for step in steps if step.role == role), strict=True)
         )
         words = (f"{fmean(each):.1f} % in the mean, {max(each):.1f} % at most" for each in (errors, bare))
-        yield "* {}: {}; bare: {}\n".format(role, *words)
+        yield "{}: {}; bare: {}\n".format(role, *words)
 
 
 def describe(published: PublishedSteps) -> str:
-    """Return the fitted machine, a table of all runs, and their errors, in Markdown."""
+    """Return the fitted machine, a table of all runs, and their errors."""
     machine, steps = fit_machine(published), compare_steps(published)
     header = ["run", "model", "cards", "P × D × T", "samples", "m", "published, s", "simulated, s", "error", "bare"]
     fitted = (
         f"Fitted: latency {1e6 * machine.latency:.0f} us, bandwidth {machine.bandwidth / 1e9:.1f} GB/s, "
         f"launch gap {1e6 * machine.launch:.0f} us a layer.\n"
     )
-    return "".join(chain([fitted, "\n", as_markdown(header, [*map(_step_cells, steps)]), "\n"], _summaries(steps)))
+    rows = []
+    for step in steps:
+        run, shape = step.run, f"{step.run.stages} × {step.run.data} × {step.run.tensor}"
+        seconds = (f"{value:.3f}" for value in (run.step, step.simulated))
+        shares = (f"{100 * share:+.1f} %" for share in (step.error, step.bare_error))
+        counts = (str(run.micro_batch), str(run.micro_batches))
+        rows.append([step.role, run.model, run.gpu, shape, *counts, *seconds, *shares])
+    return "\n".join([fitted, as_text(header, rows), "".join(_summaries(steps))])
 
 
 def print_comparison(arguments: list[str]) -> int:

@@ -39,7 +39,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 KEPT = PROJECT / "build" / "mutation"
 # Modules that read requests, write files, draw or print stay as they are.
 SHELL = "__init__ __main__ cli draw errors experiment export files limits presets request setting version"
-SHELL += " command figure limits_figure"  # of validation/learn
+SHELL += " command figure"  # of validation/learn
 ENOUGH = 0.95  # of those that differ
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError
+from cdpsim.model import Stage
 from validation.profile import footprints as stages
 from validation.profile.command import profile
 from validation.replay.case import Case, expected_parameters, largest_difference, play_in_process, prepare
@@ -164,7 +165,7 @@ def test_equal_blocks_are_measured_once(name: str, monkeypatch: pytest.MonkeyPat
     """The first and the last layer, and one block."""
     measure, measured = stages.measure_stage, []
 
-    def counted(*given: Any) -> stages.Footprint:
+    def counted(*given: Any) -> Stage:
         measured.append(given[1])
         return measure(*given)
 

@@ -1,6 +1,6 @@
 """Hugging Face's own training steps on a GPU: a profile, made without one, has their peak of memory."""
 
-from pathlib import Path
+import re
 
 import pytest
 
@@ -9,10 +9,10 @@ pytest.importorskip("transformers")
 
 import validation.hugging_face as hugging_face
 from cdpsim import RequestError
+from tests.validation.measured_tables import PAGE, RESULTS
 from validation.hugging_face import HuggingFaceStep, compare_step, describe_steps, load_steps, measure_or_compare
 
-FOLDER = Path(__file__).parents[2] / "validation"
-FILE = FOLDER / "results" / "hugging-face-cuda-2026-11-26.json"
+FILE = RESULTS / "hugging-face-cuda-2026-11-26.json"
 STEPS = load_steps(str(FILE)).steps
 every_step = pytest.mark.parametrize("step", STEPS, ids=[f"{step.name}-{step.dtype}-{step.autocast}" for step in STEPS])
 LARGEST_ERROR = {"float32": 0.0, "bfloat16": 0.002, "autocast": 0.16}
@@ -23,7 +23,7 @@ LARGEST_ERROR = {"float32": 0.0, "bfloat16": 0.002, "autocast": 0.16}
 def test_a_profile_has_the_peak(step: HuggingFaceStep) -> None:
     """To the byte in float32; under autocast it lacks a part."""
     found = compare_step(step)
-    assert f"| {found.predicted:,} " in (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert f"  {found.predicted:,} " in PAGE.read_text(encoding="utf-8")
     assert abs(found.predicted / found.measured - 1) <= LARGEST_ERROR["autocast" if step.autocast else step.dtype]
 
 
@@ -34,19 +34,14 @@ def test_what_was_there_before_is_parameters_and_adam(step: HuggingFaceStep) -> 
     assert 0 <= step.before - numbers < 80e6
 
 
-def cells_of(line: str) -> list[str]:
-    """Return the cells of a line of a table."""
-    return [cell.strip() for cell in line.strip("|\n").split("|")]
-
-
-def test_the_read_me_has_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_of_results_has_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row by row what was measured: predictions take half a minute, and are looked for where they are made."""
-    lines = (FOLDER / "README.md").read_text(encoding="utf-8").splitlines()
-    shown = [cells_of(line) for line in lines if line.startswith("|") and len(cells_of(line)) == 10]
+    lines = [re.split(r"\s{2,}", line) for line in PAGE.read_text(encoding="utf-8").splitlines()]
+    shown = [[*row[:5], *row[7:]] for row in lines if len(row) == 10]
     monkeypatch.setattr(hugging_face, "compare_step", lambda step: hugging_face.Compared(step, step.peak - step.before))
-    for line in describe_steps(load_steps(str(FILE))).splitlines()[2:]:
-        cells = cells_of(line)
-        assert [*cells[:5], *cells[7:]] in [[*row[:5], *row[7:]] for row in shown]
+    for line in describe_steps(load_steps(str(FILE))).splitlines():
+        cells = re.split(r"\s{2,}", line)
+        assert [*cells[:5], *cells[7:]] in shown
 
 
 @pytest.mark.parametrize(
@@ -54,7 +49,7 @@ def test_the_read_me_has_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([], "FILE: give"),
         (["measure", "new.json"], "measure: needs a GPU"),
-        ([str(FOLDER / "results" / "sailor-2025.json")], "is no file of measured steps"),
+        ([str(RESULTS / "sailor-2025.json")], "is no file of measured steps"),
     ],
 )
 def test_bad_requests_are_one_line(arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,18 +20,18 @@ from cdpsim import SCHEDULES, Request, RequestError, assemble
 from cdpsim.files.tables import format_table
 from cdpsim.schedules.local_steps import Outer
 from cdpsim.trace.metrics.memory import Lags
+from tests.validation.measured_tables import PAGE, RESULTS
 from validation.__main__ import main
 from validation.learn.data import DATA, Data, Tensors, batches, label_loss, load_data
 from validation.learn.figure import draw_learned
 from validation.learn.lags import Learner, learner_of, read_learner
 from validation.learn.networks import Sizes, make_stages
-from validation.learn.outer import OuterUpdates
 from validation.learn.results import ANSWERS_HEADER, Learned, LearningCurve, answer_row, answers_of
-from validation.learn.stacked import Stack
+from validation.learn.stacked import Stack, step_together
 from validation.learn.statistics import BETTER, EQUIVALENT, OPEN, WORSE, compare, holm, interval, quantile, verdicts
 from validation.learn.training import Course, check_course, train_all
 from validation.learn.unfinished import Unfinished, placed
-from validation.learn.updates import KINDS, Update
+from validation.learn.updates import KINDS, OuterUpdates, Update
 from validation.replay.case import Case, largest_difference, play_in_process, prepare, profiled
 from validation.replay.equation import evaluate
 from validation.replay.local_equation import evaluate_local
@@ -98,7 +98,7 @@ def drawn(training: Training, step: int, m: int) -> tuple[Tensor, Tensor]:
 def learnt(stack: Stack, training: Training, m: int, rate: float, steps: int = STEPS) -> Tensor:
     """The parameters after some steps, as one vector."""
     for step in range(steps):
-        stack.step(*drawn(training, step, m), torch.tensor([rate], dtype=torch.float64))
+        step_together([stack], *drawn(training, step, m), torch.tensor([rate], dtype=torch.float64))
     return torch.cat([flatten(own[0] for own in stage.values()) for stage in stack.kept])
 
 
@@ -202,7 +202,7 @@ def test_runs_that_are_stacked_are_those_one_by_one(name: str) -> None:
     ]
     for step in range(STEPS):
         x, y = (torch.cat([each, each.roll(1, 1), each.flip(1)]) for each in drawn(training, step, 4))
-        losses = [stack.step(x, y, rates) for stack in both]
+        losses = [step_together([stack], x, y, rates)[0] for stack in both]
         assert torch.allclose(*losses, rtol=0, atol=1e-10)
     for one, other in zip(both[0].kept, both[1].kept, strict=True):
         assert all(torch.allclose(one[name], other[name], rtol=0, atol=1e-10) for name in one)
@@ -613,7 +613,6 @@ REFUSED = {
     "multi-dp --batch-norm": "batch-norm: transformer has layer norms or none",
     "multi-dp --like-paper": "like-paper: is for cifar10 and imagenet; give --data cifar10:DIR",
     "multi-dp --device cuda": "device: ",
-    "multi-dp --data quadratic:own": "data: quadratic:own has a loss, and no accuracy; give --limits",
     "multi-dp --local-steps 4": "local-steps: multi-dp does not take this option",
     "pipedream-2bw:acco": "versions: start from one another in a line",
     "multi-dp --batch 30": "batch: 30 samples are not divided by 4 micro-batches; give 28 or 32",
@@ -676,7 +675,6 @@ def test_every_optimizer_learns(kind: str) -> None:
 # Kept results
 
 
-RESULTS = Path(__file__).parents[2] / "validation" / "results"
 KEPT = sorted(RESULTS.glob("learn-*/learn.json"))
 
 
@@ -704,10 +702,10 @@ def test_what_is_kept_is_of_the_lags_of_today(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["learn-digits-n4", "learn-text-n4"])
-def test_the_read_me_shows_what_is_kept(name: str) -> None:
+def test_the_page_of_results_shows_what_is_kept(name: str) -> None:
     learned = msgspec.json.decode((RESULTS / name / "learn.json").read_bytes(), type=Learned)
     rows = [answer_row(answer, 0.5) for answer in learned.answers]
-    assert format_table("text", (), ANSWERS_HEADER, rows) in (RESULTS.parent / "README.md").read_text()
+    assert format_table("text", (), ANSWERS_HEADER, rows) in PAGE.read_text(encoding="utf-8")
 
 
 def test_pictures_that_are_kept_are_of_what_is_kept() -> None:

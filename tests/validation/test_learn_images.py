@@ -22,7 +22,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cdpsim import RequestError
 from validation.learn import networks
-from validation.learn.convolutions import (
+from validation.learn.data import Data, Tensors, fake, label_loss, load_data
+from validation.learn.images import ImageFiles, SmallImages, cifar10, imagenet, random_box, read_binary, read_pickled
+from validation.learn.lags import read_learner
+from validation.learn.layers import (
     BatchNorm,
     Convolution,
     GroupNorm,
@@ -31,14 +34,10 @@ from validation.learn.convolutions import (
     residual_network,
     using,
 )
-from validation.learn.data import Data, Tensors, fake, label_loss, load_data
-from validation.learn.images import ImageFiles, SmallImages, cifar10, imagenet, random_box, read_binary, read_pickled
-from validation.learn.lags import read_learner
 from validation.learn.networks import Sizes, make_stages, usual_network
-from validation.learn.stacked import Stack
+from validation.learn.stacked import Stack, step_together
 from validation.learn.training import Course, Trained, train_all
 from validation.learn.updates import Update
-from validation.profile.cuts import find_cuts
 from validation.replay.equation import evaluate
 from validation.training.forms import Form, flatten
 from validation.training.models import even_cuts
@@ -481,7 +480,7 @@ def test_steps_are_those_of_the_update_equation(name: str, data: Data, batch_nor
     for step in range(4):
         pairs = [training.data(step, i) for i in range(m)]
         x, y = (torch.cat(each)[None] for each in zip(*pairs, strict=True))
-        stack.step(x, y, torch.tensor([0.1], dtype=torch.float64))
+        step_together([stack], x, y, torch.tensor([0.1], dtype=torch.float64))
     found = torch.cat([flatten(own[0] for own in stage.values()) for stage in stack.kept])
     assert torch.allclose(found, torch.cat(expected), rtol=0, atol=1e-12)
 
@@ -609,17 +608,10 @@ def layer_flops(layers: list[nn.Module], x: Tensor) -> list[int]:
 def test_stages_may_be_of_like_work(network: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other cuts have a largest stage with less, of all there are; they are found once, and change no parameter."""
     monkeypatch.setattr(networks, "_found_cuts", {})
-    calls: list[object] = []
-
-    def noted(*given: Any) -> tuple[int, ...]:
-        calls.append(given)
-        return find_cuts(*given)
-
-    monkeypatch.setattr(networks, "find_cuts", noted)
     data = images(8)
     stages, again = (make_stages(network, data, SIZES, n, seed, torch.float32, cut="flops") for seed in (0, 1))
     layers = [layer for stage in stages for layer in stage]
-    assert [*map(len, again)] == [*map(len, stages)] and len(calls) == 1
+    assert [*map(len, again)] == [*map(len, stages)] and len(networks._found_cuts) == 1
     sums = np.cumsum([0, *layer_flops(layers, torch.randn(2, *data.shape))])
     every = [(0, *cuts, len(layers)) for cuts in combinations(range(1, len(layers)), n - 1)]
     least = min(max(sums[end] - sums[first] for first, end in pairwise(cuts)) for cuts in every)
@@ -638,7 +630,7 @@ def test_stages_may_be_of_like_work(network: str, n: int, monkeypatch: pytest.Mo
         ("resnet18", DIGITS, {}, "network: resnet18 takes images, which vectors has not; leave it out"),
         ("conv", TOKENS, {}, "network: conv takes images, which tokens has not; leave it out"),
         ("conv", DIGITS, {"cut": "flop"}, "cut: unknown cut 'flop'; did you mean 'flops'?"),
-        ("conv", DIGITS, {"n": 9}, "n=9: the model has 8 layers, fewer than stages; lower n"),
+        ("conv", DIGITS, {"n": 9}, "n=9: must be at least 1 and at most 8, the number of the model's layers"),
         ("mlp", DIGITS, {"batch_norm": True}, "batch-norm: mlp has layer norms or none; leave it out, or "),
     ],
 )

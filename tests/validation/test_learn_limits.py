@@ -18,15 +18,28 @@ from cdpsim import RequestError
 from cdpsim.files.tables import format_table
 from cdpsim.schedules.rule import ACCO, DPU, WP, Rule
 from cdpsim.trace.metrics.memory import Lags
+from tests.validation.measured_tables import PAGE, RESULTS
+from tests.validation.quadratics import Bowl, quadratic, quadratic_layers
 from validation.__main__ import main
-from validation.learn.data import Data, Tensors, label_loss, load_data
+from validation.learn import data as data_module
+from validation.learn import networks
+from validation.learn.data import Data, Tensors, label_loss
+from validation.learn.figure import draw_limits
 from validation.learn.lags import read_learner
-from validation.learn.limits import LIMITS_HEADER, FoundLimits, Limit, find_limits, limit_row, theoretical_limits
-from validation.learn.limits_figure import draw_limits
+from validation.learn.limits import (
+    LIMITS_HEADER,
+    FoundLimits,
+    Limit,
+    Recurrence,
+    find_limits,
+    first_failing,
+    largest_eigenvalues,
+    limit_of,
+    limit_row,
+    sharpness_of,
+    theoretical_limits,
+)
 from validation.learn.networks import Sizes, make_stages
-from validation.learn.quadratics import Bowl
-from validation.learn.sharpness import largest_eigenvalues, sharpness_of
-from validation.learn.stability import Recurrence, first_failing, limit_of
 from validation.learn.training import Course
 from validation.learn.updates import Update
 from validation.replay.equation import evaluate
@@ -35,6 +48,13 @@ from validation.training.optimizer import Optimizer
 from validation.training.stages import Architecture, Draw, cut
 
 OWN, SHARED = QUADRATICS = "quadratic:own", "quadratic:shared"
+
+
+@pytest.fixture(autouse=True)
+def quadratic_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `quadratic` be a network."""
+    monkeypatch.setitem(networks.NETWORKS, "quadratic", quadratic_layers)
+    monkeypatch.setitem(networks._TAKES, "quadratic", "vectors")
 
 
 def same(*rows: list[int]) -> Lags:
@@ -141,7 +161,7 @@ GRAPHS = pytest.mark.parametrize(("rule", "lag"), [(DPU, 1), (WP, 2), (ACCO, 1)]
 @GRAPHS
 def test_the_recurrence_is_the_update_equation(rule: Rule, lag: int) -> None:
     draws = Draw(Form((1, 1), torch.float64)), Draw(Form((1,), torch.float64))
-    training = cut(Architecture([Bowl().double()], *draws, load_data(OWN).loss), [])
+    training = cut(Architecture([Bowl().double()], *draws, quadratic(OWN).loss), [])
     start = flatten(training.stages[0].parameters())
     optimizer = Optimizer("sgd", {"lr": 0.3, "momentum": 0.9})
     (theta,) = evaluate(training, optimizer, np.array([[lag]]), 10, versions=rule.versions)
@@ -179,35 +199,12 @@ def test_rates_without_a_limit_are_refused(passing: bool, word: str) -> None:
         first_failing(lambda rates: np.full(len(rates), passing), (0.1, 1.0), 4, 0.01)
 
 
-# Quadratics
-
-
-@pytest.mark.parametrize("name", QUADRATICS)
-def test_losses_of_quadratics(name: str) -> None:
-    """Half the sum of squares; half the square of the sum over the number of layers. Starts differ by the seed."""
-    data, thetas = load_data(name), []
-    for seed in (0, 1):
-        model = nn.Sequential(*make_stages("quadratic", data, Sizes(4, 1), 2, seed, torch.float64))
-        theta = torch.cat([*model.parameters()]).detach().numpy()
-        expected = (theta**2).sum() / 2 if name == OWN else theta.sum() ** 2 / 8
-        x, y = data.train.take(torch.arange(3))
-        assert data.loss(model(x.double()), y).item() == pytest.approx(expected, rel=1e-12)
-        thetas.append(theta)
-    assert len(thetas[0]) == 4 and (thetas[0] != thetas[1]).all()
-
-
-def test_a_quadratic_is_no_network_for_other_data() -> None:
-    x, y = torch.zeros(2, 6), torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(RequestError, match="network: quadratic takes quadratics, which vectors has not"):
-        make_stages("quadratic", Data("vectors", Tensors(x, y), Tensors(x, y), 3), Sizes(4, 1), 2, 0, torch.float64)
-
-
 # Sharpness
 
 
 @pytest.mark.parametrize("name", QUADRATICS)
 def test_quadratics_have_the_sharpness_1(name: str) -> None:
-    assert sharpness_of(course_of(0, epochs=1), load_data(name)) == pytest.approx(1, abs=1e-6)
+    assert sharpness_of(course_of(0, epochs=1), quadratic(name)) == pytest.approx(1, abs=1e-6)
 
 
 def dense_hessian(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -271,7 +268,7 @@ def test_limits_of_quadratics_are_the_theorys(name: str, schedules: list[str], c
     """To 1 %, of traces whose lags are 0; 0 and 1; 1; 0 to 3; and of estimates."""
     learners = [read_learner(schedule, 4, {}) for schedule in schedules]
     momentum = 0 if course.update.kind == "sgd" else course.update.momentum
-    for learner, limit in zip(learners, find_limits(learners, course, load_data(name), 4, count=32), strict=True):
+    for learner, limit in zip(learners, find_limits(learners, course, quadratic(name), 4, count=32), strict=True):
         number = limit_of(learner.lags, learner.versions, momentum, shared=name == SHARED)
         assert 0.99 * number <= limit.lower < limit.upper <= 1.01 * number, limit
         assert (limit.sharpness, limit.spread) == pytest.approx((1, 0), abs=1e-6)
@@ -306,30 +303,31 @@ def test_trainings_without_a_theory_are_refused(schedule: str, kind: str, proble
     course = replace(course_of(0, 1), update=Update(kind))
     with pytest.raises(RequestError, match=problem):
         find_limits(
-            [read_learner(schedule, 1, {"replicas": 2} if schedule == "local-sgd" else {})], course, load_data(OWN), 4
+            [read_learner(schedule, 1, {"replicas": 2} if schedule == "local-sgd" else {})], course, quadratic(OWN), 4
         )
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum"])
 def test_what_is_kept_is_beside_the_theory_of_today(name: str) -> None:
     """And on the page."""
-    results = Path(__file__).parents[2] / "validation" / "results"
-    content = (results / f"limits-digits-n4-{name}" / "limits.json").read_bytes()
+    content = (RESULTS / f"limits-digits-n4-{name}" / "limits.json").read_bytes()
     found = msgspec.json.decode(content, type=FoundLimits)
     update = Update("sgd") if name == "sgd" else Update()
     for limit in found.limits:
         numbers = theoretical_limits(read_learner(limit.schedule, 4, {}), update)
         assert [limit.own, limit.shared] == pytest.approx([own / limit.sharpness for own in numbers], rel=1e-8)
     table = format_table("text", (), LIMITS_HEADER, [limit_row(limit) for limit in found.limits])
-    assert table in (results.parent / "README.md").read_text()
+    assert table in PAGE.read_text(encoding="utf-8")
 
 
 def test_the_command_finds_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same bytes twice; what says nothing is refused, and a quadratic without limits."""
+    """The same bytes twice; options that say nothing are refused."""
     monkeypatch.chdir(tmp_path)
-    line = ["learn", "multi-dp", "pipedream-2bw", "-n", "2", "--data", "quadratic:own"]
+    monkeypatch.setattr(data_module, "ALL_DATA", (OWN,))
+    monkeypatch.setitem(data_module.DATA, OWN, lambda: quadratic(OWN))
+    line = ["learn", "multi-dp", "pipedream-2bw", "-n", "2", "--data", OWN, "--network", "quadratic"]
     line += ["--optimizer", "sgd", "--seeds", "2", "--epochs", "2", "--layers", "2"]
     for name in ("one", "two"):
         assert main([*line, "--limits", "-o", name]) == 0
@@ -342,7 +340,6 @@ def test_the_command_finds_limits(
     for more, problem in (
         (["--limits", "--lr", "0.1"], "lr: says nothing with --limits; leave --lr out"),
         (["--limits", "--expect", "pipedream-2bw=worse"], "expect: says nothing with --limits"),
-        ([], "data: quadratic:own has a loss, and no accuracy; give --limits"),
     ):
         assert main([*line, *more, "-o", "three"]) == 2
         assert problem in capsys.readouterr().err

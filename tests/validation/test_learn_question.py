@@ -51,7 +51,6 @@ def test_settings_are_those_of_the_command_line() -> None:
     ("options", "problem"),
     [
         ({"lr": [0.01, 0.1]}, "lr: 0.01,0.1 are several rates; give one, or make it an axis"),
-        ({"data": "quadratic:own"}, "has a loss, and no accuracy"),
         ({"best_of": 3}, "best-of: 3 epochs are more than a training has; give at most 2"),
         ({"like_paper": "no"}, "neither True nor False"),
         ({"chunks": 2}, "chunks"),
@@ -60,9 +59,8 @@ def test_settings_are_those_of_the_command_line() -> None:
     ],
 )
 def test_what_cannot_be_learnt_is_refused_in_a_line(options: dict[str, Any], problem: str) -> None:
-    small = {name: value for name, value in SMALL.items() if "data" not in options or name != "width"}
     with pytest.raises(RequestError, match=problem):
-        LEARN.ask({"schedule": "multi-cdp"} | small | options)
+        LEARN.ask({"schedule": "multi-cdp"} | SMALL | options)
 
 
 def test_options_that_make_no_difference_are_no_options(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cdpsim.errors import RequestError
 from cdpsim.model import Cuts, balanced
-from validation.profile import partition
-from validation.profile.partition import authors, read_cuts
+from validation.profile import cuts as partition
+from validation.profile.cuts import authors, read_cuts
 
 costs_and_stages = st.lists(st.integers(0, 30), min_size=1, max_size=9).flatmap(
     lambda costs: st.tuples(st.just(costs), st.integers(1, len(costs)))

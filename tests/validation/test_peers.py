@@ -1,10 +1,12 @@
 """A replay ends where torch's own parallel training does, and torch holds and sends what is committed."""
 
+import csv
 import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,16 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.validation.cases import OPTIMIZERS
+from tests.validation.measured_tables import PAGE, peers_summary
 from validation.__main__ import main
 from validation.peers import measure
 from validation.peers.comparison import Comparer, Workload, left_over, simulate_anew
 from validation.peers.measure import let_threads_rest, measure_memory, observe, train
 from validation.peers.requests import peers_table
 from validation.peers.runtimes import PEERS, Ended, own_stages, tensors_of_owner
-from validation.peers.schema import PeerReport, read_peers
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case, Outcome
+from validation.report.schema import PeerReport, read_peers
 
 MODELS = ("mlp", "transformer")
 PIPELINES = ("gpipe", "1f1b", "interleaved-1f1b", "interleaved-zero-bubble")
@@ -267,12 +270,17 @@ def test_the_simulator_still_says_what_it_said() -> None:
         assert simulate_anew(report) == report, report.name
 
 
-@pytest.mark.slow
-def test_the_read_me_shows_four_ranks() -> None:
-    """Its tables are what `peers --from` makes of the files."""
-    text = (RESULTS.parents[1] / "README.md").read_text()
-    for reports in (committed(), by_data_ranks()):
-        assert peers_table([report for report in reports if report.ranks == 4], "markdown") in text
+def test_the_page_of_results_sums_them_up() -> None:
+    """And a table of ranks has each: the alike ones together for people, each for programs."""
+    assert peers_summary() in PAGE.read_text(encoding="utf-8")
+    (gpipe,) = (own for own in committed() if (own.name, own.ranks) == ("gpipe", 4))
+    _, _, first, last = peers_table([gpipe], "text").splitlines()
+    assert first.split()[:5] == ["gpipe", "4", "0", "to", "2"] and last.split()[:3] == ["gpipe", "4", "3"]
+    data = list(csv.DictReader(StringIO(peers_table([gpipe], "csv"))))
+    said = [(int(row["torch bytes"]), float(row["error, torch"])) for row in data]
+    assert said == [(own.bytes, own.simulated["torch"].relative_error) for own in gpipe.devices]
+    records = json.loads(peers_table([gpipe], "json"))
+    assert [(each["runtime"], each["rank"]) for each in records] == [("gpipe", rank) for rank in range(4)]
 
 
 def test_what_a_report_measured_is_simulated_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,9 +24,8 @@ from cdpsim.model import Model, Recipe, Stage, Tie
 from cdpsim.model.recipe import apply_recipe
 from tests.validation.processes import HANGS
 from validation.profile.command import profile, profile_command, without_weights
-from validation.profile.cuts import layer_times
-from validation.profile.partition import PARTITIONS
-from validation.profile.peak import imitate_module, peak_activations, whole_peak
+from validation.profile.cuts import PARTITIONS, layer_times
+from validation.profile.footprints import imitate_module, peak_activations, whole_peak
 from validation.program import serve_harness
 from validation.training.models import make_architecture
 from validation.training.optimizer import OPTIMIZERS

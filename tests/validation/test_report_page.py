@@ -11,7 +11,6 @@ from tests.helpers.field_tables import require_fields
 from validation.calibrate import results
 from validation.learn import limits
 from validation.learn import results as learn
-from validation.peers import schema as peers
 from validation.report import schema
 
 FORMS: dict[str, type[msgspec.Struct]] = {
@@ -50,13 +49,13 @@ FORMS: dict[str, type[msgspec.Struct]] = {
     "`answers`": learn.RateAnswer,
     "Limits of the rate: `learn --limits -o DIR`": limits.FoundLimits,
     "`limits`": limits.Limit,
-    "Peers: `peers -o FILE.json`": peers.PeersReport,
-    "`peers`": peers.PeerReport,
-    "`peers.request`": peers.PeerRequest,
-    "`peers.devices`": peers.DevicePeak,
-    "`peers.devices.simulated`": peers.SimulatedMemory,
-    "`peers.messages`": peers.Messages,
-    "`peers.time`": peers.PeerTime,
+    "Peers: `peers -o FILE.json`": schema.PeersReport,
+    "`peers`": schema.PeerReport,
+    "`peers.request`": schema.PeerRequest,
+    "`peers.devices`": schema.DevicePeak,
+    "`peers.devices.simulated`": schema.SimulatedMemory,
+    "`peers.messages`": schema.Messages,
+    "`peers.time`": schema.PeerTime,
 }
 
 
@@ -65,8 +64,8 @@ def test_the_page_has_every_field() -> None:
 
 
 def written_forms() -> Iterator[type[msgspec.Struct]]:
-    """All types of the files, but the two that only say that no other fields are allowed."""
-    for module in (schema, results, learn, limits, peers):
+    """All types of the files, but the one that only says that no other fields are allowed."""
+    for module in (schema, results, learn, limits):
         for form in vars(module).values():
             if isinstance(form, type) and issubclass(form, msgspec.Struct) and form.__module__ == module.__name__:
                 yield form
@@ -74,4 +73,4 @@ def written_forms() -> Iterator[type[msgspec.Struct]]:
 
 def test_every_form_is_on_the_page() -> None:
     elsewhere = {form.__name__ for form in set(written_forms()) - set(FORMS.values())}
-    assert elsewhere == {"_Form", "_Part"}
+    assert elsewhere == {"_Form"}

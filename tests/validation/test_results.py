@@ -16,6 +16,7 @@ from cdpsim.program import Category
 from cdpsim.request.sharing import SHARING
 from cdpsim.schedules import SCHEDULES, TABLE_1
 from cdpsim.schedules.rule import NAMED_RULES
+from tests.validation.measured_tables import PAGE, replays_table
 from validation.calibrate.results import Calibration
 from validation.comparison import memory
 from validation.comparison.account import is_accounted
@@ -24,7 +25,6 @@ from validation.comparison.trials import list_trials
 from validation.replay.case import Case, planned
 from validation.replay.options import REPLAYED
 from validation.replay.plan import Plan
-from validation.report.command import find_reports, reports_table
 from validation.report.schema import Battery, Report
 from validation.training.optimizer import Optimizer
 
@@ -98,13 +98,8 @@ def test_results_are_kept() -> None:
     assert RESULTS
 
 
-def test_the_read_me_shows_all_of_them() -> None:
-    """Its table is what `python -m validation report` makes of the folder, and it does not claim what is not there."""
-    text = (FOLDER.parent / "README.md").read_text()
-    assert reports_table(find_reports(FOLDER).found, "markdown") in text
-    on_gpu = any(report.asked.device == "cuda" for path in RESULTS for report in read(path).reports)
-    readme = (FOLDER.parents[1] / "README.md").read_text()
-    assert ("CUDA: not measured yet" in text, "CUDA: not measured yet" in readme) == (not on_gpu, not on_gpu)
+def test_the_page_of_results_sums_them_up() -> None:
+    assert replays_table() in PAGE.read_text(encoding="utf-8")
 
 
 @lru_cache

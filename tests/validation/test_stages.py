@@ -5,6 +5,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TypeVar
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
@@ -44,23 +45,12 @@ TRAININGS = {
 
 @pytest.mark.parametrize("build", TRAININGS.values(), ids=TRAININGS)
 def test_it_equals_a_real_run(build: Callable[[], Training]) -> None:
-    """To the byte, for every stage: the first, those between, and the one with the loss."""
+    """All of every stage, but what convolutions take after torch's own first part."""
     training = build()
     stages = profile_stages(training, OPTIMIZERS["sgd"]).stages
     for j, stage in enumerate(stages):
-        real = measure_stage(training, j)
-        assert (stage.activation, stage.kept_output) == (real.activation, real.kept_output)
-        assert stage.forward_transient == real.forward_transient
-        assert stage.backward_transient == real.backward_transient
-        parts = real.parts
-        assert (stage.input_transient, stage.weight_transient) == (parts.input_transient, parts.weight_transient)
-        assert (stage.weight_activation, stage.weight_input) == (parts.weight_activation, parts.weight_input)
-        assert stage.weight_output == parts.weight_output
-        assert stage.retained_gradients == parts.retained_gradients
-        assert stage.retained_input_transient == parts.retained_input_transient
-        assert stage.forward == Work(max(1, real.forward_flops))
-        assert stage.backward == Work(max(1, real.backward_flops))
-        assert stage.weight_backward == Work(max(1, real.weight_flops))
+        real = measure_stage(training, j, OPTIMIZERS["sgd"])
+        assert msgspec.structs.replace(real, retained_weight_transient=stage.retained_weight_transient) == stage
         assert stage.has_input_part == (j > 0)
 
 
@@ -108,7 +98,9 @@ def test_stages_that_only_look_alike_are_told_apart() -> None:
     stages = profile_stages(training, OPTIMIZERS["sgd"]).stages
     assert stages[0].parameters == stages[2].parameters
     assert stages[2].activation - stages[0].activation == 4 * 2 * (8 - 2) * 6
-    assert [stage.activation for stage in stages] == [measure_stage(training, j).activation for j in range(4)]
+    assert [stage.activation for stage in stages] == [
+        measure_stage(training, j, OPTIMIZERS["sgd"]).activation for j in range(4)
+    ]
 
 
 def test_unit_times_leave_the_bytes() -> None:

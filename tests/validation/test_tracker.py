@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
 from cdpsim.program import Category
-from validation.peers.observer import Observer
+from validation.peers.measure import Observer
 from validation.profile.tracker import Tracker, is_alive, storage_of
 from validation.training.models import make_architecture
 

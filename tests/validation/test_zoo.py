@@ -6,6 +6,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
@@ -126,12 +127,11 @@ def test_a_forward_is_the_same_one_twice(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MINIS)
 def test_stages_hold_for_real_what_their_profile_says(name: str) -> None:
-    """To the byte, also where kernels are convolutions and fused attention."""
+    """All but what convolutions take after torch's own first part: also fused attention."""
     training = make_training(name, 4, batch=3, dtype=torch.float32)
     for j, stage in enumerate(profile_stages(training, Optimizer()).stages):
-        real = measure_stage(training, j)
-        found = (stage.activation, stage.kept_output, stage.forward_transient, stage.backward_transient)
-        assert found == real[:4]
+        real = measure_stage(training, j, Optimizer())
+        assert msgspec.structs.replace(real, retained_weight_transient=stage.retained_weight_transient) == stage
 
 
 @pytest.mark.slow

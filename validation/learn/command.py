@@ -22,12 +22,10 @@ from cdpsim.schedules import SCHEDULES
 
 from ..program import harness_command
 from ..report.environment import environment, source_hash
-from .data import ALL_DATA, Data, load_data
-from .figure import draw_learned
+from .data import Data, load_data
+from .figure import draw_learned, draw_limits
 from .lags import Learner, options_of_learner, read_learner
 from .limits import LIMITS_HEADER, FoundLimits, Limit, find_limits, limit_row
-from .limits_figure import draw_limits
-from .networks import NETWORKS
 from .results import (
     ANSWERS_HEADER,
     CURVES_HEADER,
@@ -37,52 +35,26 @@ from .results import (
     answers_of,
     curve_rows,
 )
-from .settings import SETTINGS_OF_NETWORK, USUAL_SETTINGS, Settings, course_of, read_number, recorded, settings_of
+from .settings import (
+    OF_MACHINE,
+    OF_NETWORK,
+    OF_TRAINING,
+    OF_VERDICTS,
+    SETTINGS,
+    Settings,
+    course_of,
+    read_best_of,
+    read_number,
+    recorded,
+    settings_of,
+)
 from .statistics import VERDICTS
 from .training import Course, check_course, train_all
 from .unfinished import Unfinished
-from .updates import KINDS
 
 FILES = ("curves.csv", "learn.svg", "learn.json")  # the last one is the seal
 LIMIT_FILES = ("limits.csv", "limits.svg", "limits.json")
 LAG_OPTIONS = ("m", "chunks", "replicas", "local_steps", "outer")  # of a request, which lags depend on
-_SCHEDULES = argument_group(
-    "what is asked of schedules, of those that take it",
-    lambda group: add_options(group, LAG_OPTIONS),
-    argument("--schedule-warm-up", metavar="W", help="steps before rounds or local steps whose updates are waited for"),
-)
-_NETWORK = argument_group(
-    "the network and its data",
-    argument("--data", metavar="DATA", help=f"{', '.join(ALL_DATA)} (default digits)"),
-    argument("--network", metavar="NAME", help=f"{', '.join(NETWORKS)} (default: as the data are)"),
-    argument("--layers", metavar="K", help="its layers (default 8, or N)"),
-    argument("--width", metavar="K", help="numbers, or channels, between layers (default 32)"),
-    argument("--cut", metavar="HOW", help="stages of as many layers (layers, default) or of like FLOP (flops)"),
-    argument("--dtype", metavar="TYPE", help="float32 (default) or float64"),
-    argument(
-        "--batch-norm", action="store_true", help="of images: each micro-batch's own statistics (default: groups)"
-    ),
-)
-_TRAINED = argument_group(
-    "how it is trained",
-    argument("--like-paper", action="store_true", help="as Fournier and Oyallon: cifar10 or imagenet, a ResNet"),
-    argument("--optimizer", metavar="NAME", help=f"{', '.join(KINDS)} (default momentum)"),
-    argument("--lr", metavar="RATES", help="rates, with commas between them (default 0.05)"),
-    argument("--momentum", metavar="MU", help="of momentum, nesterov and muon (default 0.9)"),
-    argument("--weight-decay", metavar="DECAY", help="(default 0)"),
-    argument("--drops", metavar="SHARES", help="of the training, after which rates are lower: 0.3,0.6,0.9"),
-    argument("--drop-by", metavar="FACTOR", help="by which rates are multiplied then (default 0.2)"),
-    argument("--warm-up", metavar="B", help="batches over which rates rise (default 0)"),
-    argument("--epochs", metavar="E", help="times that all samples are seen (default 20)"),
-    argument("--batch", metavar="B", help="samples of an update (default 64)"),
-    argument("--seeds", metavar="S", help="runs with other starts and orders (default 10)"),
-)
-_COMPUTED = argument_group(
-    "how it is computed",
-    argument("--device", metavar="DEVICE", help="cpu (default) or cuda"),
-    argument("--max-memory", metavar="SIZE", help="of runs that are trained at once (default 4 GiB)"),
-    argument("--no-vmap", action="store_true", help="train runs one by one, which takes longer"),
-)
 
 
 @harness_command(
@@ -90,8 +62,7 @@ _COMPUTED = argument_group(
     argument("names", nargs="+", metavar="NAME[:RULE]", help="schedules, each with its own rule or another one"),
     argument("-n", required=True, metavar="N", help="stages"),
     argument("-o", "--output", required=True, metavar="DIR", help="the folder to write, where a killed run goes on"),
-    argument("--margin", metavar="POINTS", help="of accuracy that do not matter (default 0.5)"),
-    argument("--best-of", metavar="E", help="last epochs, of which the best accuracy counts (default 1)"),
+    *(each.argument for each in OF_VERDICTS),
     argument(
         "--expect", action="append", default=[], metavar="NAME=VERDICT", help="exit with 1 if another one comes out"
     ),
@@ -101,10 +72,30 @@ _COMPUTED = argument_group(
     argument(
         "--force", action="store_true", help="overwrite files that exist; drop what another request left unfinished"
     ),
-    _SCHEDULES,
-    _NETWORK,
-    _TRAINED,
-    _COMPUTED,
+    argument_group(
+        "options of the schedules that take them",
+        lambda group: add_options(group, LAG_OPTIONS),
+        argument(
+            "--schedule-warm-up", metavar="W", help="steps before rounds or local steps whose updates are waited for"
+        ),
+    ),
+    argument_group(
+        "the network and its data",
+        *(each.argument for each in OF_NETWORK),
+        argument(
+            "--batch-norm", action="store_true", help="of images: each micro-batch's own statistics (default: groups)"
+        ),
+    ),
+    argument_group(
+        "how it is trained",
+        argument("--like-paper", action="store_true", help="as Fournier and Oyallon: cifar10 or imagenet, a ResNet"),
+        *(each.argument for each in OF_TRAINING),
+    ),
+    argument_group(
+        "how it is computed",
+        *(each.argument for each in OF_MACHINE),
+        argument("--no-vmap", action="store_true", help="train runs one by one, which takes longer"),
+    ),
 )
 def learn_command(options: argparse.Namespace) -> int:
     """Train networks with the staleness of schedules: what it does to their accuracy."""
@@ -113,11 +104,7 @@ def learn_command(options: argparse.Namespace) -> int:
         return _find_limits(options, asked)
     expected = [_expected(text, options.names) for text in options.expect]
     margin = read_number("margin", asked.settings["margin"])
-    best_of = whole_number("best-of", asked.settings["best_of"], at_least=1)
-    if best_of > asked.course.epochs:
-        raise RequestError(
-            "best-of", f"{best_of} epochs are more than a training has; give at most {asked.course.epochs}"
-        )
+    best_of = read_best_of(asked.settings, asked.course)
     files.check_writable(options.output, FILES, force=options.force)
     state = Unfinished(options.output, asked.of_states, force=options.force)
     runs = len(asked.learners) * len(asked.course.rates) * asked.course.seeds
@@ -173,16 +160,14 @@ class _Asked(NamedTuple):
 
 
 def _read_asked(options: argparse.Namespace) -> _Asked:
-    """Check all that is asked, and report what some schedules do not take."""
-    n, names = whole_number("n", options.n, at_least=1), (*USUAL_SETTINGS, *SETTINGS_OF_NETWORK)
-    given = {name: own for name in names if (own := getattr(options, name)) is not None}
-    if options.limits:
-        _refuse_with_limits(options, given)
+    n = whole_number("n", options.n, at_least=1)
+    given = {name: own for name in SETTINGS if (own := getattr(options, name)) is not None}
+    for name in ("lr", "drops", "drop_by", "warm_up", "margin", "best_of", "expect"):
+        if options.limits and getattr(options, name):
+            raise RequestError(name.replace("_", "-"), f"says nothing with --limits; leave {flag_of(name)} out")
     settings = settings_of(given, like_paper=options.like_paper)
     data, batch_norm = load_data(settings["data"]), options.batch_norm or options.like_paper
     course = course_of(settings, data, n, batch_norm=batch_norm, one_by_one=options.no_vmap)
-    if data.is_quadratic and not options.limits:
-        raise RequestError("data", f"{data.name} has a loss, and no accuracy; give --limits")
     learners, asked = _read_learners(options, n)
     micro_batches = check_course(course, learners, data)
     report_untaken(asked)
@@ -193,7 +178,7 @@ def _read_asked(options: argparse.Namespace) -> _Asked:
 
 
 def _read_learners(options: argparse.Namespace, n: int) -> tuple[list[Learner], list[dict[str, Any]]]:
-    """Return what is learnt with, each with the options that its schedule takes; and all options given for each."""
+    """Return the learners, each with the options that its schedule takes, and all options given for each."""
     if twice := [name for name in options.names if options.names.count(name) > 1]:
         raise RequestError(twice[0], "is named twice; name it once")
     given, warm_up, warmed = _of_schedules(options), options.schedule_warm_up, []
@@ -210,15 +195,7 @@ def _read_learners(options: argparse.Namespace, n: int) -> tuple[list[Learner], 
     return learners, asked
 
 
-def _refuse_with_limits(options: argparse.Namespace, given: Settings) -> None:
-    """Refuse options that say nothing where the largest rate is asked for."""
-    for name in ("lr", "drops", "drop_by", "warm_up", "margin", "best_of", "expect"):
-        if name in given or (name == "expect" and options.expect):
-            raise RequestError(name.replace("_", "-"), f"says nothing with --limits; leave {flag_of(name)} out")
-
-
 def _find_limits(options: argparse.Namespace, asked: _Asked) -> int:
-    """Find the largest rate of each schedule, write the folder, and print them."""
     files.check_writable(options.output, LIMIT_FILES, force=options.force)
     done = ticker(len(asked.learners), "limits")
     limits = find_limits(asked.learners, asked.course, asked.data, asked.micro_batches, done)
@@ -238,7 +215,6 @@ def _write(
     draw: Callable[[], Any],
     content: FoundLimits | Learned,
 ) -> None:
-    """Write a folder of a table, a picture, and all that was found."""
     with canvas.defaults():
         picture = canvas.rendered(draw(), names[1])
     text = msgspec.json.format(msgspec.json.encode(content), indent=1), "\n"
@@ -246,7 +222,6 @@ def _write(
 
 
 def _of_schedules(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of requests that are given."""
     return {name: own for name in LAG_OPTIONS if (own := getattr(options, name)) is not None}
 
 
@@ -258,7 +233,6 @@ def _expected(text: str, names: Sequence[str]) -> tuple[str, str]:
 
 
 def _judge(learned: Learned, expected: Sequence[tuple[str, str]]) -> int:
-    """Return 1 if a verdict is another one than expected at any rate, and say which."""
     wrong = [
         f"{answer.schedule} at {answer.rate:g} is {answer.verdict}, not {verdict}"
         for name, verdict in expected

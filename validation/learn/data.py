@@ -3,7 +3,7 @@
 import pydoc_data.topics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -19,9 +19,7 @@ from .images import FOLDERS
 
 CHARACTERS = 200_000  # of a text
 LENGTH = 64  # of a sequence of characters
-QUADRATIC = "quadratic:"  # how the names of losses begin that nothing is learnt from
-TESTED = 5  # one sample in so many is kept for the test
-
+TESTED = 5  # every fifth sample is kept for the test
 
 Draws = tuple[int, int]  # the seed and the epoch by which samples are altered at random
 
@@ -55,7 +53,7 @@ class Tensors:
 
 
 def label_loss(scores: Tensor, target: Tensor) -> Tensor:
-    """Return the mean cross entropy of labels, of which those below 0 do not count."""
+    """Return the mean cross entropy of labels; labels below 0 do not count."""
     return nn.functional.cross_entropy(scores.flatten(0, -2), target.flatten(), ignore_index=-1)
 
 
@@ -74,11 +72,6 @@ class Data(NamedTuple):
     def samples(self) -> int:
         """The number of samples to learn from."""
         return len(self.train)
-
-    @property
-    def is_quadratic(self) -> bool:
-        """Whether there is nothing to learn but a rate: a loss without accuracy."""
-        return self.name.startswith(QUADRATIC)
 
     @property
     def shape(self) -> torch.Size:
@@ -122,7 +115,7 @@ def addition() -> Data:
 
 
 def parity() -> Data:
-    """Return drawn bits, of which each place asks for the parity so far."""
+    """Return drawn bits; each place asks for the parity so far."""
     bits = np.random.default_rng(0).integers(0, 2, (4096, 16))
     return _divided("sequences:parity", torch.tensor(bits), torch.tensor(bits.cumsum(axis=1) % 2), 2, tokens=2)
 
@@ -144,17 +137,6 @@ def fake() -> Data:
     return _divided("fake", x, torch.tensor(draw.integers(0, 10, samples)), 10)
 
 
-def mean_score(scores: Tensor, target: Tensor) -> Tensor:
-    """Return the loss of a quadratic, whose scores are losses."""
-    return scores.mean()
-
-
-def quadratic(kind: str) -> Data:
-    """Return samples without content, of which only the number counts."""
-    train, test = (Tensors(torch.zeros(k, 1), torch.zeros(k, dtype=torch.int64)) for k in (1024, 16))
-    return Data(f"{QUADRATIC}{kind}", train, test, classes=1, loss=mean_score)
-
-
 DATA: dict[str, Callable[[], Data]] = {
     "digits": digits,
     "text": text,
@@ -162,8 +144,6 @@ DATA: dict[str, Callable[[], Data]] = {
     "sequences:copy": copying,
     "sequences:parity": parity,
     "fake": fake,
-    f"{QUADRATIC}own": partial(quadratic, "own"),
-    f"{QUADRATIC}shared": partial(quadratic, "shared"),
 }
 ALL_DATA = (*DATA, *(f"{kind}:DIR" for kind in FOLDERS))
 

@@ -1,13 +1,15 @@
-"""The picture of what was learnt: a row for each rate; loss, accuracy, differences, and accuracy over the mean lag."""
+"""Pictures of what was learnt, a row for each rate, and of limits of the rate, a row for each schedule."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cdpsim.draw.canvas import GREY, plain
+from cdpsim.draw.canvas import GREY, INK, label, plain
 from cdpsim.numeric.columns import Floats
 
+from ..report.figure import hue
+from .limits import Limit
 from .results import Learned, LearningCurve, RateAnswer
 from .statistics import interval
 
@@ -15,7 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_HUES = ("#2171b5", "#d94701", "#238b45", "#6a51a3", "#7a4a2b", "#e7298a", "#1b9e9e", "#b8860b", "#525252", "#99000d")
+_SERIES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("measured", {"marker": "o", "color": INK, "zorder": 3}),
+    ("theory, each stage its own curvature", {"marker": "<", "color": "#2171b5"}),
+    ("theory, one direction of all stages", {"marker": ">", "color": "#d94701"}),
+)
 
 
 def draw_learned(learned: Learned, margin: float) -> "Figure":
@@ -23,12 +29,13 @@ def draw_learned(learned: Learned, margin: float) -> "Figure":
     from matplotlib.figure import Figure
 
     rates = [*dict.fromkeys(answer.rate for answer in learned.answers)]
-    hues = {name: _HUES[k % len(_HUES)] for k, name in enumerate(learned.lags)}
+    hues = {name: hue(k) for k, name in enumerate(learned.lags)}
     figure = Figure(figsize=(14, 0.7 + 3.1 * len(rates)), layout="constrained")
     rows = figure.subplots(len(rates), 4, squeeze=False)
     for row, rate in zip(rows, rates, strict=True):
         curves = [curve for curve in learned.curves if curve.rate == rate]
-        loss = {name: _logarithms(own) for name, own in _by_name(curves, hues, "loss").items()}
+        losses = _by_name(curves, hues, "loss")  # one of 0 has no logarithm, as one that is not finite
+        loss = {name: np.log(np.where(own > 0, own, np.nan)) for name, own in losses.items()}
         _draw_curves(row[0], f"training loss (geometric mean), rate {rate:g}", loss, hues, drawn=np.exp)
         if any(np.isfinite(own).any() for own in loss.values()):
             row[0].set_yscale("log")
@@ -49,17 +56,10 @@ def draw_learned(learned: Learned, margin: float) -> "Figure":
 
 
 def _by_name(curves: Sequence[LearningCurve], names: dict[str, str], what: str) -> dict[str, Floats]:
-    """Return the numbers of each schedule's runs: a row for each seed."""
     return {
         name: np.array([getattr(curve, what) for curve in curves if curve.schedule == name], dtype=float)
         for name in names
     }
-
-
-def _logarithms(values: Floats) -> Floats:
-    """Return logarithms; of a loss of 0, as of one that is not finite, none."""
-    found: Floats = np.log(np.where(values > 0, values, np.nan))
-    return found
 
 
 def _draw_curves(
@@ -69,7 +69,6 @@ def _draw_curves(
     hues: dict[str, str],
     drawn: Callable[[Floats], Floats] = np.asarray,
 ) -> None:
-    """Draw means and bands of numbers over epochs, of which `drawn` is what the axis shows."""
     from matplotlib.ticker import MaxNLocator
 
     plain(axes, title)
@@ -93,3 +92,33 @@ def _draw_over_lag(axes: "Axes", answers: Sequence[RateAnswer], hues: dict[str, 
         mean, half = answer.accuracy
         bar = None if half is None else 100 * half
         axes.errorbar(answer.lag, 100 * mean, bar, fmt="o", color=hues[answer.schedule], markersize=4.5, capsize=2)
+
+
+def draw_limits(limits: Sequence[Limit]) -> "Figure":
+    """Return the figure: a row for each schedule, with a line between both theories."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.5, 1.5 + 0.36 * len(limits)), layout="constrained")
+    rates, ratios = figure.subplots(1, 2, sharey=True)
+    _draw_rows(rates, "largest rate", [(each.lower, each.own, each.shared) for each in limits])
+    first = label(limits[0].schedule)
+    _draw_rows(ratios, f"ratio to {first}", [(each.ratio, each.own_ratio, each.shared_ratio) for each in limits])
+    rates.set_yticks(range(len(limits)), [label(each.schedule) for each in limits])
+    rates.invert_yaxis()
+    figure.legend(handles=rates.get_lines(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    return figure
+
+
+def _draw_rows(axes: "Axes", title: str, rows: Sequence[tuple[float, float, float]]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    plain(axes, title)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    places = range(len(rows))
+    axes.hlines(places, [min(row[1:]) for row in rows], [max(row[1:]) for row in rows], color=GREY, linewidth=0.8)
+    for (name, look), values in zip(_SERIES, zip(*rows, strict=True), strict=True):
+        axes.plot(values, places, linestyle="none", markersize=6, label=name, **look)
+    axes.margins(x=0.08, y=0.12)

@@ -45,7 +45,7 @@ _INTEGERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1")
 
 @dataclass(frozen=True)
 class SmallImages:
-    """Images in memory, of which one learns with random crops and flips."""
+    """Images in memory; trainings see random crops and flips of them."""
 
     pixels: Tensor  # (image, colour, row, column) bytes
     labels: Tensor
@@ -195,7 +195,8 @@ class ImageFiles:
 def imagenet(folder: Path) -> tuple[ImageFiles, ImageFiles, int]:
     """Return images of folders to learn from and for the test, a folder for each class, and the number of classes."""
     _check_folder(folder, "imagenet")
-    suffixes = _suffixes()
+    image = _pillow()
+    suffixes = {suffix for suffix, form in image.registered_extensions().items() if form in image.OPEN}
     classes, tested = (_subfolders(folder / part) for part in ("train", "val"))
     if others := sorted(set(tested) - set(classes)):
         raise RequestError(str(folder / "val" / others[0]), "is of a class that train has not; remove it")
@@ -209,7 +210,6 @@ def imagenet(folder: Path) -> tuple[ImageFiles, ImageFiles, int]:
 
 
 def _subfolders(folder: Path) -> list[str]:
-    """Return the names of the classes that have a folder, in order."""
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()) if folder.is_dir() else []
     if not names:
         raise RequestError(
@@ -230,18 +230,11 @@ def _files(folder: Path, classes: Sequence[str], suffixes: set[str]) -> ImageFil
 
 
 def _pillow() -> Any:
-    """Return pillow's module of images."""
     try:
         from PIL import Image
     except ImportError:
         raise RequestError("data", "images are decoded by pillow; run `pip install pillow`") from None
     return Image
-
-
-def _suffixes() -> set[str]:
-    """Return the suffixes of files that pillow reads."""
-    image = _pillow()
-    return {suffix for suffix, form in image.registered_extensions().items() if form in image.OPEN}
 
 
 def _decoded(path: str, draws: tuple[int, int, int] | None) -> Pixels:
@@ -274,12 +267,11 @@ def random_box(size: tuple[int, int], drawn: Iterator[float]) -> Box:
         aspect = RATIO[0] * (RATIO[1] / RATIO[0]) ** ratio
         across, down = round(sqrt(pixels * aspect)), round(sqrt(pixels / aspect))
         if 0 < across <= width and 0 < down <= height:
-            return _placed(across, down, int(left * (width - across + 1)), int(top * (height - down + 1)))
-    across, down = min(width, round(height * RATIO[1])), min(height, round(width / RATIO[0]))
-    return _placed(across, down, (width - across) // 2, (height - down) // 2)
-
-
-def _placed(across: int, down: int, left: int, top: int) -> Box:
+            left, top = int(left * (width - across + 1)), int(top * (height - down + 1))
+            break
+    else:
+        across, down = min(width, round(height * RATIO[1])), min(height, round(width / RATIO[0]))
+        left, top = (width - across) // 2, (height - down) // 2
     return left, top, left + across, top + down
 
 

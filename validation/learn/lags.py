@@ -7,7 +7,6 @@ import numpy as np
 
 from cdpsim.api import assemble
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints
 from cdpsim.request import Request
 from cdpsim.request.reading import schedule_of
 from cdpsim.request.sharing import taken_options
@@ -62,7 +61,7 @@ def options_of_learner(name: str, n: int, options: Mapping[str, Any]) -> dict[st
 
 
 def learner_of(name: str, request: Request) -> Learner:
-    """Return what is learnt with of a request, under a name."""
+    """Return the learner of a request, under a name."""
     shape, local = request.shape, request.schedule.order.local
     lags, mean = settled_lags(request)
     if local is None:
@@ -80,14 +79,11 @@ def settled_lags(request: Request) -> tuple[Lags, float]:
         program = assemble(request.with_steps(request.shape.warm_up + steps))
         for step in range(first, program.updated):
             before, now = lags_of_step(program, step - 1), lags_of_step(program, step)
-            if step - first >= int(max(before.forward.max(), before.backward.max())) and _equal(before, now):
+            if step - first >= int(max(before.forward.max(), before.backward.max())) and all(
+                map(np.array_equal, before, now)
+            ):
                 return now, mean_staleness(program, range(step - 1, step + 1))
         if steps == MOST_STEPS:
             problem = f"reads other versions in each of {MOST_STEPS} steps, so that it has no lags"
             raise RequestError(request.schedule.name, f"{problem}; take a rule that settles")
         steps = min(2 * steps, MOST_STEPS)
-
-
-def _equal(one: Lags, other: Lags) -> bool:
-    pairs: list[tuple[Ints, Ints]] = [(one.forward, other.forward), (one.backward, other.backward)]
-    return all(mine.shape == theirs.shape and bool((mine == theirs).all()) for mine, theirs in pairs)

@@ -1,6 +1,7 @@
 """Networks to learn with: layers for labels of vectors and images, and for the next token at each place of a text."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -10,43 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError, choose
-from cdpsim.model import Cuts
+from cdpsim.model import Cuts, balanced, check_stages
 
-from ..profile.cuts import find_cuts
-from ..training.forms import Form
-from ..training.models import even_cuts
-from ..training.optimizer import Optimizer
-from ..training.stages import Architecture, Draw
-from .convolutions import DIGIT, BatchNorm, GroupNorm, Normalize, residual_network, small_network
+from ..profile.flops import Flops
 from .data import Data
-from .doubled import Doubled, Linear, Norm
-from .quadratics import quadratic_layers
+from .layers import (
+    DIGIT,
+    BatchNorm,
+    Beside,
+    Doubled,
+    GroupNorm,
+    Linear,
+    Norm,
+    Normalize,
+    residual_network,
+    small_network,
+)
 
 BATCH = 2  # samples with which the FLOP of layers are counted
-
-
-class First(nn.Module):
-    """The first layer of an MLP."""
-
-    def __init__(self, inputs: int, width: int) -> None:
-        super().__init__()
-        self.linear = Linear(inputs, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map vectors to the width of the network."""
-        return torch.tanh(self.linear(x))
-
-
-class Residual(nn.Module):
-    """A layer of an MLP beside which its input goes on."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear = Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map vectors to the same width."""
-        return x + torch.tanh(self.linear(x))
 
 
 class Embedding(nn.Module):
@@ -62,43 +44,23 @@ class Embedding(nn.Module):
         return self.token[x] + self.place
 
 
-class CausalLayer(nn.Module):
-    """Attention to earlier places and a perceptron, each behind a norm and beside a residual."""
+class CausalAttention(nn.Module):
+    """Attention to earlier places."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.attention_norm, self.norm = Norm(width), Norm(width)
-        self.attention_in, self.attention_out = Linear(width, 3 * width, bias=False), Linear(width, width)
-        self.inner, self.outer = Linear(width, 4 * width), Linear(4 * width, width)
+        self.inward, self.outward = Linear(width, 3 * width, bias=False), Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, length, width) to the same shape."""
-        x = x + self._attend(self.attention_norm(x))
-        y: Tensor = self.outer(nn.functional.gelu(self.inner(self.norm(x))))
-        return x + y
-
-    def _attend(self, x: Tensor) -> Tensor:
         query, key, value = (
-            own.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for own in self.attention_in(x).chunk(3, -1)
+            own.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for own in self.inward(x).chunk(3, -1)
         )
         later = torch.full((x.shape[-2], x.shape[-2]), -torch.inf, dtype=x.dtype, device=x.device).triu(1)
         weights = (query / query.shape[-1] ** 0.5 @ key.transpose(-1, -2) + later).softmax(-1)
-        attended: Tensor = self.attention_out((weights @ value).transpose(-2, -3).flatten(-2))
+        attended: Tensor = self.outward((weights @ value).transpose(-2, -3).flatten(-2))
         return attended
-
-
-class Head(nn.Module):
-    """The last layer of a transformer."""
-
-    def __init__(self, width: int, tokens: int) -> None:
-        super().__init__()
-        self.norm, self.linear = Norm(width), Linear(width, tokens)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map vectors to scores of tokens."""
-        scores: Tensor = self.linear(self.norm(x))
-        return scores
 
 
 class Sizes(NamedTuple):
@@ -114,35 +76,38 @@ Layers = Callable[..., list[nn.Module]]  # of data and sizes; those of images ma
 
 def residual_perceptron(data: Data, sizes: Sizes) -> list[nn.Module]:
     """Return the layers of an MLP from vectors to labels."""
-    inputs, width = data.shape[-1], sizes.width
-    hidden = [Residual(width) for _ in range(sizes.layers - 2)]
-    return [First(inputs, width), *hidden, Linear(width, data.classes)]
+    hidden = [Beside(Linear(sizes.width, sizes.width), nn.Tanh()) for _ in range(sizes.layers - 2)]
+    first = nn.Sequential(Linear(data.shape[-1], sizes.width), nn.Tanh())
+    return [first, *hidden, Linear(sizes.width, data.classes)]
 
 
 def causal_transformer(data: Data, sizes: Sizes) -> list[nn.Module]:
     """Return the layers of a transformer from tokens to tokens."""
-    if sizes.width % sizes.heads:
-        above = -(-sizes.width // sizes.heads) * sizes.heads
-        raise RequestError("width", f"width={sizes.width} must be a multiple of {sizes.heads}; give {above}")
-    blocks = [CausalLayer(sizes.width, sizes.heads) for _ in range(sizes.layers - 2)]
-    return [Embedding(data.tokens, data.shape[-1], sizes.width), *blocks, Head(sizes.width, data.classes)]
+    width, heads = sizes.width, sizes.heads
+    if width % heads:
+        raise RequestError("width", f"width={width} must be a multiple of {heads}; give {-(-width // heads) * heads}")
+    blocks = [
+        nn.Sequential(
+            Beside(Norm(width), CausalAttention(width, heads)),
+            Beside(Norm(width), Linear(width, 4 * width), nn.GELU(), Linear(4 * width, width)),
+        )
+        for _ in range(sizes.layers - 2)
+    ]
+    first = Embedding(data.tokens, data.shape[-1], width)
+    return [first, *blocks, nn.Sequential(Norm(width), Linear(width, data.classes))]
 
 
 def convolutional(data: Data, sizes: Sizes, normalize: Normalize = GroupNorm) -> list[nn.Module]:
     """Return the layers of a small convolutional network from images, or from vectors that are digits, to labels."""
-    channels = (data.shape if len(data.shape) == 3 else DIGIT)[0]
-    return small_network(channels, sizes.width, sizes.layers, data.classes, normalize)
+    of_vectors = len(data.shape) < 3
+    channels = (DIGIT if of_vectors else data.shape)[0]
+    first, *others = small_network(channels, sizes.width, sizes.layers, data.classes, normalize)
+    return [nn.Sequential(nn.Unflatten(-1, DIGIT), first) if of_vectors else first, *others]
 
 
 def _resnet(depth: int, data: Data, sizes: Sizes, normalize: Normalize = GroupNorm) -> list[nn.Module]:
-    """Return the layers of a residual network, whose sizes are its own."""
     channels, *sides = data.shape
     return residual_network(depth, channels, min(sides), data.classes, normalize)
-
-
-def quadratic_network(data: Data, sizes: Sizes) -> list[nn.Module]:
-    """Return the layers of a quadratic, as the data's name says."""
-    return quadratic_layers(sizes.layers, shared=data.name.endswith("shared"))
 
 
 NETWORKS: dict[str, Layers] = {
@@ -151,24 +116,19 @@ NETWORKS: dict[str, Layers] = {
     "conv": convolutional,
     "resnet18": partial(_resnet, 18),
     "resnet50": partial(_resnet, 50),
-    "quadratic": quadratic_network,
 }
 FIXED = frozenset({"resnet18", "resnet50"})  # which have sizes of their own
-CUTS = ("layers", "flops")  # how layers become stages: so many of them, or so much work, in each
-_TAKES = {"mlp": "vectors", "transformer": "tokens", "quadratic": "quadratics"}  # all others: images
+CUTS = ("layers", "flops")  # how layers become stages: equally many layers, or like FLOP, in each
+_TAKES = {"mlp": "vectors", "transformer": "tokens"}  # all others: images
 _found_cuts: dict[object, Cuts] = {}  # by all that they depend on
 
 
 def usual_network(data: Data) -> str:
     """Return the network that data are learnt by, unless another one is asked for."""
-    kinds = {"vectors": "mlp", "tokens": "transformer", "images": "conv", "quadratics": "quadratic"}
-    return kinds[_kind(data)]
+    return {"vectors": "mlp", "tokens": "transformer", "images": "conv"}[_kind(data)]
 
 
 def _kind(data: Data) -> str:
-    """Return what a network takes to learn from data."""
-    if data.is_quadratic:
-        return "quadratics"
     return "tokens" if data.tokens else "images" if len(data.shape) == 3 else "vectors"
 
 
@@ -194,7 +154,9 @@ def make_stages(
         layers = NETWORKS[network](data, sizes, **({"normalize": BatchNorm} if batch_norm else {}))
     key = (network, batch_norm, data.name, data.shape, data.classes, sizes, n, choose("cut", cut, CUTS))
     if key not in _found_cuts:
-        _found_cuts[key] = tuple(even_cuts(len(layers), n)) if cut == "layers" else _flop_cuts(layers, data, n)
+        check_stages(n, len(layers))
+        even = tuple(len(layers) * j // n for j in range(1, n))
+        _found_cuts[key] = even if cut == "layers" else balanced(_flops(layers, data), n)
     if twice:
         for module in (own for layer in layers for own in layer.modules()):
             if isinstance(module, Doubled):
@@ -203,7 +165,7 @@ def make_stages(
 
 
 def _check_network(network: str, data: Data, *, batch_norm: bool) -> None:
-    """Refuse an unknown network, one that does not take what the data are, and batch norms that it has not."""
+    """Refuse an unknown network, one that does not take the data, and batch norms that it has not."""
     takes = _TAKES.get(choose("network", network, NETWORKS), "images")
     kind = _kind(data)
     digits = network == "conv" and kind == "vectors" and data.shape == (prod(DIGIT),)
@@ -215,12 +177,18 @@ def _check_network(network: str, data: Data, *, batch_norm: bool) -> None:
         )
 
 
-def _flop_cuts(layers: Sequence[nn.Module], data: Data, n: int) -> Cuts:
-    """Return the cuts with which the largest stage has as few FLOP as possible, as a profile cuts layers."""
-    x, y = data.test.take(torch.zeros(1, dtype=torch.int64))
-    inputs = Draw(Form((BATCH, *x.shape[1:]), torch.int64 if data.tokens else torch.float32), data.tokens)
-    targets = Draw(Form((BATCH, *y.shape[1:]), y.dtype), data.classes)
-    return find_cuts(Architecture(layers, inputs, targets, data.loss), n, "flops", Optimizer())
+def _flops(layers: Sequence[nn.Module], data: Data) -> list[int]:
+    """Count the FLOP of each layer's forward and backward, on tensors without values."""
+    x, y = (own.to("meta") for own in data.test.take(torch.zeros(BATCH, dtype=torch.int64)))
+    x = x if data.tokens else x.float()
+    counts: list[int] = []
+    for layer in (deepcopy(layer).to("meta") for layer in layers):
+        x = x.detach().requires_grad_(bool(counts))
+        with Flops() as flops:
+            x = layer(x)
+            torch.autograd.backward(x.sum() if len(counts) < len(layers) - 1 else data.loss(x, y))
+        counts.append(max(1, flops.count))
+    return counts
 
 
 def right(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,12 +1,13 @@
 """Results of learning: every run's curves, and for each schedule and rate the answer of all seeds."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import isfinite
 
 import msgspec
 
 from . import statistics
-from .statistics import Comparison, Interval
+from .statistics import Interval
 
 TENTH = (0.05, 0.15)  # of all steps: around a tenth of a training
 
@@ -64,45 +65,32 @@ def answers_of(
 
     A run's accuracy is the best of the last epochs, by default of the last one.
     """
-    first, groups = next(iter(lags)), _by_schedule_and_rate(curves)
+    first, groups = next(iter(lags)), defaultdict[tuple[str, float], list[LearningCurve]](list)
+    for curve in curves:
+        groups[curve.schedule, curve.rate].append(curve)
     accuracies = {key: [max(curve.accuracy[-best_of:]) for curve in own] for key, own in groups.items()}
     others = [key for key in groups if key[0] != first]
     compared = [statistics.compare(accuracies[key], accuracies[first, key[1]], margin / 100) for key in others]
     said = statistics.verdicts(compared, margin / 100)
     found = dict(zip(others, zip(compared, said, strict=True), strict=True))
-    return [
-        _answer(key, own, accuracies[key], lags[key[0]], *found.get(key, (None, None))) for key, own in groups.items()
-    ]
-
-
-def _by_schedule_and_rate(curves: Sequence[LearningCurve]) -> dict[tuple[str, float], list[LearningCurve]]:
-    groups: dict[tuple[str, float], list[LearningCurve]] = {}
-    for curve in curves:
-        groups.setdefault((curve.schedule, curve.rate), []).append(curve)
-    return groups
-
-
-def _answer(
-    key: tuple[str, float],
-    curves: Sequence[LearningCurve],
-    accuracies: Sequence[float],
-    lag: float,
-    compared: Comparison | None,
-    verdict: str | None,
-) -> RateAnswer:
-    tenth = [curve.loss_at_a_tenth for curve in curves if curve.loss_at_a_tenth is not None]
-    return RateAnswer(
-        schedule=key[0],
-        lag=lag,
-        rate=key[1],
-        accuracy=_plain(statistics.interval(accuracies)),
-        difference=_plain(compared.difference) if compared else None,
-        loss_at_a_tenth=_plain(statistics.interval(tenth)) if tenth else None,
-        diverged=sum(curve.diverged for curve in curves),
-        p_different=_finite(compared.p_different) if compared else None,
-        p_apart=_finite(compared.p_apart) if compared else None,
-        verdict=verdict,
-    )
+    answers = []
+    for key, own in groups.items():
+        other, verdict = found.get(key, (None, None))
+        tenth = [curve.loss_at_a_tenth for curve in own if curve.loss_at_a_tenth is not None]
+        answer = RateAnswer(
+            schedule=key[0],
+            lag=lags[key[0]],
+            rate=key[1],
+            accuracy=_plain(statistics.interval(accuracies[key])),
+            difference=_plain(other.difference) if other else None,
+            loss_at_a_tenth=_plain(statistics.interval(tenth)) if tenth else None,
+            diverged=sum(curve.diverged for curve in own),
+            p_different=_finite(other.p_different) if other else None,
+            p_apart=_finite(other.p_apart) if other else None,
+            verdict=verdict,
+        )
+        answers.append(answer)
+    return answers
 
 
 def _plain(found: Interval) -> tuple[float, float | None]:

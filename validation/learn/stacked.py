@@ -23,13 +23,11 @@ from torch.func import functional_call, grad_and_value, vmap
 from cdpsim.numeric.columns import Ints
 from cdpsim.trace.metrics.memory import Lags
 
-from .convolutions import has_statistics
 from .data import label_loss
-from .doubled import BACK, Doubled
 from .lags import Learner
-from .outer import OuterUpdates
+from .layers import BACK, Doubled, has_statistics
 from .unfinished import Tree, placed
-from .updates import Parameters, States, Update
+from .updates import OuterUpdates, Parameters, States, Update
 
 RowParameters = list[Parameters]  # of each stage
 
@@ -58,7 +56,10 @@ class Stack:
     ) -> None:
         self._stages, self._learner, self._update = starts[0], learner, update
         self._loss_of, self._one_by_one = loss, one_by_one
-        self._twice = [_doubled(stage) for stage in self._stages]
+        self._twice = [
+            [name for name, module in stage.named_modules() if isinstance(module, Doubled) and module.is_double]
+            for stage in self._stages
+        ]
         self._made, self._at = learner.versions.made(steps), 0
         self._last_use = _last_uses(self._made.step, self._made.base, self._made.averaged)
         self._first_taken = np.minimum.accumulate(np.append(self._made.first, steps)[::-1])[::-1]  # from a version on
@@ -68,21 +69,18 @@ class Stack:
         self._taken: dict[int, RowParameters] = {}  # the mean gradients of steps that a later version takes
         self._last_kept = 0
         self._outer = OuterUpdates(learner.outer, self._means(first))
-        own, self.apart = _first_workers(learner), has_statistics(self._stages)
-        self._groups = [(each, _alike(each, apart=self.apart)) for each in (own, _newest(own))]
+        first_worker = (each[: len(each) // learner.workers] for each in learner.lags)  # whose lags are those of all
+        own = Lags(*first_worker)
+        newest, self.apart = Lags(*map(np.zeros_like, own)), has_statistics(self._stages)
+        self._groups = [(each, _alike(each, apart=self.apart)) for each in (own, newest)]
 
     @property
     def kept(self) -> RowParameters:
         """Each run's parameters of the newest version that is no estimate; of workers, the mean."""
         return self._means(self._versions[self._last_kept])
 
-    def step(self, inputs: Tensor, labels: Tensor, rates: Tensor) -> Tensor:
-        """Make a training step of all runs, and return their losses; data are (run, sample, ...)."""
-        return step_together([self], inputs, labels, rates)[0]
-
     @property
     def _now(self) -> tuple[Lags, list[Ints]]:
-        """The lags of the next step, for one worker, and the groups of its micro-batches."""
         return self._groups[0 if self._at > self._learner.waits else 1]
 
     def passes(self, inputs: Tensor, labels: Tensor) -> list[RowPass]:
@@ -128,7 +126,7 @@ class Stack:
         }
 
     def go_on_from(self, state: Tree, device: str) -> None:
-        """Have a state that was saved, in which what is empty is missing."""
+        """Load a saved state, from which empty entries are missing."""
 
         def rows(tree: Tree) -> list[Any]:
             return [placed(tree.get(j, {}), device) for j in range(len(self._stages))]
@@ -153,7 +151,10 @@ class Stack:
                 self._versions[version] = self._on_rows(self._outer.step(self._means(self._versions[averaged])))
                 self._states[version] = self._states[base]
             else:
-                gradients = _mean_gradients([self._taken[t] for t in range(int(made.first[row]), step + 1)])
+                taken = [self._taken[t] for t in range(int(made.first[row]), step + 1)]
+                gradients = (
+                    taken[0] if len(taken) == 1 else _mapped(_added(taken), partial(torch.div, other=len(taken)))
+                )
                 gradients = gradients if made.own[row] else self._on_rows(self._means(gradients))
                 rows = zip(self._states[base], self._versions[base], gradients, strict=True)
                 pairs = [state.step(theta, gradient, rates) for state, theta, gradient in rows]
@@ -169,7 +170,6 @@ class Stack:
 
     @property
     def _newest(self) -> int:
-        """The newest version that the steps so far have made."""
         return int(np.searchsorted(self._made.step, self._at))
 
     def _read(self, lags: Sequence[int], stage: int) -> Parameters:
@@ -184,7 +184,9 @@ class Stack:
             found: tuple[RowParameters, Tensor] = vmap(gradient)(*asked)
             return found
         forward, back, x, y = asked
-        rows = [gradient(_one_row(forward, r), _one_row(back, r), x[r], y[r]) for r in range(len(x))]
+        rows = [
+            gradient(_mapped(forward, itemgetter(r)), _mapped(back, itemgetter(r)), x[r], y[r]) for r in range(len(x))
+        ]
         gradients = [
             {name: torch.stack([each[j][name] for each, _ in rows]) for name in own} for j, own in enumerate(forward)
         ]
@@ -194,14 +196,13 @@ class Stack:
         return self._loss_of(self.scores(parameters, x, back), y)
 
     def scores(self, parameters: RowParameters, x: Tensor, back: RowParameters | None = None) -> Tensor:
-        """Return what the network says of inputs with one row's parameters."""
+        """Return the network's scores of inputs with one row's parameters."""
         for j, stage in enumerate(self._stages):
             others = back[j] if back else {f"{name}.{BACK}": parameters[j][f"{name}.weight"] for name in self._twice[j]}
             x = functional_call(stage, parameters[j] | others, (x,))
         return x
 
     def _means(self, rows: RowParameters) -> RowParameters:
-        """Return the means over each run's workers."""
         if self._learner.workers == 1:
             return rows
         return _mapped(rows, lambda own: own.unflatten(0, (-1, self._learner.workers)).mean(dim=1))
@@ -245,13 +246,7 @@ def _beside(of: Sequence[RowPass]) -> RowPass:
     return RowPass(forward, back, torch.cat([own.x for own in of]), torch.cat([own.y for own in of]))
 
 
-def _doubled(stage: nn.Module) -> list[str]:
-    """Return the names of the modules of a stage that have the weights of backwards, too."""
-    return [name for name, module in stage.named_modules() if isinstance(module, Doubled) and module.is_double]
-
-
 def _stacked(starts: Sequence[Sequence[nn.Module]]) -> RowParameters:
-    """Return the parameters of several networks, a row for each."""
     return [
         {name: torch.stack([dict(run[j].named_parameters())[name].detach() for run in starts]) for name in own}
         for j, own in enumerate(dict(stage.named_parameters()) for stage in starts[0])
@@ -263,31 +258,12 @@ def _mapped(rows: RowParameters, change: Callable[[Tensor], Tensor]) -> RowParam
 
 
 def _share(rows: Tensor, of: int, share: float) -> Tensor:
-    """Return a share of the sum of so many groups, whose rows stand one after another."""
+    """Return a share of the sum of groups, whose rows stand one after another."""
     return share * rows.unflatten(0, (of, -1)).sum(dim=0)
 
 
 def _added(of: Sequence[RowParameters]) -> RowParameters:
     return [{name: reduce(add, [own[j][name] for own in of]) for name in stage} for j, stage in enumerate(of[0])]
-
-
-def _mean_gradients(of: Sequence[RowParameters]) -> RowParameters:
-    """Return the mean of several steps' gradients."""
-    return of[0] if len(of) == 1 else _mapped(_added(of), lambda own: own / len(of))
-
-
-def _one_row(parameters: RowParameters, row: int) -> RowParameters:
-    return [{name: own[row] for name, own in stage.items()} for stage in parameters]
-
-
-def _first_workers(learner: Learner) -> Lags:
-    """Return the lags of a run's first worker, which are those of all."""
-    forward, backward = (own[: len(own) // learner.workers] for own in learner.lags)
-    return Lags(forward, backward)
-
-
-def _newest(lags: Lags) -> Lags:
-    return Lags(*(np.zeros_like(own) for own in lags))
 
 
 def _alike(lags: Lags, *, apart: bool) -> list[Ints]:
@@ -306,7 +282,7 @@ def _alike(lags: Lags, *, apart: bool) -> list[Ints]:
 
 
 def _last_uses(step: Ints, *sources: Ints) -> Ints:
-    """Return the last step that makes another version of each version; -1 where none does."""
+    """Return for each version the last step that makes another one of it; -1 where none does."""
     found = np.full(len(step) + 1, -1)
     for source in sources:
         np.maximum.at(found, source[source >= 0], step[source >= 0])

@@ -85,7 +85,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def cumulative(t: float, free: int) -> float:
-    """Return how probable a value of at most t is by Student's distribution with so many degrees of freedom.
+    """Return the probability of at most t by Student's distribution with `free` degrees of freedom.
 
     >>> round(cumulative(2.2621571628, 9), 6)
     0.975

@@ -1,6 +1,7 @@
 """Trainings of schedules, many runs of one at once: the same starts, the same data in the same order."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite, lcm
 
@@ -11,10 +12,9 @@ from torch.func import vmap
 
 from cdpsim.errors import RequestError
 
-from ..training.passes import one_thread
-from .convolutions import Statistics, collecting, using
 from .data import Data, batches
 from .lags import Learner
+from .layers import Statistics, collecting, using
 from .networks import Sizes, make_stages, right
 from .results import TENTH, LearningCurve
 from .stacked import RowParameters, Stack, is_finite, step_together
@@ -52,7 +52,7 @@ class Course:
 
 
 def check_course(course: Course, learners: Sequence[Learner], data: Data) -> int:
-    """Return the micro-batches of a batch; refuse a batch that these do not divide, or of which there is none."""
+    """Return the micro-batches of a batch; refuse a batch that they do not divide, or that the data do not fill."""
     most = max(learner.micro_batches for learner in learners)
     for learner in learners:
         if most % learner.micro_batches:
@@ -81,11 +81,11 @@ def train_all(
     done: Callable[[int], object] = int,
     unfinished: Unfinished | None = None,
 ) -> list[LearningCurve]:
-    """Train all runs of all schedules: every seed with every rate, in batches of so many micro-batches.
+    """Train every seed with every rate of every schedule.
 
-    As many are trained at once as fit into the course's bytes. `done` is called with the runs that have seen an epoch.
+    The course's bytes limit the runs that are trained at once. `done` is called with the runs that have seen an epoch.
     """
-    with one_thread():
+    with single_thread():
         runs = [(rate, seed) for rate in course.rates for seed in range(course.seeds)]
         each = [_bytes_of_run(learner, course, data, micro_batches) for learner in learners]
         at_once = max(course.most_bytes // sum(each), 1)
@@ -97,8 +97,18 @@ def train_all(
     return [curve for k in range(len(learners)) for block in found for curve in block[k]]
 
 
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Let torch compute on one thread, so that operations add in one order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _steps_of(learner: Learner, micro_batches: int) -> int:
-    """Return how many steps of a schedule a batch is."""
     return micro_batches // learner.micro_batches * learner.steps_per_update
 
 
@@ -172,7 +182,6 @@ class Trained:
         return [[*self._found(k)] for k in range(len(self._learners))]
 
     def _train(self, epoch: int) -> None:
-        """Let all runs see all samples once."""
         course = self._course
         rows = zip(*(batches(self._data, seed, epoch, course.batch) for seed in self._seeds), strict=True)
         for numbers in rows:
@@ -180,7 +189,6 @@ class Trained:
             self._losses.append(self._step(numbers, epoch, factor * self._rates).cpu())
 
     def _found(self, k: int) -> Iterator[LearningCurve]:
-        """Yield the curve of each run of a schedule."""
         loss, tests = torch.stack(self._losses)[:, k].to(torch.float64), torch.stack(self._tests)[:, k]
         low, high = (int(share * len(loss)) for share in TENTH)
         finite = is_finite(self.stacks[k].kept).cpu() & loss[-1].isfinite()
@@ -197,7 +205,6 @@ class Trained:
             )
 
     def _step(self, numbers: Sequence[Tensor], epoch: int, rates: Tensor) -> Tensor:
-        """Let all runs learn from a batch, of which each seed has its own; return each schedule's losses of them."""
         taken = [self._data.train.take(own, (seed, epoch)) for seed, own in zip(self._seeds, numbers, strict=True)]
         pair = typed(tuple(torch.stack(own) for own in zip(*taken, strict=True)), self._course)
         x, y = (own[self._places] for own in pair)
@@ -211,7 +218,6 @@ class Trained:
         return torch.stack([torch.stack(own).mean(dim=0) for own in losses])
 
     def _test(self, stack: Stack, learner: Learner, steps: int) -> Tensor:
-        """Return the loss and the accuracy in the test of each run of a schedule."""
         kept, totals = stack.kept, torch.zeros(3, len(self._runs), dtype=torch.float64)
         size = self._course.batch // steps // learner.micro_batches
         statistics = self._statistics(stack, size) if self._course.batch_norm else []
@@ -223,16 +229,15 @@ class Trained:
         return totals[:2] / totals[2]
 
     def _statistics(self, stack: Stack, size: int) -> Statistics:
-        """Return the statistics of each run's batch norms: means over all samples to learn from, so many at a time."""
+        """Return the statistics of each run's batch norms: means over parts of all samples to learn from."""
 
         def collect(parameters: RowParameters, x: Tensor) -> Statistics:
             with collecting() as found:
                 stack.scores(parameters, x)
             return found
 
-        parts = [part for part in torch.arange(self._data.samples).split(size) if len(part) == size]
         found = []
-        for numbers in parts:
+        for numbers in torch.arange(self._data.samples // size * size).split(size):
             x, _ = typed(self._data.train.take(numbers), self._course)
             with torch.no_grad():
                 found.append(vmap(collect, in_dims=(0, None))(stack.kept, x))
@@ -241,7 +246,7 @@ class Trained:
 
 
 def _scores(stack: Stack, kept: RowParameters, x: Tensor, statistics: Statistics) -> Tensor:
-    """Return what each run's network says of inputs; batch norms use statistics."""
+    """Return each run's scores of inputs; batch norms use statistics."""
 
     def scores(parameters: RowParameters, own: Statistics) -> Tensor:
         if not own:

@@ -85,7 +85,7 @@ def _leaves(tree: Tree, above: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _grown(leaves: Iterator[tuple[str, Tensor]]) -> Tree:
-    """Return the tree of which these are the paths.
+    """Return the tree that has these paths.
 
     >>> _grown(iter([("a/1#", 5), ("a/2#", 6), ("b", 7)]))
     {'a': {1: 5, 2: 6}, 'b': 7}

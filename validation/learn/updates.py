@@ -1,4 +1,4 @@
-"""Updates of many rows of parameters at once: torch's formulas, with a rate for each row."""
+"""Updates of many rows of parameters at once: torch's formulas, with a rate for each row, and outer updates."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from cdpsim.errors import RequestError, choose
+from cdpsim.schedules.order import Outer
 
 KINDS = ("sgd", "momentum", "nesterov", "adamw", "muon")
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
@@ -96,3 +97,26 @@ class States:
             x = a * x + (b * gram + c * gram @ gram) @ x
         x = x.mT if rows > columns else x
         return theta - rate * max(1, rows / columns) ** 0.5 * x
+
+
+class OuterUpdates:
+    """The last common parameters of all runs, and their momentum: what local steps make of the workers' mean."""
+
+    def __init__(self, outer: Outer | None, start: list[Parameters]) -> None:
+        self._outer = outer
+        self.common: list[Parameters] = [] if outer is None else start
+        self.momentum = [{name: torch.zeros_like(own) for name, own in stage.items()} for stage in self.common]
+
+    def step(self, mean: list[Parameters]) -> list[Parameters]:
+        """Return the next common parameters: the mean, or what torch's SGD makes of its difference as a gradient."""
+        if self._outer is None:
+            return mean
+        kind, rate, mu = self._outer
+        rows, self.common = zip(self.common, mean, self.momentum, strict=True), []
+        for stage, own, momentum in rows:
+            gradients = {name: theta - own[name] for name, theta in stage.items()}
+            for name, gradient in gradients.items():
+                momentum[name] = mu * momentum[name] + gradient
+                gradients[name] = gradient + mu * momentum[name] if kind == "nesterov" else momentum[name]
+            self.common.append({name: theta - rate * gradients[name] for name, theta in stage.items()})
+        return self.common

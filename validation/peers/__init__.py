@@ -1,1 +1,1 @@
-"""Runtimes that others wrote, held against the simulation of what they do."""
+"""torch's own runtimes, held against the simulations of their schedules."""

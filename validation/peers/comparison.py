@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +15,18 @@ from ..comparison.forecast import Forecast, forecast_by_ranks
 from ..ranks.launcher import Ranks, Result
 from ..replay.case import Case, build_training, profiled
 from ..replay.equation import evaluate
-from ..report.schema import relative_error
+from ..report.schema import (
+    Call,
+    DevicePeak,
+    Messages,
+    PeerReport,
+    PeerRequest,
+    PeerTime,
+    SimulatedMemory,
+    relative_error,
+)
 from ..training.optimizer import OPTIMIZERS
 from ..training.passes import one_thread
-from .calls import Call
 from .measure import (
     ContentsOfRank,
     MemoryOfRank,
@@ -30,7 +38,6 @@ from .measure import (
 )
 from .prediction import RUNTIMES, Prediction, predict_peer, predict_seconds
 from .runtimes import PEERS, Ended, Peer, own_stages
-from .schema import DevicePeak, Messages, PeerReport, PeerRequest, PeerTime, SimulatedMemory
 
 TOLERANCE = 0.01  # of a device's peak
 PARAMETER_TOLERANCES = {"cpu": 1e-12, "cuda": 1e-9}  # in float64; a GPU's kernels add in another order
@@ -86,7 +93,7 @@ class Measurements(NamedTuple):
 
 
 class Comparer:
-    """Ranks that stay alive over many runtimes, with what was profiled, timed and evaluated for several of them."""
+    """Ranks that stay alive over many runtimes, with the profiles, times and equations that several of them share."""
 
     def __init__(self, ranks: Ranks, workload: Workload, *, repeats: int = 3, timeout: float = 300.0) -> None:
         self._ranks, self._workload = ranks, workload
@@ -106,8 +113,13 @@ class Comparer:
             about=peer.about,
             schedule=peer.schedule,
             ranks=self._workload.ranks,
-            request=_peer_request(case, peer),
-            judged=peer.judged,
+            request=PeerRequest(
+                **{name: getattr(case.shape, name) for name in ("n", "m", "chunks")},
+                **{name: getattr(case, name) for name in ("model", "batch", "dtype", "device", "backend")},
+                **{name: getattr(peer, name) for name in ("optimizer", "recompute")},
+                sizes=dict(case.sizes),
+            ),
+            judged=True,
             devices=devices,
             messages=Messages(torch=calls),
             max_abs_difference=apart if apart == apart else None,
@@ -161,23 +173,6 @@ class Comparer:
         return PeerTime(torch_seconds=took, simulated_seconds=seconds, relative_error=relative_error(seconds, took))
 
 
-def _peer_request(case: Case, peer: Peer) -> PeerRequest:
-    shape = case.shape
-    return PeerRequest(
-        n=shape.n,
-        m=shape.m,
-        chunks=shape.chunks,
-        model=case.model,
-        sizes=dict(case.sizes),
-        batch=case.batch,
-        dtype=case.dtype,
-        optimizer=peer.optimizer,
-        recompute=peer.recompute,
-        device=case.device,
-        backend=case.backend,
-    )
-
-
 def unseen(memory: MemoryOfRank, contents: ContentsOfRank) -> int:
     """Return the bytes that a step freed and the allocator's record does not have: another thread freed them."""
     return (memory.after - contents.after) - (memory.before - contents.before)
@@ -207,8 +202,8 @@ def _device_peak(peer: Peer, case: Case, rank: int, measured: Measurements) -> D
         contents=contents.at_peak,
         in_no_storage=measured_peak(memory, contents) - contents.peak,
         unseen=unseen(memory, contents),
-        tasks=[own.task for own in memory.tasks],
-        task_bytes=[own.peak - base for own in memory.tasks],
+        tasks=[*memory.tasks],
+        task_bytes=[peak - base for peak in memory.tasks.values()],
     )
 
 
@@ -216,10 +211,11 @@ _profiles: dict[str, Model | None] = {}  # by what is trained
 
 
 def simulate_anew(report: PeerReport) -> PeerReport:
-    """Return a report with the simulation of today beside what was measured."""
-    peer, case = PEERS[report.name], _workload_of(report).case(PEERS[report.name])
-    case = replace(case, stages=_profiles.get(repr(case.trains)))
-    case = profiled(case)
+    """Return a report with the simulation of today beside its measurements."""
+    peer, asked = PEERS[report.name], report.request
+    of_all = Workload(report.ranks, asked.m, asked.model, tuple(asked.sizes.items()), asked.batch, asked.device)
+    case = of_all.case(peer)
+    case = profiled(replace(case, stages=_profiles.get(repr(case.trains))))
     _profiles[repr(case.trains)] = case.stages
     said = {runtime: predict_peer(peer, case, runtime) for runtime in RUNTIMES}
     devices = [_with_simulations(device, said) for device in report.devices]
@@ -233,7 +229,7 @@ def simulate_anew(report: PeerReport) -> PeerReport:
     within = all(abs(left_over(device, remainder)) <= TOLERANCE * device.bytes for device in devices)
     apart = report.max_abs_difference
     good = within and messages.same and apart is not None and apart <= PARAMETER_TOLERANCES[case.device]
-    return structs.replace(report, judged=peer.judged, devices=devices, messages=messages, remainder=remainder, ok=good)
+    return structs.replace(report, devices=devices, messages=messages, remainder=remainder, ok=good)
 
 
 def left_over(device: DevicePeak, remainder: dict[str, int]) -> int:
@@ -241,11 +237,6 @@ def left_over(device: DevicePeak, remainder: dict[str, int]) -> int:
     return (
         device.bytes - device.simulated[RUNTIMES[-1]].bytes - sum(chain(remainder.values(), device.remainder.values()))
     )
-
-
-def _workload_of(report: PeerReport) -> Workload:
-    asked = report.request
-    return Workload(report.ranks, asked.m, asked.model, tuple(asked.sizes.items()), asked.batch, asked.device)
 
 
 def _with_simulations(device: DevicePeak, said: dict[str, Prediction]) -> DevicePeak:
@@ -257,7 +248,10 @@ def _with_simulations(device: DevicePeak, said: dict[str, Prediction]) -> Device
             bytes=own.peaks[rank] - base,
             relative_error=relative_error(own.peaks[rank] - base, device.bytes),
             categories=own.parts[rank],
-            tasks=[_less(task_peak(own.tasks[rank], name), base) for name in device.tasks],
+            tasks=[
+                None if peak is None else peak - base
+                for peak in (task_peak(own.tasks[rank], name) for name in device.tasks)
+            ],
         )
         for runtime, own in said.items()
     }
@@ -271,10 +265,6 @@ def task_peak(tasks: dict[str, int], name: str) -> int | None:
     return max((tasks[f"{part} {rest}"] for part in parts if f"{part} {rest}" in tasks), default=None)
 
 
-def _less(size: int | None, base: int) -> int | None:
-    return None if size is None else size - base
-
-
 def compare_messages(peer: Peer, torchs: Sequence[list[Call]], ours: Sequence[list[Call]]) -> Messages:
     """Compare a pipeline's sends one by one in each rank's order, collectives that torch cuts alike in any order.
 
@@ -283,37 +273,23 @@ def compare_messages(peer: Peer, torchs: Sequence[list[Call]], ours: Sequence[li
     """
     shares = {"reduce-scatter": len(torchs)}
     sizes = [[sum(call.nbytes * shares.get(call.call, 1) for call in own) for own in each] for each in (torchs, ours)]
-    if peer.cut_alike:
-        torchs_order, torchs, ours = torchs, [sorted(own) for own in torchs], [sorted(own) for own in ours]
+    order = sorted if peer.cut_alike else list
+    rows = [(order(made), order(own)) for made, own in zip(torchs, ours, strict=True)]
+    if peer.kind == "pipeline" or peer.cut_alike:
+        differences = [_first_difference(rank, *row) for rank, row in enumerate(rows) if row[0] != row[1]]
     else:
-        torchs_order = torchs
-    one_by_one = peer.kind == "pipeline" or peer.cut_alike
-    differences = (
-        _first_difference(rank, *pair) if one_by_one else _bytes_text(rank, *total)
-        for rank, (pair, total) in enumerate(zip(zip(torchs, ours, strict=True), zip(*sizes, strict=True), strict=True))
-        if (pair[0] != pair[1] if one_by_one else total[0] != total[1])
-    )
+        totals = enumerate(zip(*sizes, strict=True))
+        differences = [f"rank {rank}: torch {made} B, simulated {own} B" for rank, (made, own) in totals if made != own]
     return Messages(
-        torch=list(torchs_order),
+        torch=list(torchs),
         simulated=sum(map(len, ours)),
         bytes_torch=sum(sizes[0]),
         bytes_simulated=sum(sizes[1]),
-        first_difference=next(differences, None),
+        first_difference=next(iter(differences), None),
     )
 
 
 def _first_difference(rank: int, made: list[Call], ours: list[Call]) -> str:
-    """Return the first call in which two lists differ, in words."""
-    k = next(
-        (k for k, pair in enumerate(zip(made, ours, strict=False)) if pair[0] != pair[1]), min(len(made), len(ours))
-    )
-    words = [_words(own[k]) if k < len(own) else "nothing" for own in (made, ours)]
+    k, *calls = next((k, *pair) for k, pair in enumerate(zip_longest(made, ours)) if pair[0] != pair[1])
+    words = [f"{call.label or call.call} to {call.peer}, {call.nbytes} B" if call else "nothing" for call in calls]
     return f"rank {rank}, message {k}: torch {words[0]}, simulated {words[1]}"
-
-
-def _words(call: Call) -> str:
-    return f"{call.label or call.call} to {call.peer}, {call.nbytes} B"
-
-
-def _bytes_text(rank: int, torchs: int, ours: int) -> str:
-    return f"rank {rank}: torch {torchs} B, simulated {ours} B"

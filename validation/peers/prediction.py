@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cdpsim import Run, simulate
-from cdpsim.program import Category, Content, Kind, Op, Program
+from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.request.sharing import accepts
 from cdpsim.schedules import find_schedule
 from cdpsim.trace.metrics import memory
@@ -14,7 +14,7 @@ from cdpsim.trace.metrics import memory
 from ..comparison.forecast import Forecast
 from ..profile.footprints import with_unit_times
 from ..replay.case import Case
-from .calls import Call
+from ..report.schema import Call
 from .runtimes import PAPER, Peer
 
 STEPS = 2  # the second counts
@@ -106,13 +106,9 @@ def _calls(run: Run, device: int) -> list[Call]:
     for row in order.tolist():
         op, size = Op(int(messages.op[row])), int(messages.size[row])
         if op == Op.P2P and messages.src[row] == device:
-            calls.append(Call("send", int(messages.dst[row]), size, _label(program, row)))
+            content = Content(int(messages.content[row])).name.lower().replace("_", " ")
+            label = f"{content} {messages.stage[row]},{messages.micro_batch[row]}"
+            calls.append(Call("send", int(messages.dst[row]), size, label))
         elif op != Op.P2P and device in program.groups[int(messages.dst[row])]:
             calls.append(Call(op.name.lower().replace("_", "-"), -1, size))
     return calls
-
-
-def _label(program: Program, row: int) -> str:
-    messages = program.messages
-    content = Content(int(messages.content[row])).name.lower().replace("_", " ")
-    return f"{content} {messages.stage[row]},{messages.micro_batch[row]}"

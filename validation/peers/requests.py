@@ -1,7 +1,6 @@
 """Requests of the command `peers`, and its tables."""
 
 import argparse
-from functools import partial
 from itertools import chain, groupby
 
 import msgspec
@@ -18,11 +17,10 @@ from ..ranks.launcher import Ranks
 from ..ranks.member import DEVICES
 from ..report.command import percent
 from ..report.environment import environment
+from ..report.schema import DevicePeak, PeerReport, PeersReport, category_of, read_peers, write_report
 from .comparison import STANDARD, TOLERANCE, Comparer, Workload, simulate_anew
 from .runtimes import PEERS, Peer
-from .schema import DevicePeak, PeerReport, PeersReport, category_of, read_peers, write_peers
 
-FORMS = ("text", "markdown", "latex")
 # Sizes of the models that have as many layers as there are stages.
 STANDARD_SIZES: dict[str, dict[str, int]] = {"transformer": dict(STANDARD.sizes), "mlp": {"width": 256}}
 
@@ -33,29 +31,25 @@ def run_peers(options: argparse.Namespace) -> int:
     if options.list:
         write_stdout(peers_list(chosen))
         return 0
-    form = choose("format", options.format, FORMS)
+    form = choose("format", options.format, tables.DATA_FORMATS)
     if options.output is not None:
         files.check_writable(options.output, force=options.force)
     report = (_run_anew if options.earlier is None else _simulated_anew)(options, chosen)
     if options.output is not None:
-        write_peers(options.output, report, force=options.force)
+        write_report(options.output, report, force=options.force)
     write_stdout(peers_table(report.peers, form) + (_verdict(report.peers) if form == "text" else ""))
-    return 0 if all(own.ok for own in report.peers if own.judged) else 1
+    return 0 if all(own.ok for own in report.peers) else 1
 
 
 def _verdict(reports: list[PeerReport]) -> str:
-    """Return what judged runtimes hold more or less where they are not within tolerance, and how many are."""
-    judged = [report for report in reports if report.judged]
-    lines = [line for report in judged for line in (_named(report) if report.ok else _remainders(report))]
-    good = sum(report.ok for report in judged)
-    lines.append(
-        f"{good} of {len(judged)} judged runtimes are within {percent(TOLERANCE)} % on each rank, with what is named"
-    )
+    """Return lines on the bytes of runtimes that are not within tolerance, and the number of the others."""
+    lines = [line for report in reports for line in (_named(report) if report.ok else _remainders(report))]
+    good, share = sum(report.ok for report in reports), percent(TOLERANCE)
+    lines.append(f"{good} of {len(reports)} runtimes are within {share} % on each rank, with what is named")
     return "\n".join([*lines, ""])
 
 
 def _run_anew(options: argparse.Namespace, chosen: list[Peer]) -> PeersReport:
-    """Run runtimes on ranks, and return their comparisons."""
     models = [choose("model", given, STANDARD_SIZES) for given in options.model or [STANDARD.model]]
     runs = [[_workload(options, given, model) for model in models] for given in options.n or [str(STANDARD.ranks)]]
     for workload in chain(*runs):
@@ -75,7 +69,6 @@ def _run_anew(options: argparse.Namespace, chosen: list[Peer]) -> PeersReport:
 
 
 def _simulated_anew(options: argparse.Namespace, chosen: list[Peer]) -> PeersReport:
-    """Return a report's runtimes with the simulation of today; times stay, as their forecast is measured too."""
     report = read_peers(options.earlier, rewritten=True)
     names = [peer.name for peer in chosen]
     ranks = None if options.n is None else [whole_number("n", given, at_least=2) for given in options.n]
@@ -124,27 +117,56 @@ def _check(workload: Workload, chosen: list[Peer]) -> None:
 
 
 def peers_list(chosen: list[Peer]) -> str:
-    """Return a table of runtimes: what each is, and the schedule that is held against it."""
-    rows = [(peer.name, peer.about, peer.schedule, "yes" if peer.judged else "no") for peer in chosen]
-    return tables.as_text(("runtime", "of torch", "schedule", "judged"), rows)
+    """Return a table of runtimes, with the schedule that is held against each."""
+    return tables.as_text(
+        ("runtime", "of torch", "schedule"), [(peer.name, peer.about, peer.schedule) for peer in chosen]
+    )
 
 
 def peers_table(reports: list[PeerReport], form: str) -> str:
-    """Return a table with a row for the ranks of each runtime that are alike, for people."""
+    """Return a table with a row for each rank; for people, alike ranks of a runtime have one row."""
     simulations = list(dict.fromkeys(name for report in reports for name in report.devices[0].simulated))
+    if form != "text":
+        records = [_record(report, device, simulations) for report in reports for device in report.devices]
+        return tables.format_table(form, records, [*records[0]], [[*record.values()] for record in records])
     columns = [column for name in simulations for column in (f"simulated, {name}", "%")]
     header = ["runtime", "ranks", "rank", "torch bytes", *columns, "messages", "parameters", "time %", "ok"]
     rows = [(report, row) for report in reports for row in _rank_rows(report, simulations)]
     if len({report.request.model for report in reports}) > 1:
         header.insert(1, "model")
         rows = [(report, [row[0], report.request.model, *row[1:]]) for report, row in rows]
-    return tables.FORMATS[form](header, [row for _, row in rows])
+    return tables.as_text(header, [row for _, row in rows])
+
+
+def _record(report: PeerReport, device: DevicePeak, simulations: list[str]) -> dict[str, object]:
+    """Return the cells of a rank for programs; errors are shares."""
+    simulated = {
+        f"{what}, {name}": value
+        for name in simulations
+        for own in [device.simulated[name]]
+        for what, value in (("simulated", own.bytes), ("error", own.relative_error))
+    }
+    return {
+        "runtime": report.name,
+        "model": report.request.model,
+        "ranks": report.ranks,
+        "rank": device.device,
+        "torch bytes": device.bytes,
+        **simulated,
+        "messages": "same" if report.messages.same else "differ",
+        "parameters": report.max_abs_difference,
+        "time": report.time.relative_error if report.time else None,
+        "ok": report.ok,
+    }
 
 
 def _rank_rows(report: PeerReport, simulations: list[str]) -> list[list[str]]:
-    """Return a row for each run of ranks with the same bytes."""
+    def cells_of(device: DevicePeak) -> list[str]:
+        own = [device.simulated[name] for name in simulations]
+        return [str(device.bytes), *(cell for each in own for cell in (str(each.bytes), percent(each.relative_error)))]
+
     rows: list[list[str]] = []
-    for cells, group in groupby(report.devices, key=partial(_bytes_cells, simulations=simulations)):
+    for cells, group in groupby(report.devices, key=cells_of):
         ranks = [device.device for device in group]
         those = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
         of_all = [""] * 4 if rows else _of_all_ranks(report)
@@ -152,60 +174,44 @@ def _rank_rows(report: PeerReport, simulations: list[str]) -> list[list[str]]:
     return rows
 
 
-def _bytes_cells(device: DevicePeak, simulations: list[str]) -> list[str]:
-    own = [device.simulated[name] for name in simulations]
-    return [str(device.bytes), *(cell for each in own for cell in (str(each.bytes), percent(each.relative_error)))]
-
-
 def _of_all_ranks(report: PeerReport) -> list[str]:
     apart = report.max_abs_difference
+    named = report.remainder or any(device.remainder for device in report.devices)
     return [
         "same" if report.messages.same else "differ",
         "not a number" if apart is None else "bit-equal" if apart == 0 else f"within {apart:.0e}",
         percent(report.time.relative_error) if report.time else "-",
-        _judgement(report),
+        "NO" if not report.ok else "remainder named" if named else "yes",
     ]
-
-
-def _judgement(report: PeerReport) -> str:
-    if not report.judged:
-        return "not judged"
-    named = report.remainder or any(device.remainder for device in report.devices)
-    return ("remainder named" if named else "yes") if report.ok else "NO"
 
 
 def _named(report: PeerReport) -> list[str]:
     """Return a line on each named remainder of a runtime, of all its ranks or of one."""
-    of_ranks = [(f", rank {own.device}", own.remainder) for own in report.devices]
-    return [
-        f"{_title(report)}{where}: within {percent(TOLERANCE)} % with {_parts_text(parts)}, which are not simulated"
-        for where, parts in [("", report.remainder), *of_ranks]
-        if parts
-    ]
+    lines = []
+    for where, parts in [("", report.remainder), *((f", rank {own.device}", own.remainder) for own in report.devices)]:
+        named = ", ".join(f"{size:,} B of {name}" for name, size in parts.items())
+        within = f"{_title(report)}{where}: within {percent(TOLERANCE)} %"
+        lines += [f"{within} with {named}, which are not simulated"] * bool(parts)
+    return lines
 
 
 def _title(report: PeerReport) -> str:
     return f"{report.name}, {report.request.model}, {report.ranks} ranks"
 
 
-def _parts_text(remainder: dict[str, int]) -> str:
-    return ", ".join(f"{size:,} B of {name}" for name, size in remainder.items())
-
-
 def _remainders(report: PeerReport) -> list[str]:
-    """Return a line for each rank that is not within tolerance: what torch holds more or less than is simulated."""
+    """Return a line for each rank that is not within tolerance: torch's bytes beyond the simulation's, by category."""
     lines = []
     for device in report.devices:
         name, own = list(device.simulated.items())[-1]
         if abs(own.relative_error) > TOLERANCE:
-            parts = [_remainder_text(device, *part) for part in device.difference(name).items()]
+            parts = []
+            for category, size in device.difference(name).items():
+                kinds = [
+                    f"{nbytes:,} {kind}" for kind, nbytes in device.contents.items() if category_of(kind) == category
+                ]
+                parts.append(f"{size:+,} B of {category}" + (f" (torch has {', '.join(kinds)})" if kinds else ""))
             lines.append(f"{_title(report)}, rank {device.device}: {'; '.join(parts)}")
     if not report.messages.same:
         lines.append(f"{_title(report)}: {report.messages.first_difference}")
     return lines
-
-
-def _remainder_text(device: DevicePeak, category: str, size: int) -> str:
-    """Return a category's difference, and what torch has of it."""
-    kinds = [f"{nbytes:,} {kind}" for kind, nbytes in device.contents.items() if category_of(kind) == category]
-    return f"{size:+,} B of {category}" + (f" (torch has {', '.join(kinds)})" if kinds else "")

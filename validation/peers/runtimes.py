@@ -5,7 +5,7 @@ that has begun before sees all that it allocates.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import partial
@@ -46,39 +46,36 @@ WITHOUT_BUCKETS = "torch:gradient_buckets=none"
 class Session(ABC):
     """A rank's part in a training by a runtime, step by step."""
 
+    optimizers: Sequence[torch.optim.Optimizer]
+
     def __init__(self, member: Member, case: Case, stages: list[int]) -> None:
         self.member, self.case = member, case
         self.training: Training = build_training(case)
         self.own = {j: deepcopy(self.training.stages[j]).to(member.device) for j in stages}
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The parameters of this rank."""
-        return [parameter for stage in self.own.values() for parameter in stage.parameters()]
 
     @abstractmethod
     def draw(self, step: int) -> Batch:
         """Return this rank's data of a step."""
 
     @abstractmethod
-    def clear(self) -> None:
-        """Drop the gradients of the last step."""
-
-    @abstractmethod
     def passes(self, batch: Batch) -> None:
         """Run all forwards and backwards of a step."""
 
-    @abstractmethod
+    def clear(self) -> None:
+        """Drop the gradients of the last step."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
     def update(self) -> None:
-        """Let the optimizer update the parameters."""
+        """Let optimizers update the parameters."""
+        for optimizer in self.optimizers:
+            optimizer.step()
 
     def ended(self) -> Ended:
         """Return the parameters of this rank's stages."""
-        return {j: flatten(map(_whole, stage.parameters())).cpu().numpy() for j, stage in self.own.items()}
-
-
-def _whole(parameter: Tensor) -> Tensor:
-    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        rows = ((j, stage.parameters()) for j, stage in self.own.items())
+        whole = ((j, [own.full_tensor() if isinstance(own, DTensor) else own for own in row]) for j, row in rows)
+        return {j: flatten(row).cpu().numpy() for j, row in whole}
 
 
 class Pipelined(Session):
@@ -100,20 +97,10 @@ class Pipelined(Session):
         last = self.case.n - 1 in self.own
         return inputs, torch.cat([self.training.target(step, i) for i in count]) if last else None
 
-    def clear(self) -> None:
-        """Drop the gradients of the last step."""
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-
     def passes(self, batch: Batch) -> None:
         """Let the runtime run its schedule."""
         inputs, targets = batch
         self.pipe.step(*[] if inputs is None else [inputs], target=targets)
-
-    def update(self) -> None:
-        """Let each stage's optimizer update it."""
-        for optimizer in self.optimizers:
-            optimizer.step()
 
 
 def own_stages(rank: int, case: Case) -> list[int]:
@@ -130,7 +117,7 @@ class DataParallel(Session):
     def __init__(self, member: Member, case: Case) -> None:
         super().__init__(member, case, list(range(case.n)))
         self.model = self.wrap(nn.Sequential(*self.own.values()))
-        self.optimizer = self.optimize()
+        self.optimizers = [self.optimize()]
         own = case.shape.m if case.shape.replicas > 1 else 1  # else the case counts those of all ranks
         self.micro_batches = range(own * member.rank, own * (member.rank + 1))
 
@@ -150,10 +137,6 @@ class DataParallel(Session):
         inputs, targets = zip(*data, strict=True)
         return torch.cat(inputs), torch.cat(targets)
 
-    def clear(self) -> None:
-        """Drop the gradients of the last step."""
-        self.optimizer.zero_grad()
-
     def passes(self, batch: Batch) -> None:
         """Run the model forwards and backwards with each micro-batch."""
         whole, all_targets = batch
@@ -161,20 +144,12 @@ class DataParallel(Session):
         count = len(self.micro_batches)
         for k, (inputs, targets) in enumerate(zip(whole.chunk(count), all_targets.chunk(count), strict=True)):
             with self.summing(last=k == count - 1):
-                torch.autograd.backward(self.loss(inputs, targets))
-
-    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return a micro-batch's part in the loss."""
-        loss = self.training.criterion(self.model(inputs), targets)
-        return loss if len(self.micro_batches) == 1 else loss / len(self.micro_batches)
+                loss = self.training.criterion(self.model(inputs), targets)
+                torch.autograd.backward(loss if count == 1 else loss / count)
 
     def summing(self, *, last: bool) -> AbstractContextManager[None]:
         """Say whether ranks sum the gradients that a pass gives."""
         return nullcontext()
-
-    def update(self) -> None:
-        """Let the optimizer update the parameters."""
-        self.optimizer.step()
 
 
 class Replicated(DataParallel):
@@ -199,7 +174,7 @@ class OptimizerSharded(Replicated):
 
     def optimize(self) -> torch.optim.Optimizer:
         """Return an optimizer of this rank's share."""
-        with catch_warnings():  # torch's own module warns of what it uses itself
+        with catch_warnings():  # torch's own module warns of a name that it uses itself
             simplefilter("ignore", DeprecationWarning)
             from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -220,7 +195,7 @@ class FullySharded(DataParallel):
         super().__init__(member, case)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return a model of which each stage is sharded."""
+        """Return a model whose stages are sharded."""
         mesh = init_device_mesh(self.member.device.type, (self.member.count,))
         for stage in self.own.values():
             fully_shard(stage, mesh=mesh, reshard_after_forward=self.reshard == "yes")
@@ -245,7 +220,7 @@ class Checkpointed(DataParallel):
 
     def clear(self) -> None:
         """Drop the gradients of the last step, or fill them with zeros."""
-        self.optimizer.zero_grad(set_to_none=not self.kept)
+        self.optimizers[0].zero_grad(set_to_none=not self.kept)
 
     def passes(self, batch: Batch) -> None:
         """Run each stage under a checkpoint, go back, and average gradients one by one."""
@@ -273,10 +248,9 @@ class Peer(NamedTuple):
     begin: Callable[[Member, Case], Session]
     kind: Literal["pipeline", "data parallel"] = "data parallel"
     chunks: int = 1
-    judged: bool = True
     optimizer: str = "sgd"
     recompute: str | None = None
-    runtime: str = "torch"  # the behaviours that are simulated; paper: there are none for it
+    runtime: str = "torch"  # the behaviour that is simulated; paper: there is none for it
     remainder: Callable[[Case], dict[str, int]] = lambda case: {}  # bytes that it has, by name, and no simulation
     remainder_of_rank: Callable[[Case, int, int], dict[str, int]] = lambda case, rank, peak: {}  # with a simulated peak
     cut_alike: bool = False  # whether its collectives are the simulation's, one by one
@@ -294,7 +268,7 @@ class Peer(NamedTuple):
 
 
 def held_again(case: Case) -> dict[str, int]:
-    """Return what a reentrant checkpoint holds while its backward runs, by torch's source.
+    """Return the bytes that a reentrant checkpoint holds while its backward runs, by torch's source.
 
     `CheckpointFunction.backward` keeps the output that it computes again in a variable. Its states of random numbers
     live as long as the graph, which a reentrant backward is still in.
@@ -303,7 +277,7 @@ def held_again(case: Case) -> dict[str, int]:
 
 
 def random_states(case: Case) -> dict[str, int]:
-    """Return what a checkpoint of each stage holds from its forward to its backward: the state of random numbers."""
+    """Return the bytes of random numbers' states, which checkpoints hold from their forwards to their backwards."""
     return {"states of random numbers": case.n * torch.get_rng_state().nbytes}
 
 
@@ -366,7 +340,15 @@ def _sharded(name: str, torchs: str, *, m: int = 1, each: bool = True, reshard: 
     return Peer(name, torchs, "dp", begin, sharded=True, m=m, options=options, cut_alike=True)
 
 
+def _checkpointed(name: str, how: str, *, reentrant: bool = False, kept: bool = False, **more: Any) -> Peer:
+    """Return checkpoints of each stage, whose gradients may be kept between steps."""
+    runtime = f"{WITHOUT_BUCKETS},gradients=kept" if kept else WITHOUT_BUCKETS
+    begin, about = partial(Checkpointed, reentrant=reentrant, kept=kept), f"torch.utils.checkpoint, {how}"
+    return Peer(name, about, "multi-dp", begin, recompute="full", runtime=runtime, **more)
+
+
 _PASSES = 4  # micro-batches on a rank
+_KEPT_GRADIENTS = "zero_grad(set_to_none=False)"
 _NO_SYNC = "with no_sync in all but the last of 4 passes"
 _EACH = "which sums after each of 4 passes"
 _DDP, _VIEWS = "DistributedDataParallel", "DistributedDataParallel(gradient_as_bucket_view=True)"
@@ -416,32 +398,10 @@ _PEERS = (
     _pipeline("zbv", "zbv", schedules.ScheduleZBVZeroBubble, 2),
     _pipeline("dualpipev", "dualpipev", schedules.ScheduleDualPipeV, 2),
     *_DATA_PARALLEL,
-    Peer(
-        "checkpoint",
-        "torch.utils.checkpoint, not reentrant",
-        "multi-dp",
-        partial(Checkpointed, reentrant=False),
-        recompute="full",
-        runtime=WITHOUT_BUCKETS,
-    ),
-    Peer(
-        "checkpoint-reentrant",
-        "torch.utils.checkpoint, reentrant",
-        "multi-dp",
-        partial(Checkpointed, reentrant=True),
-        recompute="full",
-        runtime=WITHOUT_BUCKETS,
-        remainder=held_again,
-    ),
-    Peer(
-        "checkpoint-kept",
-        "torch.utils.checkpoint, not reentrant, zero_grad(set_to_none=False)",
-        "multi-dp",
-        partial(Checkpointed, reentrant=False, kept=True),
-        recompute="full",
-        runtime=f"{WITHOUT_BUCKETS},gradients=kept",
-        remainder=random_states,  # all of them: with all gradients there, the peak is in the first backward
-    ),
+    _checkpointed("checkpoint", "not reentrant"),
+    _checkpointed("checkpoint-reentrant", "reentrant", reentrant=True, remainder=held_again),
+    # With all gradients there, the peak is in the first backward, where all states of random numbers are.
+    _checkpointed("checkpoint-kept", f"not reentrant, {_KEPT_GRADIENTS}", kept=True, remainder=random_states),
 )
 
 PEERS: Mapping[str, Peer] = MappingProxyType({peer.name: peer for peer in _PEERS})

@@ -10,9 +10,8 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from tempfile import TemporaryFile
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -25,7 +24,7 @@ _MARK = "mark of an account"
 _NOTICE = b"USDT:"  # with which the profiler begins lines on the standard error that tell of no error
 
 
-class Windows(Protocol):
+class Windows(AbstractContextManager[object], Protocol):
     """A record of the peak between one mark and the next."""
 
     @property
@@ -34,12 +33,6 @@ class Windows(Protocol):
 
     def mark(self) -> None:
         """Begin a window."""
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 class Allocations:
@@ -61,11 +54,9 @@ class Allocations:
             self._profile.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with _without_notices():
-            self._profile.__exit__(kind, error, trace)
+            self._profile.__exit__(None, None, None)
         recorded: Any = self._profile.profiler  # torch's stubs lack what its events have
         events, self._marks = [], []
         for event in recorded.kineto_results.events():
@@ -103,6 +94,37 @@ class Allocations:
         return max([self.at(begin), *self.level[first:last].tolist()])
 
 
+class CudaAllocations(Allocations):
+    """A record of every block of CUDA's allocator, by the history that it keeps; blocks count with their real size."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def __enter__(self) -> Self:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.memory._record_memory_history(enabled="all", context=None, stacks="python", max_entries=2**22)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        torch.cuda.synchronize(self._device)
+        history: Any = torch.cuda.memory._snapshot(self._device)["device_traces"][self._device.index or 0]
+        torch.cuda.memory._record_memory_history(enabled=None)
+        signs = {"alloc": 1, "free_completed": -1}
+        events = [(e["time_us"] * 1000, signs[e["action"]] * e["size"]) for e in history if e["action"] in signs]
+        table = np.array(events, dtype=np.int64).reshape(-1, 2)
+        self.moment, self.level = table[:, 0], np.cumsum(table[:, 1])
+
+    @staticmethod
+    def now() -> int:
+        """Return the present moment, on the clock of the history, whose unit is a microsecond."""
+        return time.time_ns() // 1000 * 1000
+
+
+def record_allocations(device: torch.device) -> Allocations:
+    """Return a record of a device's allocator."""
+    return CudaAllocations(device) if device.type == "cuda" else Allocations()
+
+
 class DeviceAllocations:
     """A record of the bytes that this process asks of CUDA's allocator, beyond those from before, by its own counts.
 
@@ -117,9 +139,7 @@ class DeviceAllocations:
         self._base = self._asked("current")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._close()
 
     def mark(self) -> None:
@@ -140,7 +160,7 @@ class DeviceAllocations:
 
 
 def allocation_windows(device: torch.device) -> Windows:
-    """Return a record of what a kind of device allocates in this process."""
+    """Return a record of this process's allocations on a kind of device."""
     return DeviceAllocations(device) if device.type == "cuda" else Allocations()
 
 

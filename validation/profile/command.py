@@ -28,15 +28,20 @@ from ..program import harness_command
 from ..training.models import make_architecture
 from ..training.optimizer import OPTIMIZERS
 from ..training.passes import SPLITS, Split
-from ..training.stages import Architecture, Loss, cut
+from ..training.stages import Architecture, cut
 from .curves import with_curves, with_timed_curves
 from .cuts import find_cuts
-from .footprints import profile_stages
-from .peak import whole_peak
+from .footprints import profile_stages, whole_peak
 from .ties import separate_layers, tie_stages
 
 PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 TYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+_PASSED = (
+    *("partition", "dtype", "optimizer", "mixed_precision", "autocast", "float32_loss", "split", "device"),
+    *("by_operator", "measured"),
+)
 
 
 class Profile(NamedTuple):
@@ -86,7 +91,8 @@ def profile(
             without_weights(model, n or 1, batch=batch, dtype=kind, autocast=autocast, **sizes)
         )
         if float32_loss:
-            architecture = architecture._replace(loss=partial(_float32_loss, architecture.loss))
+            given = architecture.loss
+            architecture = architecture._replace(loss=lambda output, target: given(output.float(), target))
         count = len(architecture.layers)
         recipe = _recipe(architecture, kind, optimizer, mixed_precision)
         own = OPTIMIZERS["sgd" if recipe.optimizer else named]
@@ -98,7 +104,8 @@ def profile(
         training = cut(architecture, cuts, device=device)
         found = tie_stages(profile_stages(training, own, how), training, architecture.tied, own)
         names = [architecture.name_of(*ends) for ends in pairwise((0, *cuts, count))]
-        found = replace(found, stages=tuple(map(_with_name, found.stages, names)))
+        named_stages = zip(found.stages, names, strict=True)
+        found = replace(found, stages=tuple(replace(stage, name=own) for stage, own in named_stages))
         if by_operator:
             found = (with_timed_curves if measured else with_curves)(found, training)
         peak = whole_peak(architecture, device)
@@ -111,19 +118,11 @@ def profile(
     return Profile(found, cuts, count, peak)
 
 
-def _float32_loss(loss: Loss, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return loss(output.float(), target)
-
-
 def _recipe(architecture: Architecture, kind: torch.dtype, optimizer: str | None, mixed_precision: bool) -> Recipe:
-    """Return the recipe in a profile's file; an empty one where stages say what the optimizer keeps."""
+    """Return the recipe in a profile's file; an empty one where stages have the optimizer's state."""
     if optimizer is None and _tokens(architecture) is not None:
         return Recipe(optimizer="adam", mixed_precision=kind.itemsize == 2)
     return Recipe(optimizer=optimizer or "sgd", mixed_precision=True) if mixed_precision else Recipe()
-
-
-def _with_name(stage: Stage, name: str) -> Stage:
-    return replace(stage, name=name)
 
 
 def _tokens(architecture: Architecture) -> int | None:
@@ -210,22 +209,13 @@ def without_weights(
 )
 def profile_command(options: Namespace) -> int:
     """Write a model's stages as a file for --model, without a GPU and without weights."""
+    given: dict[str, Any] = {name: getattr(options, name) for name in _PASSED} | read_sizes(options.size)
     result = profile(
         options.model,
         None if options.n is None else whole_number("n", options.n, at_least=1),
-        partition=options.partition,
         batch=whole_number("batch", options.batch, at_least=1),
-        dtype=options.dtype,
-        optimizer=options.optimizer,
-        mixed_precision=options.mixed_precision,
-        autocast=options.autocast,
-        float32_loss=options.float32_loss,
-        split=options.split,
-        device=options.device,
-        by_operator=options.by_operator,
-        measured=options.measured,
         ready=partial(files.check_writable, options.output, force=options.force),
-        **read_sizes(options.size),
+        **given,
         **({} if options.attention is None else {"attention": options.attention}),
     )
     result.model.save(options.output, force=options.force)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from cdpsim.files.notes import progress
 from cdpsim.model import Model
@@ -27,7 +26,7 @@ from .cuts import TIMED_PASSES, device_clock, usual_values
 from .division import Inputs, zero_above, zero_inputs
 from .flops import count_flops
 from .footprints import likeness_key
-from .tracker import Tracker
+from .tracker import Tracker, address_of, tensors_in
 
 _ALLOCATIONS = frozenset(
     {
@@ -72,9 +71,9 @@ class Recorder(Tracker):
         result = func(*args, **(kwargs or {}))
         duration = self._clock() - begin
         self._look(result)
-        given, made = _tensors_in((args, kwargs)), _tensors_in(result)
-        read = frozenset(map(_storage_address, given))
-        changed = {_storage_address(tensor): tensor.nbytes for tensor in made if func._schema.is_mutable}
+        given, made = tensors_in((args, kwargs)), tensors_in(result)
+        read = frozenset(map(address_of, given))
+        changed = {address_of(tensor): tensor.nbytes for tensor in made if func._schema.is_mutable}
         moved = _bytes_moved(func, given, made)
         flops = count_flops(func, args, kwargs or {}, result)
         self._operations.append(Operation(flops, moved, self.level, read, changed, duration))
@@ -86,25 +85,17 @@ class Recorder(Tracker):
         return taken
 
 
-def _tensors_in(values: object) -> list[Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
-
-
-def _storage_address(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
 def _bytes_moved(func: Any, given: Sequence[Tensor], made: Sequence[Tensor]) -> int:
     """Return the bytes that an operation reads and writes; a view moves none, nor does an allocation.
 
     An operation in place reads what it changes.
     """
-    is_view = not func._schema.is_mutable and set(map(_storage_address, made)) <= set(map(_storage_address, given))
+    is_view = not func._schema.is_mutable and set(map(address_of, made)) <= set(map(address_of, given))
     return 0 if is_view or func._overloadpacket in _ALLOCATIONS else _extent(given) + _extent(made)
 
 
 def _extent(tensors: Sequence[Tensor]) -> int:
-    """Return the bytes of tensors; those that share a storage have that at most."""
+    """Return the bytes of tensors; tensors that share a storage have its bytes at most."""
     seen: dict[int, tuple[int, int]] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
@@ -163,7 +154,7 @@ def _work(recorded: "RecordedPass", total: int) -> list[int]:
 
 
 class RecordedPass(NamedTuple):
-    """The operations of a forward or backward, the numbers of those that are steps, and the storages it is given."""
+    """The operations of a forward or backward, the numbers of its steps among them, and the storages it is given."""
 
     operations: list[Operation]
     steps: list[int]
@@ -183,34 +174,31 @@ class RecordedPass(NamedTuple):
         return tuple(complete[self.steps].tolist()) if added.any() else ()
 
 
-def _zero_values(training: Training, stage: int) -> tuple[Inputs, Tensor | None]:
-    return zero_inputs(training, stage), zero_above(training, stage)
-
-
 def record_passes(
     training: Training,
     stage: int,
-    values: Callable[[Training, int], tuple[Inputs, Tensor | None]] = _zero_values,
+    values: Callable[[Training, int], tuple[Inputs, Tensor | None]] | None = None,
     clock: Callable[[], int] = lambda: 0,
 ) -> list[RecordedPass]:
-    """Run a stage's forward and backward once, on the inputs and the gradient of `values`; return the operations."""
+    """Run a stage's forward and backward once, on the tensors of `values` or on zeros; return the operations."""
     recorder = Recorder(clock)
-    (theta, gradient, x, target), above = values(training, stage)
+    given = values(training, stage) if values else (zero_inputs(training, stage), zero_above(training, stage))
+    (theta, gradient, x, target), above = given
     recorder.ignore([theta, gradient, *training.buffers[stage].values()])
     recorder.see([x] if target is None else [x, target])
     with recorder:
         _, kept = forward(training, stage, theta, x, target, 1)
-    ahead, given = recorder.take(), _storage_address(x)
+    ahead, source = recorder.take(), address_of(x)
     del x, target, _
     before = recorder.level
     recorder.see([] if above is None else [above])
     rounding = recorder.level - before - (0 if above is None else above.nbytes)  # boundaries have none in a model file
     with recorder:
         backward(training, kept, theta, above, gradient)
-    back, sums = [each._replace(held=each.held - rounding) for each in recorder.take()], _storage_address(gradient)
+    back, sums = [each._replace(held=each.held - rounding) for each in recorder.take()], address_of(gradient)
     return [
-        RecordedPass(ahead, _with_peaks(ahead), given, None, sums),
-        RecordedPass(back, _with_peaks(back), given, None if above is None else _storage_address(above), sums),
+        RecordedPass(ahead, _with_peaks(ahead), source, None, sums),
+        RecordedPass(back, _with_peaks(back), source, None if above is None else address_of(above), sums),
     ]
 
 

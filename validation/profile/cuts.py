@@ -1,12 +1,15 @@
 """Cuts of a model's layers into stages: by FLOP, bytes or time, or at given layers."""
 
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from time import perf_counter_ns, thread_time_ns
 
 import torch
 from torch import Tensor
 
-from cdpsim.errors import RequestError
-from cdpsim.model import Cuts, Stage, balanced, check_stages
+from cdpsim.errors import RequestError, choose
+from cdpsim.model import Cuts, balanced, check_stages
 
 from ..training.forms import Form, zeros
 from ..training.optimizer import Optimizer
@@ -14,8 +17,8 @@ from ..training.passes import backward, forward, one_thread
 from ..training.stages import Architecture, Training, cut
 from .division import Inputs
 from .footprints import profile_stages
-from .partition import PARTITIONS, authors, read_cuts
 
+PARTITIONS = ("flops", "authors", "time", "memory")
 TIMED_PASSES = 3  # of a layer that is timed, after one to warm up
 
 
@@ -43,15 +46,11 @@ def find_cuts(
     rows = profile_stages(layers, optimizer).stages
     if partition == "memory":
         kept = [row.kept_output for row in rows]
-        return balanced([_layer_weight(row) - row.kept_output for row in rows], n, closing=kept)
+        weights = [row.activation + 2 * row.parameters + row.optimizer for row in rows]  # gradients are as parameters
+        return balanced([weight - own for weight, own in zip(weights, kept, strict=True)], n, closing=kept)
     if partition == "authors":
         return authors([int(row.forward) for row in rows], n)
     return balanced([int(row.forward) + int(row.backward) for row in rows], n)
-
-
-def _layer_weight(stage: Stage) -> int:
-    """Return the bytes of a stage for one micro-batch and for good: gradients are as large as parameters."""
-    return stage.activation + 2 * stage.parameters + stage.optimizer
 
 
 def layer_times(layers: Training) -> list[int]:
@@ -94,3 +93,39 @@ def device_clock(device: torch.device) -> int:
         return thread_time_ns()
     torch.cuda.synchronize(device)
     return perf_counter_ns()
+
+
+def authors(flops: Sequence[int], n: int) -> Cuts:
+    """Return the cuts of the paper's authors: a stage ends before the layer with which the sum reaches its share.
+
+    Their code (`equisum_partition`) has an entry for each parameter tensor, a bias counting as the square root of its
+    module's FLOP; here an entry is a layer. It can leave a stage empty, which is refused.
+
+    >>> authors([1, 1, 1, 1, 4], 2)
+    (3,)
+    """
+    check_stages(n, len(flops))
+    sums = list(accumulate(flops))
+    share = sums[-1] // n
+    cuts = tuple(bisect_left(sums, k * share) for k in range(1, n))
+    for stage, (begin, end) in enumerate(pairwise((0, *cuts, len(flops)))):
+        if begin == end:
+            problem = f"the authors' heuristic leaves stage {stage} of {n} without a layer; take flops, or other cuts"
+            raise RequestError("partition", problem)
+    return cuts
+
+
+def read_cuts(text: str, layers: int) -> Cuts:
+    """Return the cuts in an option's value, such as "3,7,12".
+
+    >>> read_cuts("3,7,12", 14)
+    (3, 7, 12)
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
+        choose("partition", text, (*PARTITIONS, "3,7,12"))  # which refuses it
+    cuts = tuple(map(int, words))
+    if any(begin >= end for begin, end in pairwise((0, *cuts, layers))):
+        problem = f"cuts must increase from 1 at least to {layers - 1} at most: there are {layers} layers"
+        raise RequestError(f"partition {text!r}", problem)
+    return cuts

@@ -16,6 +16,7 @@ from ..training.forms import Form, zeros
 from ..training.parts import Parts
 from ..training.passes import Rest, backward_for_input, backward_for_weights, forward
 from ..training.stages import Training, imitate
+from .tracker import address_of, tensors_in
 
 
 class Inputs(NamedTuple):
@@ -73,7 +74,7 @@ def find_parts(training: Training, stage: int) -> Parts:
         with _Uses() as uses:
             backward_for_weights(training, rest._replace(late=[rest.late.pop(0)]), theta, gradient)
         if uses.products:
-            needed |= {k for k, tensor in saved.items() if tensor.untyped_storage()._cdata in uses.storages}
+            needed |= {k for k, tensor in saved.items() if address_of(tensor) in uses.storages}
         else:
             early |= parameters
     return Parts(frozenset(early), frozenset(needed), tuple(rest.lent.forms))
@@ -98,13 +99,6 @@ class _Uses(TorchDispatchMode):
         """Run an operation; one that returns a view of a tensor does not use its values."""
         result = func(*args, **(kwargs or {}))
         self.products += func._overloadpacket in flop_registry
-        used = _storages([*args, *(kwargs or {}).values()])
-        self.storages |= used if func._schema.is_mutable else used - _storages(result)
+        used, made = ({*map(address_of, tensors_in(values))} for values in ((args, kwargs), result))
+        self.storages |= used if func._schema.is_mutable else used - made
         return result
-
-
-def _storages(values: object) -> set[int]:
-    """Return the addresses of the storages of tensors in a value."""
-    if isinstance(values, Tensor):
-        return {values.untyped_storage()._cdata}
-    return set().union(*map(_storages, values)) if isinstance(values, tuple | list) else set()

@@ -1,40 +1,35 @@
 """Counting the floating point operations of matrix products, convolutions and attention: two for each multiply-add."""
 
-from collections.abc import Callable
-from types import MappingProxyType
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from .tracker import Reference, storage_of
+from .tracker import Reference, address_of, storage_of, tensors_in
 
-
-def _attention(query: Tensor, key: Tensor, value: Tensor) -> int:
-    """Return the FLOP of two products: of queries and keys, and of their scores and values."""
-    batch, heads, length, width = query.shape
-    return 2 * batch * heads * length * key.shape[-2] * (width + value.shape[-1])
-
-
-def _computed_again(query: Tensor, key: Tensor) -> int:
-    """Return the FLOP of the product of queries and keys, which backwards of fused attention compute again."""
-    batch, heads, length, width = query.shape
-    return 2 * batch * heads * length * key.shape[-2] * width
+_CORE = "eager_attention_forward"  # of queries, keys and values: a function of a family's module
 
 
 def _attention_forward(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> int:
-    return _attention(query, key, value)
+    """Return the FLOP of two products: of queries and keys, and of their scores and values."""
+    return _score_flops(query, key) // query.shape[-1] * (query.shape[-1] + value.shape[-1])
+
+
+def _score_flops(query: Tensor, key: Tensor) -> int:
+    """Return the FLOP of the product of queries and keys, which backwards of fused attention compute again."""
+    return 2 * query.numel() * key.shape[-2]
 
 
 def _attention_backward(
     above: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object
 ) -> int:
     """Return the FLOP of five products: scores again, then gradients of scores, values, queries and keys."""
-    batch, heads, length, width = query.shape
-    return 2 * batch * heads * length * key.shape[-2] * (3 * width + 2 * value.shape[-1])
+    return _score_flops(query, key) // query.shape[-1] * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
 # Fused attention, each of which gives its output, and then what its backward reads beside that.
@@ -48,12 +43,10 @@ _ATTENTION = frozenset(
 )
 
 # Missing in torch's own table: its kernel for attention on a CPU.
-_OWN: MappingProxyType[object, Callable[..., int]] = MappingProxyType(
-    {
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_forward,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-    }
-)
+_OWN: dict[object, Callable[..., int]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_forward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
 
 
 def count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: object) -> int:
@@ -62,10 +55,6 @@ def count_flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result
     if packet in _OWN:
         return _OWN[packet](*args, **kwargs)
     return int(flop_registry[packet](*args, **kwargs, out_val=result)) if packet in flop_registry else 0
-
-
-def _address(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 class Flops(TorchDispatchMode):
@@ -92,23 +81,22 @@ class Flops(TorchDispatchMode):
         self.count += count
         if self._made is not None:
             self.attention += count
-            made = (tensor for tensor in tree_leaves(result) if isinstance(tensor, Tensor))
-            self._made |= {_address(tensor): storage_of(tensor) for tensor in made}
+            self._made |= {address_of(tensor): storage_of(tensor) for tensor in tensors_in(result)}
         elif func._overloadpacket in _ATTENTION:
             self.attention += count
-            self.fused_scores += _computed_again(*args[:2])
+            self.fused_scores += _score_flops(*args[:2])
             self.kept_by_cores += [storage_of(tensor) for tensor in result[1:] if isinstance(tensor, Tensor)]
         return result
 
     def noting(self, core: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of a module, queries, keys and values, of which all is the core of attention."""
+        """Return a function of a module, queries, keys and values; all its operations are the core of attention."""
 
         def noted(module: object, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
             self._made = {}
             try:
                 output, *others = core(module, query, key, value, *args, **kwargs)
-                given = {_address(tensor): tensor for tensor in (query, key, value)}
-                known = {*given, _address(output)}
+                given = {address_of(tensor): tensor for tensor in (query, key, value)}
+                known = {*given, address_of(output)}
                 self.given_to_cores += [(storage_of(each), each.untyped_storage().nbytes()) for each in given.values()]
                 self.kept_by_cores += [made for address, made in self._made.items() if address not in known]
             finally:
@@ -116,3 +104,17 @@ class Flops(TorchDispatchMode):
             return output, *others
 
         return noted
+
+
+@contextmanager
+def noting_cores(stage: nn.Module, flops: Flops) -> Iterator[None]:
+    """Let a counter know, while this is entered, which operations of a stage are the core of its attention."""
+    families = {sys.modules[type(part).__module__] for part in stage.modules()}
+    cores = {family: getattr(family, _CORE) for family in families if hasattr(family, _CORE)}
+    for family, core in cores.items():
+        setattr(family, _CORE, flops.noting(core))
+    try:
+        yield
+    finally:
+        for family, core in cores.items():
+            setattr(family, _CORE, core)

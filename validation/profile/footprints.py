@@ -1,13 +1,14 @@
-"""The bytes and operations of stages for one micro-batch, found without computing.
+"""The bytes and operations of stages for one micro-batch, and of a whole model, found without computing.
 
 Each stage runs the forward and the backward of a replay, with fake tensors and a tracker.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -17,6 +18,7 @@ from cdpsim.model import Model, Stage
 from cdpsim.model.recipe import with_activations_on_host, with_optimizer_on_host
 from cdpsim.model.recomputation import recompute_stage
 from cdpsim.model.stage import NO_CORE
+from cdpsim.program import Category
 
 from ..training.fakes import Fakes
 from ..training.forms import zeros
@@ -32,53 +34,12 @@ from ..training.passes import (
     infer,
     take_groups_one_by_one,
 )
-from ..training.stages import Training, imitate, leaves
-from .attention import noting_cores
+from ..training.stages import Architecture, Loss, Training, imitate, leaves
 from .division import find_parts, input_form, whole_parts, zero_above, zero_inputs
-from .flops import Flops
-from .tracker import Reference, Tracker, is_alive, storage_of
+from .flops import Flops, noting_cores
+from .tracker import Reference, Tracker, address_of, is_alive, storage_of
 
 _EVERY_MODULES = frozenset(vars(nn.Module()))
-
-
-class Footprint(NamedTuple):
-    """The bytes and FLOP of one micro-batch's forward and backward in a stage, as in `cdpsim.model.Stage`."""
-
-    activation: int
-    kept_output: int
-    forward_transient: int
-    backward_transient: int
-    parts: "PartsFootprint"
-    forward_flops: int
-    backward_flops: int
-    output: int
-    first_gradients: int
-    freed_output: int
-    data: int
-    unused_input: int
-    inference: int
-    attention_activation: int
-    attention_flops: int
-    fused_scores_flops: int  # of it, what a backward computes again
-
-    @property
-    def weight_flops(self) -> int:
-        """The FLOP of the weights' part of a split backward, which goes through nothing twice."""
-        return self.backward_flops - self.parts.input_flops
-
-
-class PartsFootprint(NamedTuple):
-    """The bytes of both parts of a split backward, and the FLOP of its input's part."""
-
-    weight_activation: int | None  # None: the input's part frees nothing
-    weight_input: int
-    weight_output: int
-    input_transient: int
-    weight_transient: int
-    retained_gradients: int | None  # of torch's own pipelines
-    retained_input_transient: int | None
-    retained_weight_transient: int | None
-    input_flops: int
 
 
 def profile_stages(training: Training, optimizer: Optimizer, split: Split = "once") -> Model:
@@ -103,13 +64,13 @@ def profile_stages(training: Training, optimizer: Optimizer, split: Split = "onc
 
 def _profile_plain(training: Training, optimizer: Optimizer, split: Split) -> Model:
     keys = [likeness_key(training, stage) for stage in range(training.n)]
-    found: dict[Hashable, Footprint] = {}
+    found: dict[Hashable, Stage] = {}
     with Fakes():
         imitation = imitate(training)
         for stage, key in progress(list(enumerate(keys)), "profile"):
             if key not in found:  # most stages equal others, and each takes a while
-                found[key] = measure_stage(imitation, stage, split)
-    return Model(stages=_model_stages(training, optimizer, [found[key] for key in keys]))
+                found[key] = measure_stage(imitation, stage, optimizer, split)
+    return Model(stages=tuple(found[key] for key in keys))
 
 
 def likeness_key(training: Training, stage: int) -> Hashable:
@@ -149,49 +110,61 @@ def with_unit_times(model: Model, *, split: bool = False, tensors: bool = False)
     )
 
 
-def measure_stage(training: Training, stage: int, split: Split = "once") -> Footprint:
-    """Run a stage's forward and backward, on tensors of a fake mode or real ones, and return their footprint."""
+def measure_stage(training: Training, stage: int, optimizer: Optimizer, split: Split = "once") -> Stage:
+    """Run a stage's forward and backward, on tensors of a fake mode or real ones, and return their bytes and FLOP."""
     tracker, flops = Tracker(), Flops()
     with flops, noting_cores(training.stages[stage], flops):
         ahead = _go_ahead(training, stage, tracker)
     forward_peak, forward_flops = tracker.peak, flops.count
     assert ahead.output is not None, "a forward has run"
-    output, made = ahead.output.nbytes, storage_of(ahead.output)
+    boundary, made = ahead.output.nbytes, storage_of(ahead.output)
     ahead = ahead._replace(output=None)
     activation = tracker.level
     data = sum(_storage_size(storage) for storage in ahead.brought)
-    kept_by_cores = _kept_by_cores(flops)
-    kept_output = output if is_alive(made) else 0
+    # Cores of attention that are computed again keep their inputs instead.
+    again = sum(nbytes for storage, nbytes in flops.given_to_cores if not is_alive(storage))
+    kept_by_cores = max(0, sum(map(_storage_size, flops.kept_by_cores)) - again)
+    kept_output = boundary if is_alive(made) else 0
     above = _above(training, stage, tracker)
     tracker.reset_peak()
     before = tracker.level
     with tracker, flops:
         backward(training, ahead.kept, ahead.theta, above, ahead.gradient)
-    backward_flops = flops.count - forward_flops
-    backward_transient = tracker.peak - before
-    return Footprint(
-        activation,
-        kept_output,
-        forward_peak - activation,
-        backward_transient,
-        _measure_parts(training, stage, split),
-        forward_flops,
-        backward_flops,
-        output,
-        _runtime_transient(training, stage, is_fresh=True) - backward_transient,
-        min(kept_output, _runtime_transient(training, stage, is_fresh=False) - backward_transient),
-        data,
-        0 if stage == 0 or _reads_input(training, stage) else training.boundary(stage - 1).nbytes,
-        _inference(training, stage),
-        kept_by_cores,
-        flops.attention,
-        flops.fused_scores,
+    backward_flops, transient = flops.count - forward_flops, tracker.peak - before
+    parts, input_flops = _measure_parts(training, stage, split)
+    both = 1 + (stage > 0)  # parts of a backward: the first stage has none for its input
+    freed = min(kept_output, _transient_as_in_torch(training, stage, is_fresh=False) - transient)
+    return Stage(
+        forward=Work(max(1, forward_flops)),  # no task takes no time
+        backward=Work(max(both, backward_flops)),
+        recomputed=Work(flops.fused_scores) if flops.fused_scores else None,
+        weight_backward=Work(max(1, min(backward_flops - input_flops, backward_flops + 1 - both))),
+        activation=activation,
+        kept_output=kept_output,
+        forward_transient=forward_peak - activation,
+        backward_transient=transient,
+        boundary=boundary,
+        parameters=training.parameters(stage).nbytes,
+        first_gradients=_transient_as_in_torch(training, stage, is_fresh=True) - transient,
+        freed_output=freed if kept_output else None,
+        optimizer=optimizer.nbytes(training.parts(stage)),
+        data=data,
+        unused_input=0 if stage == 0 or _reads_input(training, stage) else training.boundary(stage - 1).nbytes,
+        inference=_inference(training, stage),
+        factored=sum(map(factored_size, training.stages[stage].parameters())),
+        tensors=tuple(tuple(own.shape) for own in training.stages[stage].parameters() if own.shape),
+        attention_activation=kept_by_cores,
+        attention_forward=Work(flops.attention) if kept_by_cores else None,
+        **parts,
     )
 
 
-def _measure_parts(training: Training, stage: int, split: Split) -> PartsFootprint:
-    """Run both parts of a split backward, and those of torch's own pipelines, and return their footprint."""
-    retained = _measure_retained(training, stage) if split == "once" and stage else None
+def _measure_parts(training: Training, stage: int, split: Split) -> tuple[dict[str, Any], int]:
+    """Run both parts of a split backward, and those of torch's own pipelines.
+
+    Return their bytes, by the names of a stage's fields, and the FLOP of the input's part.
+    """
+    retained = _measure_retained(training, stage) if split == "once" and stage else {}
     parts = find_parts(training, stage) if retained else None
     tracker, flops = Tracker(), Flops()
     kept, theta, gradient = _go_ahead(training, stage, tracker)[1:4]
@@ -208,22 +181,17 @@ def _measure_parts(training: Training, stage: int, split: Split) -> PartsFootpri
     tracker.reset_peak()
     with tracker:
         backward_for_weights(training, rest, theta, gradient)
-    transients = input_transient, tracker.peak - left
-    if retained is None:
-        return PartsFootprint(None, 0, 0, *transients, None, None, None, flops.count)
-    return PartsFootprint(left, given, back, *transients, *retained, flops.count)
+    found: dict[str, Any] = {"input_transient": input_transient, "weight_transient": tracker.peak - left, **retained}
+    if retained:  # else the input's part frees nothing
+        found |= {"weight_activation": left, "weight_input": given, "weight_output": back}
+    return found, flops.count
 
 
-class _Retained(NamedTuple):
-    """The memory of a backward in two parts as in torch's own pipelines, whose first part lets go of nothing."""
+def _measure_retained(training: Training, stage: int) -> dict[str, Any]:
+    """Run both parts of a backward as torch's own pipelines do, which have input, output and target until the end.
 
-    gradients: int  # that the first part leaves, beside all that the forward has kept and the output's gradient
-    input_transient: int  # what it needs beside these two
-    weight_transient: int  # what the second part needs beside all three
-
-
-def _measure_retained(training: Training, stage: int) -> _Retained:
-    """Run both parts of a backward as torch's own pipelines do, which have input, output and target until the end."""
+    Return their bytes, by the names of a stage's fields.
+    """
     tracker = Tracker()
     output, kept, theta, gradient, _ = _go_ahead(training, stage, tracker)
     above = _above(training, stage, tracker)
@@ -240,10 +208,14 @@ def _measure_retained(training: Training, stage: int) -> _Retained:
     with tracker:
         take_groups_one_by_one(training, rest, theta, gradient)
     del held
-    return _Retained(gradients, input_transient, max(0, tracker.peak - before - gradients))
+    return {
+        "retained_gradients": gradients,
+        "retained_input_transient": input_transient,
+        "retained_weight_transient": max(0, tracker.peak - before - gradients),
+    }
 
 
-def _runtime_transient(training: Training, stage: int, *, is_fresh: bool) -> int:
+def _transient_as_in_torch(training: Training, stage: int, *, is_fresh: bool) -> int:
     """Return the transient of a backward whose gradients autograd makes; or beside which the stage's output is held."""
     tracker = Tracker()
     ahead = _go_ahead(training, stage, tracker)
@@ -268,7 +240,6 @@ class _Ahead(NamedTuple):
 
 
 def _go_ahead(training: Training, stage: int, tracker: Tracker) -> _Ahead:
-    """Run a stage's forward on zeros."""
     theta, gradient, x, target = zero_inputs(training, stage)
     tracker.ignore([theta, gradient, *training.buffers[stage].values()])
     tracker.see([x] if target is None else [x, target])
@@ -285,27 +256,17 @@ def _go_ahead(training: Training, stage: int, tracker: Tracker) -> _Ahead:
 
 
 def _above(training: Training, stage: int, tracker: Tracker) -> Tensor | None:
-    """Return a gradient of a stage's output, of zeros."""
     above = zero_above(training, stage)
     tracker.see([] if above is None else [above])
     return above
 
 
 def _storage_size(storage: Reference) -> int:
-    """Return the bytes of a storage, as a tracker counts them; 0 of one that is freed."""
     alive = storage()
     return 0 if alive is None else alive.nbytes()
 
 
-def _kept_by_cores(flops: Flops) -> int:
-    """Return the bytes that cores of attention keep, less those that are kept instead if they are computed again."""
-    kept = sum(_storage_size(storage) for storage in flops.kept_by_cores)
-    again = sum(nbytes for storage, nbytes in flops.given_to_cores if not is_alive(storage))
-    return max(0, kept - again)
-
-
 def _inference(training: Training, stage: int) -> int:
-    """Run a stage's forward without a backward, and return its peak memory."""
     tracker = Tracker()
     theta, _, x, target = zero_inputs(training, stage)
     tracker.ignore([theta, *training.buffers[stage].values()])
@@ -321,69 +282,58 @@ def _reads_input(training: Training, stage: int) -> bool:
     storages: set[int] = set()
 
     def pack(tensor: Tensor) -> Tensor:
-        storages.add(tensor.untyped_storage()._cdata)
+        storages.add(address_of(tensor))
         return tensor.detach()
 
     theta = zeros(training.parameters(stage), training.device)
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         y = training.apply(stage, leaves(training.stages[stage], theta), x)
     del y
-    return x.untyped_storage()._cdata in storages
-
-
-def factored(stage: nn.Module) -> int:
-    """Return the bytes of sums over rows and columns of a stage's parameters, a vector counting as it is.
-
-    Of a tensor of more than two dimensions the last two are rows and columns, as in torch.optim.Adafactor.
-    """
-    return sum(map(factored_size, stage.parameters()))
+    return address_of(x) in storages
 
 
 def factored_size(parameter: nn.Parameter) -> int:
-    """Return the bytes of sums over rows and columns of one parameter."""
-    return parameter.element_size() * (parameter.numel() if parameter.dim() < 2 else _sums(parameter))
+    """Return the bytes of sums over rows and columns of a parameter; a vector counts as it is.
+
+    Of a tensor of more than two dimensions the last two are rows and columns, as in torch.optim.Adafactor.
+    """
+    if parameter.dim() < 2:
+        return parameter.element_size() * parameter.numel()
+    return parameter.element_size() * sum(parameter.numel() // max(1, size) for size in parameter.shape[-2:])
 
 
-def _sums(parameter: nn.Parameter) -> int:
-    *_, rows, columns = parameter.shape
-    return parameter.numel() // max(1, columns) + parameter.numel() // max(1, rows)
+def whole_peak(architecture: Architecture, device: str = "cpu") -> int:
+    """Return the peak activations of a model's forward and backward in one piece, on fake tensors."""
+    net = nn.Sequential(*architecture.layers)
+    with Fakes():
+        imitate_module(net, device)
+        x, target = (zeros(draw.form, torch.device(device)) for draw in (architecture.inputs, architecture.targets))
+        with torch.autocast(device, architecture.autocast, enabled=architecture.autocast is not None):
+            return peak_activations(net, architecture.loss, x, target)
 
 
-def _model_stages(training: Training, optimizer: Optimizer, footprints: Sequence[Footprint]) -> tuple[Stage, ...]:
-    stages = []
-    for j, footprint in enumerate(footprints):
-        parameters = training.parameters(j)
-        parts = 1 + (j > 0)  # of a backward: the first stage has no part for its input
-        stages.append(
-            Stage(
-                forward=Work(max(1, footprint.forward_flops)),  # no task takes no time
-                backward=Work(max(parts, footprint.backward_flops)),
-                recomputed=Work(footprint.fused_scores_flops) if footprint.fused_scores_flops else None,
-                weight_backward=Work(max(1, min(footprint.weight_flops, footprint.backward_flops + 1 - parts))),
-                activation=footprint.activation,
-                kept_output=footprint.kept_output,
-                forward_transient=footprint.forward_transient,
-                backward_transient=footprint.backward_transient,
-                weight_activation=footprint.parts.weight_activation,
-                weight_input=footprint.parts.weight_input,
-                weight_output=footprint.parts.weight_output,
-                input_transient=footprint.parts.input_transient,
-                weight_transient=footprint.parts.weight_transient,
-                retained_gradients=footprint.parts.retained_gradients,
-                retained_input_transient=footprint.parts.retained_input_transient,
-                retained_weight_transient=footprint.parts.retained_weight_transient,
-                boundary=footprint.output,
-                parameters=parameters.nbytes,
-                first_gradients=footprint.first_gradients,
-                freed_output=footprint.freed_output if footprint.kept_output else None,
-                optimizer=optimizer.nbytes(training.parts(j)),
-                data=footprint.data,
-                unused_input=footprint.unused_input,
-                inference=footprint.inference,
-                factored=factored(training.stages[j]),
-                tensors=tuple(tuple(own.shape) for own in training.stages[j].parameters() if own.shape),
-                attention_activation=footprint.attention_activation,
-                attention_forward=Work(footprint.attention_flops) if footprint.attention_activation else None,
-            )
-        )
-    return tuple(stages)
+def imitate_module(net: nn.Module, device: str = "cpu") -> None:
+    """Replace a module's parameters and buffers by fake ones, of the fake mode in which this is called."""
+    for module in net.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            fake = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            setattr(module, name, nn.Parameter(fake))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
+
+
+def peak_activations(net: nn.Module, loss: Loss, x: Tensor, target: Tensor) -> int:
+    """Run forward and backward once and return the peak bytes of activations.
+
+    These are the results of operations: activations, temporaries, gradients of activations. Parameters, buffers, input
+    and target do not count, nor gradients of parameters once they are complete. It is the peak of torch's MemTracker
+    for `Activation` and `Temp` together.
+    """
+    tracker = Tracker()
+    tracker.ignore([x, target, *net.parameters(), *net.buffers()])
+    for parameter in net.parameters():
+        parameter.register_hook(lambda gradient: tracker.label(gradient, Category.GRADIENTS))
+        parameter.register_post_accumulate_grad_hook(lambda p: tracker.label(p.grad, Category.GRADIENTS))
+    with tracker:
+        torch.autograd.backward(loss(net(x), target))
+    return tracker.peaks()[Category.ACTIVATIONS]

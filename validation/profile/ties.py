@@ -39,8 +39,11 @@ def tie_stages(model: Model, training: Training, tied: Sequence[Sequence[nn.Para
         for k, j in enumerate(places):
             stages[j] = without_tied(stages[j], tie) if j in places[:k] else stages[j]
         ties[tuple(sorted(set(places)))].append(tie)
-    across = tuple(_together(of, parts) for of, parts in sorted(ties.items()) if len(of) > 1)
-    return Model(name=model.name, stages=tuple(stages), tied=across)
+    across = []
+    for of, parts in sorted(ties.items()):
+        sums = {kind: sum(getattr(tie, kind) for tie in parts) for kind in ("parameters", "optimizer", "factored")}
+        across += [Tie(stages=of, **sums)] * (len(of) > 1)
+    return Model(name=model.name, stages=tuple(stages), tied=tuple(across))
 
 
 def _weighed(parameter: nn.Parameter, optimizer: Optimizer) -> Tie:
@@ -52,9 +55,3 @@ def _weighed(parameter: nn.Parameter, optimizer: Optimizer) -> Tie:
         optimizer=state - optimizer.nbytes([Form((0,), parameter.dtype)]),
         factored=factored_size(parameter),
     )
-
-
-def _together(stages: tuple[int, ...], ties: Sequence[Tie]) -> Tie:
-    """Return one tie of all tensors that the same stages share."""
-    kinds = ("parameters", "optimizer", "factored")
-    return Tie(stages=stages, **{kind: sum(getattr(tie, kind) for tie in ties) for kind in kinds})

@@ -13,6 +13,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from cdpsim.program import Category
 
@@ -22,6 +23,16 @@ Reference = Callable[[], torch.UntypedStorage | None]  # returns a storage as lo
 def storage_of(tensor: Tensor) -> Reference:
     """Return a reference to a tensor's storage that does not keep it alive."""
     return ref(tensor.untyped_storage())
+
+
+def address_of(tensor: Tensor) -> int:
+    """Return the address of a tensor's storage, which another one can have once this one is freed."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def tensors_in(values: object) -> list[Tensor]:
+    """Return the tensors in a value: itself, or those of its lists, tuples and tables."""
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
 def is_alive(storage: Reference) -> bool:

@@ -1,7 +1,6 @@
 """Every report of a replay below a folder, as one table and one figure."""
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,7 +9,7 @@ import msgspec
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument
 from cdpsim.draw import canvas
-from cdpsim.errors import RequestError
+from cdpsim.errors import RequestError, choose
 from cdpsim.files import tables
 from cdpsim.files import writing as files
 from cdpsim.files.notes import explain, say
@@ -23,7 +22,7 @@ from .schema import LiveReport, Report
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENDINGS = {".txt": "text", ".json": "json", ".csv": "csv", ".md": "markdown", ".tex": "latex"}
+ENDINGS = {".txt": "text", ".json": "json", ".csv": "csv"}
 PATTERNS = ("report*.json", "battery*.json")
 PEER_FILES = "peers*.json"  # of runtimes that others wrote
 
@@ -63,7 +62,13 @@ def find_reports(folder: str | Path) -> Reports:
     if not reports.found:
         lines = [*reports.refused, *reports.unmeasured, *reports.live]
         raise RequestError(str(folder), f"has no report that can be shown ({'; '.join(lines)}); replay again")
-    return reports._replace(found=sorted(reports.found, key=_order))
+
+    def order(stored: StoredReport) -> tuple[object, ...]:
+        asked = stored.report.asked
+        where = asked.model, asked.device, asked.single_process, asked.n
+        return *where, asked.schedule, asked.rule or "", stored.report.options_text, stored.file
+
+    return reports._replace(found=sorted(reports.found, key=order))
 
 
 def _add(path: Path, name: str, reports: Reports) -> None:
@@ -86,58 +91,62 @@ def _add(path: Path, name: str, reports: Reports) -> None:
         reports.unmeasured.append(f"{name}: {left} of {len(content.trials)} trials were left out")
 
 
-def _order(found: StoredReport) -> tuple[object, ...]:
-    asked = found.report.asked
-    where = asked.model, asked.device, asked.single_process, asked.n
-    return *where, asked.schedule, asked.rule or "", found.report.options_text, found.file
+class Cell(NamedTuple):
+    """A cell of a report's row: its value for programs, and its text for people, under a heading of each.
 
+    Without a heading for people, tables for people leave it out. The text is usually the value.
+    """
 
-OPTIONS = "options"
-ALLOCATED = ("allocated bytes", "unnamed bytes")  # the allocator's account
-WHERE_USED = (OPTIONS, *ALLOCATED)  # columns that a table has if a row has something there
-HEADER = (
-    "schedule",
-    "rule",
-    OPTIONS,
-    "n",
-    "model",
-    "on",
-    "simulated bytes",
-    "measured bytes",
-    "error %",
-    "worst device %",
-    *ALLOCATED,
-    "parameters",
-    "messages",
-    "time %",
-    "ok",
-    "file",
-)
+    name: str
+    value: object
+    heading: str | None
+    text: str | None = None
+    is_usual: bool = True  # whether a table for people has it where no row has a value in it
 
 
 def reports_table(found: list[StoredReport], form: str) -> str:
-    """Return a table with a row for each report, in one of the formats of `cdpsim.files.tables`."""
-    if tables.check_format(form) == "json":
+    """Return a table with a row for each report, as text, JSON or CSV."""
+    if choose("format", form, ENDINGS.values()) == "json":
         return tables.as_json([_values(each) for each in found])
+    rows = [_report_cells(each) for each in found]
     if form == "csv":
-        rows = [_data(each) for each in found]
-        return tables.as_csv([*rows[0]], [[*row.values()] for row in rows])
-    cells = [_row(each) for each in found]
-    shown = [k for k, name in enumerate(HEADER) if name not in WHERE_USED or any(row[k] != "-" for row in cells)]
-    return tables.FORMATS[form]([HEADER[k] for k in shown], [[row[k] for k in shown] for row in cells])
+        return tables.as_csv([cell.name for cell in rows[0]], [[cell.value for cell in row] for row in rows])
+    columns = zip(*rows, strict=True)
+    shown = [own for own in columns if own[0].heading and any(each.is_usual or each.value is not None for each in own)]
+    texts = [[each.text or ("-" if each.value is None else str(each.value)) for each in own] for own in shown]
+    return tables.as_text([str(own[0].heading) for own in shown], [*zip(*texts, strict=True)])
 
 
-def _allocated(report: Report) -> list[str]:
-    """Return the largest account of a process by its allocator, and the most bytes in any event that have no name."""
-    if report.allocator is None:
-        return ["-", "-"]
-    processes = report.allocator.processes
-    peak, unnamed = max(p.measured_bytes for p in processes), max(p.largest_difference for p in processes)
-    return [str(peak), str(unnamed)]
+def _report_cells(found: StoredReport) -> list[Cell]:
+    report, asked = found.report, found.report.asked
+    total, worst, parameters = report.memory.total, report.memory.max_relative_error, report.parameters
+    processes = report.allocator.processes if report.allocator else []
+    allocated, unnamed = (
+        max((getattr(each, name) for each in processes), default=None)
+        for name in ("measured_bytes", "largest_difference")
+    )
+    time = report.time.relative_error if report.time else None
+    return [
+        *(Cell(name, getattr(asked, name), name) for name in ("schedule", "rule")),
+        Cell("options", report.options_text or None, "options", is_usual=False),
+        *(Cell(name, getattr(asked, name), name) for name in ("n", "model")),
+        Cell("on", platform_text(report), "on"),
+        Cell("simulated bytes", total.simulated_bytes, "simulated bytes"),
+        Cell("measured bytes", total.measured_bytes, "measured bytes"),
+        Cell("error", total.relative_error, "error %", percent(total.relative_error)),
+        Cell("worst device", worst, "worst device %", percent(worst)),
+        Cell("allocated bytes", allocated, "allocated bytes", is_usual=False),
+        Cell("unnamed bytes", unnamed, "unnamed bytes", is_usual=False),
+        Cell("parameters", parameters.max_abs_difference, "parameters", _parameters(report)),
+        Cell("simulated messages", report.messages.simulated, None),
+        Cell("messages", report.messages.measured, "messages", _messages(report)),
+        Cell("time", time, "time %", None if time is None else percent(time)),
+        Cell("ok", report.ok, "ok", "yes" if report.ok else "NO"),
+        Cell("file", found.file, "file"),
+    ]
 
 
 def _values(found: StoredReport) -> dict[str, object]:
-    """Return the results of a report for programs, by JSON's keys."""
     report = found.report
     return {
         "file": found.file,
@@ -157,55 +166,6 @@ def _values(found: StoredReport) -> dict[str, object]:
         "lives": None if report.lives is None else len(report.lives),
         "time_relative_error": report.time.relative_error if report.time else None,
         "ok": report.ok,
-    }
-
-
-def _row(found: StoredReport) -> list[str]:
-    """Return the cells of a report for people."""
-    report, asked = found.report, found.report.asked
-    total = report.memory.total
-    return [
-        asked.schedule,
-        asked.rule or "-",
-        report.options_text or "-",
-        str(asked.n),
-        asked.model,
-        platform_text(report),
-        str(total.simulated_bytes),
-        str(total.measured_bytes),
-        percent(total.relative_error),
-        percent(report.memory.max_relative_error),
-        *_allocated(report),
-        _parameters(report),
-        _messages(report),
-        percent(report.time.relative_error) if report.time else "-",
-        "yes" if report.ok else "NO",
-        found.file,
-    ]
-
-
-def _data(found: StoredReport) -> dict[str, object]:
-    """Return the cells of a report for programs, under the headings of a table; errors are shares."""
-    report, asked = found.report, found.report.asked
-    total = report.memory.total
-    return {
-        "schedule": asked.schedule,
-        "rule": asked.rule,
-        OPTIONS: report.options_text or None,
-        "n": asked.n,
-        "model": asked.model,
-        "on": platform_text(report),
-        "simulated bytes": total.simulated_bytes,
-        "measured bytes": total.measured_bytes,
-        "error": total.relative_error,
-        "worst device": report.memory.max_relative_error,
-        **dict(zip(ALLOCATED, (None if text == "-" else int(text) for text in _allocated(report)), strict=True)),
-        "parameters": report.parameters.max_abs_difference,
-        "simulated messages": report.messages.simulated,
-        "messages": report.messages.measured,
-        "time": report.time.relative_error if report.time else None,
-        "ok": report.ok,
-        "file": found.file,
     }
 
 
@@ -238,29 +198,26 @@ def _messages(report: Report) -> str:
 
 
 def write_reports_table(
-    folder: str | Path,
+    reports: Reports,
     output: str | Path | None = None,
     *,
     form: str | None = None,
     picture: str | Path | None = None,
     force: bool = False,
-    missing: Callable[[Reports], object] = lambda reports: None,
 ) -> str:
-    """Write table and figure where they are wanted, and return the table; `missing` is called with all reports."""
-    form = tables.check_format(form or _form_of(output))
+    """Write table and figure where they are wanted, and return the table."""
+    form = choose("format", form or _form_of(output), ENDINGS.values())
     if picture is not None:
         canvas.check_form(picture)
-    reports = find_reports(folder)
     for path in (output, picture):
         if path is not None:
             files.check_writable(path, force=force)
-    missing(reports)
     table = reports_table(reports.found, form)
-    drawn = None if picture is None else canvas.rendered(reports_figure(reports.found), picture)
-    if output is not None:
-        files.write_file(output, [table], force=force)
-    if picture is not None and drawn is not None:
-        files.write_file(picture, [drawn], force=force)
+    written: dict[str | Path, str | bytes] = {} if output is None else {output: table}
+    if picture is not None:
+        written[picture] = canvas.rendered(reports_figure(reports.found), picture)
+    for file, content in written.items():
+        files.write_file(file, [content], force=force)
     return table
 
 
@@ -286,30 +243,19 @@ def _form_of(output: str | Path | None) -> str:
     argument("folder", metavar="DIR", help="where to look, and in all folders below it"),
     argument("-o", "--output", metavar="FILE", help="write the table there (default: standard output)"),
     argument("--figure", metavar="FILE", help="draw a figure: .svg, .png or .pdf"),
-    argument(
-        "--format", metavar="FORM", help="text (default), json, csv, markdown or latex; else as FILE's ending says"
-    ),
+    argument("--format", metavar="FORM", help="text (default), json or csv; else as FILE's ending says"),
     argument("--force", action="store_true", help="overwrite files that exist"),
 )
 def report_command(options: argparse.Namespace) -> int:
     """Show every report of a replay below a folder, as one table and one figure."""
-    refused: list[str] = []
-
-    def tell(reports: Reports) -> None:
-        refused.extend(reports.refused)
-        for line in refused:
-            explain(f"error: {line}")
-        for line in (*reports.unmeasured, *reports.live):
-            say(line)
-
+    reports = find_reports(options.folder)
+    for line in reports.refused:
+        explain(f"error: {line}")
+    for line in (*reports.unmeasured, *reports.live):
+        say(line)
     table = write_reports_table(
-        options.folder,
-        options.output,
-        form=options.format,
-        picture=options.figure,
-        force=options.force,
-        missing=tell,
+        reports, options.output, form=options.format, picture=options.figure, force=options.force
     )
     if options.output is None:
         write_stdout(table)
-    return 1 if refused else 0
+    return 1 if reports.refused else 0

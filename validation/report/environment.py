@@ -21,6 +21,7 @@ _FOLDERS = {"cdpsim": Path(cdpsim.__file__).parent, "validation": _HARNESS}  # w
 
 def environment(device: str = "cpu") -> dict[str, object]:
     """Return date, versions and machine; of GPUs only where `device` is one."""
+    memory = _kernel_value("/proc/meminfo", "MemTotal")
     found: dict[str, object] = {
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "cdpsim": __version__,
@@ -33,10 +34,10 @@ def environment(device: str = "cpu") -> dict[str, object]:
         "cpu": {
             "model": _kernel_value("/proc/cpuinfo", "model name") or platform.processor() or "unknown",
             "count": os.cpu_count(),
-            "usable": _usable(),
+            "usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "threads": torch.get_num_threads(),
         },
-        "memory_bytes": _memory(),
+        "memory_bytes": int(memory.split()[0]) * 1024 if memory else None,
     }
     if torch.device(device).type == "cuda":
         found["cuda"] = _cuda(torch.device(device))
@@ -53,10 +54,10 @@ def source_hash() -> str:
 
 
 def _cuda(device: torch.device) -> dict[str, object]:
-    """Return the first GPU and the number of GPUs."""
     properties = torch.cuda.get_device_properties(device)
     driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    cudnn: Callable[[], object] = torch.backends.cudnn.version  # without types of its own
+    cudnn: Callable[[], object] = torch.backends.cudnn.version  # without types of its own, as the next one
+    nccl: Callable[[], tuple[int, ...]] = torch.cuda.nccl.version
     return {
         "name": properties.name,
         "count": torch.cuda.device_count(),
@@ -66,16 +67,9 @@ def _cuda(device: torch.device) -> dict[str, object]:
         "driver": driver.splitlines()[0] if driver else None,
         "cuda": torch.version.cuda,
         "cudnn": cudnn(),
-        "nccl": _nccl(),
+        "nccl": ".".join(map(str, nccl())) if torch.distributed.is_nccl_available() else None,
         "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
     }
-
-
-def _nccl() -> str | None:
-    if not torch.distributed.is_nccl_available():
-        return None
-    version: Callable[[], tuple[int, ...]] = torch.cuda.nccl.version  # without types of its own
-    return ".".join(map(str, version()))
 
 
 def _commit() -> str | None:
@@ -105,13 +99,3 @@ def _kernel_value(file: str, name: str) -> str | None:
         return None
     pairs = (line.partition(":") for line in lines)
     return next((value.strip() for key, _, value in pairs if key.strip() == name), None)
-
-
-def _usable() -> int | None:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def _memory() -> int | None:
-    total = _kernel_value("/proc/meminfo", "MemTotal")
-    return int(total.split()[0]) * 1024 if total else None

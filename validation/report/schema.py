@@ -1,8 +1,9 @@
-"""The schema of a replay's report: these types are written to files, and read from them."""
+"""The schema of reports, of replays and of foreign runtimes: these types are written to files, and read from them."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -10,6 +11,7 @@ from cdpsim.errors import RequestError
 from cdpsim.files import writing as files
 from cdpsim.request.options import RENAMED, with_new_names
 
+Kept = TypeVar("Kept")  # what a file keeps
 Scalar: TypeAlias = str | int | float | bool | None
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 TrialState: TypeAlias = Literal["ok", "not within tolerance", "failed", "left out"]
@@ -173,7 +175,7 @@ class Account(_Form, frozen=True, kw_only=True):
 
 
 class AllocatorComparison(_Form, frozen=True, kw_only=True):
-    """The allocator's accounts of all processes; a difference may be so many bytes, and a share of the peak beside."""
+    """The allocator's accounts of all processes; the tolerance of a difference is bytes and a share of the peak."""
 
     processes: Annotated[list[Account], msgspec.Meta(min_length=1)]
     tolerance_bytes: Count
@@ -322,29 +324,159 @@ class Battery(_Form, frozen=True, kw_only=True):
         return [trial for trial in self.trials if trial.state not in MEASURED]
 
 
-# The options of a request, and the values that are not named; nor are those that are off.
-_UNNAMED: dict[str, tuple[Scalar, ...]] = {
-    "slot_order": (),
+# Foreign runtimes
+
+Bytes = dict[str, int]  # by name
+
+_CATEGORIES = {
+    "parameters": "parameters",
+    "gathered parameters": "parameters",
+    "gradients": "gradients",
+    "buckets": "communication",
+    "receive buffers of activations": "communication",
+    "receive buffers of gradients": "communication",
+    "sent gradients": "communication",
+    "optimizer": "optimizer",
+}
+
+
+def category_of(kind: str) -> str:
+    """Return the simulator's category of a kind of torch's storages; all others are activations."""
+    return _CATEGORIES.get(kind, "activations")
+
+
+class Call(NamedTuple):
+    """A call by which a runtime communicates: how, to which rank (-1: to all), its bytes, and the task they are of."""
+
+    call: str
+    peer: int
+    nbytes: int
+    label: str = ""
+
+
+class SimulatedMemory(_Form, frozen=True, kw_only=True):
+    """A device's simulated peak above its parameters, its difference to torch's, the categories, and task by task."""
+
+    bytes: int
+    relative_error: float
+    categories: Bytes
+    tasks: list[int | None]
+
+
+class DevicePeak(_Form, frozen=True, kw_only=True):
+    """A rank's memory: torch's peak above the parameters that lie there, and each simulation of it.
+
+    `contents` are all live storages at torch's peak. `in_no_storage` are bytes of the allocator beyond them, and
+    `unseen` are bytes freed by a thread that the profiler does not see, some of them perhaps before the peak.
+    """
+
+    device: Count
+    parameters: Count
+    bytes: Count
+    contents: Bytes
+    in_no_storage: int
+    unseen: int
+    tasks: list[str]
+    task_bytes: list[int]
+    simulated: dict[str, SimulatedMemory] = {}
+    remainder: Bytes = {}  # of this rank alone: what torch has more, by name, than any simulation
+
+    def difference(self, simulation: str) -> Bytes:
+        """Return the bytes by category that torch has at its peak beyond a simulation at its own; they add up."""
+        sums: Counter[str] = Counter()
+        for kind, size in self.contents.items():
+            sums[category_of(kind)] += size
+        sums["no storage"] += self.in_no_storage
+        sums.subtract(self.simulated[simulation].categories)
+        return {category: size for category, size in sorted(sums.items()) if size}
+
+
+class Messages(_Form, frozen=True, kw_only=True):
+    """The messages of a step by rank, as torch makes them: sends and collectives, in their order.
+
+    `first_difference` is that of the simulation; None: there is none.
+    """
+
+    torch: list[list[Call]]
+    simulated: Count = 0
+    bytes_torch: Count = 0
+    bytes_simulated: Count = 0
+    first_difference: str | None = None
+
+    @property
+    def same(self) -> bool:
+        """Whether the simulation sends the same."""
+        return self.first_difference is None
+
+
+class PeerTime(_Form, frozen=True, kw_only=True):
+    """The time of a step's passes; not judged, as other programs on the machine change it."""
+
+    torch_seconds: Seconds
+    simulated_seconds: Seconds
+    relative_error: float
+
+
+class PeerRequest(_Form, frozen=True, kw_only=True):
+    """The case that was run and simulated."""
+
+    n: Annotated[int, msgspec.Meta(ge=1)]
+    m: Annotated[int, msgspec.Meta(ge=1)]
+    chunks: Annotated[int, msgspec.Meta(ge=1)]
+    model: str
+    sizes: dict[str, int]
+    batch: Annotated[int, msgspec.Meta(ge=1)]
+    dtype: str
+    optimizer: str
+    recompute: str | None
+    device: str
+    backend: str
+
+
+class PeerReport(_Form, frozen=True, kw_only=True):
+    """One runtime, compared with its simulation."""
+
+    name: str
+    about: str
+    schedule: str
+    ranks: Annotated[int, msgspec.Meta(ge=1)]
+    request: PeerRequest
+    judged: bool
+    devices: Annotated[list[DevicePeak], msgspec.Meta(min_length=1)]
+    messages: Messages
+    remainder: Bytes = {}  # of each rank: what torch has, by name, and no simulation
+    max_abs_difference: float | None  # of parameters in float64; None: not a number
+    time: PeerTime | None
+    ok: bool
+
+    def __post_init__(self) -> None:
+        numbers = [device.device for device in self.devices]
+        if numbers != list(range(self.ranks)) or len(self.messages.torch) != self.ranks:
+            raise ValueError("`devices` and `messages` have not one entry for each of `ranks`")
+        if any(len(device.tasks) != len(device.task_bytes) for device in self.devices):
+            raise ValueError("`tasks` and `task_bytes` differ in length")
+
+
+class PeersReport(_Form, frozen=True, kw_only=True):
+    """All runtimes that were run on one machine."""
+
+    environment: dict[str, object]
+    tolerance: float
+    peers: Annotated[list[PeerReport], msgspec.Meta(min_length=1)]
+
+
+# The options of a request that a table names, and their usual values, which it does not name; nor those that are off.
+_NAMED = (
+    *("slot_order", "replicas", "shard", "zero", "buckets", "whole_first_step", "reduce", "reshard"),
+    *("gather", "layers", "warm_up", "local_steps", "outer", "slow", "split", "recompute", "offload"),
+    *("prefetch", "dtype", "mixed_precision", "autocast", "optimizer"),
+)
+_NOT_NAMED: dict[str, tuple[Scalar, ...]] = {
     "replicas": (1,),
-    "shard": (),
-    "zero": (),
-    "buckets": (),
-    "whole_first_step": (),
-    "reduce": (),
-    "reshard": (),
-    "gather": (),
-    "layers": (),
-    "warm_up": (),
-    "local_steps": (),
-    "outer": (),
-    "slow": (),
     "split": ("once",),
     "recompute": ("none",),
     "offload": ("none",),
-    "prefetch": (),
     "dtype": ("float32", "float64"),
-    "mixed_precision": (),
-    "autocast": (),
     "optimizer": ("sgd",),
 }
 _BARE = ("slot_order", "dtype", "optimizer")  # whose values need no name
@@ -353,9 +485,9 @@ _BARE = ("slot_order", "dtype", "optimizer")  # whose values need no name
 def option_words(request: Mapping[str, Scalar]) -> dict[str, str]:
     """Return the options of a request that are not the usual ones, each in a word."""
     words = {}
-    for option, usual in _UNNAMED.items():
+    for option in _NAMED:
         value, name = request.get(option), option.replace("_", "-")
-        if value and value not in usual:
+        if value and value not in _NOT_NAMED.get(option, ()):
             words[option] = name if value is True else str(value) if option in _BARE else f"{name}={value}"
     return words
 
@@ -367,14 +499,17 @@ def relative_error(simulated: float, measured: float) -> float:
     return (simulated - measured) / measured if measured else 1.0
 
 
-def write_report(path: str | Path, report: Report | Battery | LiveReport, *, force: bool = False) -> None:
+Written: TypeAlias = Report | Battery | LiveReport | PeersReport
+
+
+def write_report(path: str | Path, report: Written, *, force: bool = False) -> None:
     """Write a report or a battery into a file that appears whole or not at all."""
     files.write_file(path, [encode_report(report)], force=force)
 
 
-def encode_report(report: Report | Battery | LiveReport) -> bytes:
+def encode_report(report: Written) -> bytes:
     """Return the bytes of a report's file."""
-    if isinstance(report, Battery):  # of which programs are the readers
+    if isinstance(report, Battery | PeersReport):  # programs are its readers
         return msgspec.json.encode(report) + b"\n"
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
@@ -395,16 +530,29 @@ def load_report(path: str | Path, *, rewritten: bool = False) -> Report | Batter
 
 def decode_report(text: str, subject: str) -> Report | Battery | LiveReport:
     """Return the report or battery in a text; a refusal begins with `subject`."""
+    words = "report of a replay", "move it elsewhere, or replay again"
+    names = decode_as(dict[str, msgspec.Raw], text, subject, *words).keys()
+    kind: type[Report | Battery | LiveReport] = (
+        Battery if "reports" in names else LiveReport if "rounds" in names else Report
+    )
+    return decode_as(kind, text, subject, *words)
+
+
+def read_peers(path: str | Path, *, rewritten: bool = False) -> PeersReport:
+    """Return the report on runtimes in a file; a file that is `rewritten` is also the output of the command."""
+    return read_as(PeersReport, path, "report of peers", "write one with `peers -o`", rewritten=rewritten)
+
+
+def read_as(kind: type[Kept], path: str | Path, name: str, remedy: str, *, rewritten: bool = False) -> Kept:
+    """Return the content of a JSON file, whose kind has a name; refuse any other file in one line."""
+    return decode_as(kind, files.read_text(path, rewritten=rewritten), str(path), name, remedy)
+
+
+def decode_as(kind: type[Kept], text: str, subject: str, name: str, remedy: str) -> Kept:
+    """Return the content of a text in JSON, whose kind has a name; a refusal begins with `subject`."""
     try:
-        names = msgspec.json.decode(text, type=dict[str, msgspec.Raw]).keys()
-        if "reports" in names:
-            return msgspec.json.decode(text, type=Battery)
-        if "rounds" in names:
-            return msgspec.json.decode(text, type=LiveReport)
-        return msgspec.json.decode(text, type=Report)
+        return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as error:
         problem = str(error)
-        problem = problem[:1].lower() + problem[1:]
-        raise RequestError(
-            subject, f"is no report of a replay ({problem}); move it elsewhere, or replay again"
-        ) from None
+        problem = f"is no {name} ({problem[:1].lower()}{problem[1:]}); {remedy}"
+        raise RequestError(subject, problem) from None
