@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 TextRow = Sequence[str]
 DataRow = Sequence[object]  # of numbers, texts, truths and None
 
-LATEX_NEEDS = "% needs \\usepackage{booktabs}\n"
 LONGEST_CELL = 300  # characters of a cell for people
 LINE = 100  # characters of a line for people, beyond which columns are dropped
 _NUMERIC = re.compile(r"-?[0-9]+([./][0-9]+)?")
@@ -76,7 +75,8 @@ def value_words(value: Any, unit: str = "", digits: int = 4) -> str | None:
         return "yes" if value else "no"
     if unit:
         return short_text(float(value), unit, digits)
-    if isinstance(value, float):
+    if isinstance(value, float | Fraction):
+        value = float(value)
         return f"{value:.10g}" if value.is_integer() else f"{value:.{digits}g}"
     return str(value)
 
@@ -95,7 +95,7 @@ class PrintedTable:
     record: object = None
     heads: Sequence[str] = ()
     notes: Sequence[str] = ()
-    width: int = LINE
+    width: float = LINE
     latex: Callable[[str], str] | None = None
 
     def __str__(self) -> str:
@@ -110,11 +110,15 @@ class PrintedTable:
         if form == "json":
             return as_json(self.records() if self.record is None else self.record)
         if form == "csv":
-            columns = self._for_programs()
-            return as_csv([*columns], [[each.value_of(row) for each in columns.values()] for row in self.rows])
+            return as_csv([*self._for_programs()], [[*record.values()] for record in self.records()])
         header, rows, dropped = self._for_people()
-        table = as_latex(header, rows, self.latex) if form == "latex" else as_text(header, rows)
-        return with_notes(table, form, [*dropped, *self.notes], self.heads)
+        lines = [[one_line(line) for line in each] for each in (self.heads, [*dropped, *self.notes])]
+        if form == "latex":
+            write = self.latex or latex_text
+            above, below = ("".join(f"{write(line)}\\par\n" for line in each) for each in lines)
+            return above + as_latex(header, rows, write) + below
+        above, below = ("".join(f"{line}\n" for line in each) for each in lines)
+        return "\n".join(filter(None, (above, as_text(header, rows), below)))
 
     def records(self) -> list[dict[str, Any]]:
         """Return the rows as programs read them, by the names of columns."""
@@ -123,8 +127,8 @@ class PrintedTable:
 
     def frame(self) -> "pd.DataFrame":
         """Return the rows as a DataFrame of pandas, by the names of columns."""
-        columns = self._for_programs()
-        return data_frame({name: [each.value_of(row) for row in self.rows] for name, each in columns.items()})
+        values = {name: [each.value_of(row) for row in self.rows] for name, each in self._for_programs().items()}
+        return data_frame({name: [float(v) if isinstance(v, Fraction) else v for v in values[name]] for name in values})
 
     def _for_programs(self) -> dict[str, Column]:
         return {column.name: column for column in self.columns if column.name}
@@ -155,11 +159,14 @@ def with_words(columns: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
     return [column for column in columns if any(column.words_of(row) is not None for row in rows)]
 
 
-def as_text(header: TextRow, rows: Sequence[TextRow]) -> str:
+def as_text(header: TextRow, rows: Sequence[DataRow]) -> str:
     """Return a table for reading, its columns aligned: numbers to the right, the rest to the left."""
-    table = [[one_line(cell, LONGEST_CELL) for cell in row] for row in [header, *rows]]
-    widths = [max(len(row[c]) for row in table) for c in range(len(header))]
-    right = [bool(rows) and all(_NUMERIC.fullmatch(row[c]) for row in rows) for c in range(len(header))]
+    table = [
+        [one_line(name, LONGEST_CELL) for name in header],
+        *([_words_or_dash(value_words(cell)) for cell in row] for row in rows),
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    right = [bool(rows) and all(map(_NUMERIC.fullmatch, column[1:])) for column in zip(*table, strict=True)]
 
     def line(row: TextRow) -> str:
         cells = zip(row, widths, right, strict=True)
@@ -203,22 +210,14 @@ def _markdown_text(text: str) -> str:
     return text.translate(_MARKDOWN)
 
 
-def as_latex(header: TextRow, rows: Sequence[TextRow], cell: Callable[[str], str] | None = None) -> str:
-    """Return a LaTeX tabular, its source aligned; `cell` writes one, by default as plain words."""
-    top, *body = ([*map(cell or latex_text, row)] for row in [header, *rows])
-    return LATEX_NEEDS + latex_tabular("l" * len(header), [top], body)
-
-
-def latex_tabular(columns: str, header: Sequence[TextRow | str], rows: Sequence[TextRow]) -> str:
-    """Return a tabular of cells that are LaTeX already; in the header, a plain string is a line of its own."""
-    cells = [line for line in [*header, *rows] if not isinstance(line, str)]
+def as_latex(header: TextRow, rows: Sequence[TextRow], write: Callable[[str], str] | None = None) -> str:
+    """Return a LaTeX tabular, its source aligned, of cells that `write` writes, by default as plain words."""
+    cells = [[*map(write or latex_text, row)] for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-
-    def line(row: TextRow | str) -> str:
-        return row if isinstance(row, str) else " & ".join(map(str.ljust, row, widths)) + r" \\"
-
-    top = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *map(line, header), r"\midrule"]
-    return "\n".join([*top, *map(line, rows), r"\bottomrule", r"\end{tabular}"]) + "\n"
+    top, *body = (" & ".join(map(str.ljust, row, widths)) + r" \\" for row in cells)
+    begin = rf"\begin{{tabular}}{{{'l' * len(header)}}}"
+    lines = [begin, r"\toprule", top, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(["% needs \\usepackage{booktabs}", *lines]) + "\n"
 
 
 def as_html(header: TextRow, rows: Sequence[TextRow], *notes: str) -> str:
@@ -287,47 +286,25 @@ def _escaped(line: str) -> str:
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
 
 
-FORMATS: Mapping[str, Callable[..., str]] = {
-    "text": as_text,
-    "json": as_json,
-    "csv": as_csv,
-    "markdown": as_markdown,
-    "latex": as_latex,
-}
-DATA_FORMATS = ("text", "json", "csv")  # of every table; Markdown and LaTeX are for tables that go into papers
+FORMATS = ("text", "json", "csv", "latex")
+DATA_FORMATS = FORMATS[:3]  # of every table; LaTeX is for tables that go into papers
 
 
 def format_table(form: str, records: object, header: TextRow, rows: Sequence[DataRow]) -> str:
     """Write a table in one of `FORMATS`: JSON of the records, all others of the rows; for people None is a dash."""
     if form == "json":
         return as_json(records)
-    if form != "csv":
-        rows = [["-" if cell is None else str(cell) for cell in row] for row in rows]
-    return FORMATS[form](header, rows)
+    return as_csv(header, rows) if form == "csv" else as_text(header, rows)
 
 
-def with_notes(table: str, form: str, notes: Sequence[str], heads: Sequence[str] = ()) -> str:
-    """Return a table for people with lines above and below it, in LaTeX as comments; one for programs as it is."""
-    above, below = ([one_line(line) for line in lines] for lines in (heads, notes))
-    if form == "latex":
-        return "".join(f"% {line}\n" for line in above + below) + table
-    if form == "markdown":
-        above, below = ([_markdown_text(line) for line in lines] for lines in (above, below))
-    if form not in ("text", "markdown"):
-        return table
-    ends = "\n" if form == "text" else "\n\n"
-    parts = [f"{ends.join(above)}\n"] * bool(above) + [table] + [f"{ends.join(below)}\n"] * bool(below)
-    return "\n".join(parts)
-
-
-def check_format(name: str, known: Sequence[str] = tuple(FORMATS)) -> str:
+def check_format(name: str, known: Sequence[str] = FORMATS) -> str:
     """Refuse a format that is none of the `known` ones; return the name of one that is."""
-    if name in FORMATS and name not in known:
+    if name in known:
+        return name
+    if name in FORMATS:
         tables = "tables" if name in DATA_FORMATS else "table1 and compare"
         raise RequestError("format", f"{name!r} is for {tables} only; give {', '.join(known)}")
-    if name not in known:
-        raise RequestError("format", f"unknown format {name!r}; {suggestion(name, known)}")
-    return name
+    raise RequestError("format", f"unknown format {name!r}; {suggestion(name, known)}")
 
 
 def _fraction(value: Any) -> str:

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from cdpsim.cli.commands.options import (
@@ -21,7 +22,7 @@ from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError, choose, in_known_case, whole_number
 from cdpsim.export import pictures
-from cdpsim.files.tables import format_table
+from cdpsim.files.tables import Column, PrintedTable
 from cdpsim.files.units import short_text
 from cdpsim.presets import find_cluster, find_model
 from cdpsim.request import Request
@@ -39,15 +40,30 @@ from cdpsim.studies.breakeven import (
 
 _OVER = ("n", "bandwidth")
 _PREFETCH = "1"  # a parameter that arrives just in time is never hidden
-_COLUMN_UNITS = {
-    "free": "s",
-    "step": "s",
-    "bandwidth": "B/s",
-    "break_even": "B/s",
-    "exposed": "%",
-    "latency": "%",
-    "factor": "x",
-}
+
+
+def _result_column(name: str, unit: str = "", zero: str | None = None) -> tuple[str, Column]:
+    """Return a column by its name; if `zero` has a word, 0 is that, and None is never."""
+
+    def words(row: Mapping[str, Any]) -> str | None:
+        value = row[name]
+        return zero if value == 0 else "never" if value is None else short_text(value, unit)
+
+    return name, Column(name.replace("_", "-"), itemgetter(name), unit=unit, words=words if zero else None)
+
+
+_RESULT_COLUMNS = dict(
+    (
+        *map(_result_column, ("schedule", "rule", "n", "m", "devices")),
+        _result_column("free", "s"),
+        _result_column("step", "s"),
+        _result_column("exposed", "%"),
+        _result_column("latency", "%"),
+        _result_column("bandwidth", "B/s"),
+        _result_column("break_even", "B/s", "any"),
+        _result_column("factor", "x", "any"),
+    )
+)
 
 
 @command(
@@ -98,8 +114,7 @@ def breakeven_command(args: argparse.Namespace) -> int:
         drawn = [(result, steps) for result, steps in curves if result.n == last]
         pictures.write_breakeven(results, factors, drawn, args.output, share=share, look=look, force=args.force)
     rows = _points(curves, factors) if over_bandwidth else [result.to_builtins() for result in results]
-    cells = [[value if form == "csv" else _cell_text(name, value) for name, value in row.items()] for row in rows]
-    write_stdout(format_table(form, rows, [name.replace("_", "-") for name in rows[0]], cells))
+    write_stdout(PrintedTable([_RESULT_COLUMNS[name] for name in rows[0]], rows, rows).printed(form))
     return 0
 
 
@@ -140,11 +155,3 @@ def _points(curves: Sequence[StepCurve], factors: Sequence[float]) -> list[dict[
         for result, steps in curves
         for factor, step in zip(factors, steps, strict=True)
     ]
-
-
-def _cell_text(name: str, value: Any) -> str:
-    if value is None:
-        return "-" if name == "bandwidth" else "never"
-    if name in ("break_even", "factor") and value == 0:
-        return "any"
-    return short_text(value, _COLUMN_UNITS[name]) if name in _COLUMN_UNITS else str(value)

@@ -39,7 +39,6 @@ from cdpsim.studies.comparison_columns import (
     SPLIT_NOTE,
     Comparison,
     column_names,
-    comparison_table,
     known_columns,
 )
 
@@ -115,7 +114,7 @@ def compare_command(args: argparse.Namespace) -> int:
     comparison = replace(comparison, measured=rows)
     if args.output is not None:
         pictures.write_comparison(comparison, args.output, style=args.style, look=look, force=args.force)
-    write_stdout(comparison_table(comparison, form, args.columns))
+    write_stdout(comparison.printed(form, args.columns))
     return 0
 
 

@@ -16,7 +16,7 @@ from cdpsim.cli.commands.options import (
     runs_argument,
 )
 from cdpsim.cli.commands.requests import check_output, in_slots, options_of, trace_of, traces_of
-from cdpsim.cli.commands.superpose import curve_arguments
+from cdpsim.cli.commands.tables import curve_arguments
 from cdpsim.cli.parser import argument, command
 from cdpsim.draw.canvas import PICTURE_ENDINGS
 from cdpsim.draw.palette import COLOURINGS

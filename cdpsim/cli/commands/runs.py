@@ -4,6 +4,7 @@ import argparse
 import textwrap
 from collections.abc import Iterable
 from functools import partial
+from operator import itemgetter
 
 from cdpsim.cli.commands.options import (
     FORMAT,
@@ -22,13 +23,13 @@ from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError
 from cdpsim.files.notes import explain, say
-from cdpsim.files.tables import format_table, with_notes
+from cdpsim.files.tables import Column, PrintedTable
 from cdpsim.files.writing import check_writable
 from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.request.description import describe_untied
 from cdpsim.schedules import NAMES, schedule_from_csv
 from cdpsim.studies.compare import measure, table_notes
-from cdpsim.studies.comparison_columns import MEASURED_COLUMNS, measured_cell
+from cdpsim.studies.comparison_columns import known_columns
 from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.studies.overview import overview
 from cdpsim.trace import FILES, RUNS, summary_text
@@ -113,8 +114,10 @@ def import_command(args: argparse.Namespace) -> int:
     measured = measure(run)
     if args.output is not None:
         run.save(args.output, force=args.force)
-    cells = [(column.heading, measured_cell(measured, column, form, slots=run.in_slots)) for column in MEASURED_COLUMNS]
-    rows = [row for row in cells if row[1] is not None]
-    table = format_table(form, measured.to_builtins(), (args.schedule, ""), rows)
-    write_stdout(with_notes(table, form, table_notes([measured])))
+    figures = known_columns(quantiles=False, slots=run.in_slots).values()
+    rows = [(each.name, each.value_of(measured), each.words_of(measured)) for each in figures]
+    columns = Column(args.schedule, itemgetter(0)), Column("value", itemgetter(1), words=itemgetter(2))
+    known = [row for row in rows if row[1] is not None]
+    table = PrintedTable(columns, known, measured.to_builtins(), notes=table_notes([measured]))
+    write_stdout(table.printed(form))
     return 0
