@@ -1,4 +1,4 @@
-"""Comparison of schedules: time, bubble, memory, bytes, devices."""
+"""The figures of a run: a row of a comparison, and six facts for people."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.files.units import Number
+from cdpsim.files.units import Number, counted, short_text
 from cdpsim.model import Model
 from cdpsim.program import Category
 from cdpsim.request import Request
 from cdpsim.request.description import MEMORY_NOTE, describe_setup, describe_untied
+from cdpsim.request.taken import accepts
 from cdpsim.runs import Run
 from cdpsim.runs.evaluation import evaluation_of
 from cdpsim.runs.figures import Figures
@@ -224,3 +225,61 @@ def _longest_stage(
     share = float(each.max() / (times.sum() / many.sum()) - 1)
     names = dict.fromkeys(model.stages[layer].name for layer in (first[longest], first[longest + 1] - 1))
     return share, longest, " – ".join(filter(None, names))
+
+
+def overview(run: Run, runs: int | None = None) -> dict[str, str]:
+    """Return six facts of a run in its steady state, in words, by their names; with `runs` quantiles of the step."""
+    row, shape, slots = measure(run, runs), run.request.shape, run.in_slots
+    stages = counted(shape.parts, "stage") + f" of {counted(shape.n, 'layer')}" * bool(shape.layers)
+    sizes = ", ".join((stages, counted(shape.m, "micro-batch"), counted(row.devices, "device")))
+    zero = f" --zero {run.request.zero}" if accepts(run.request.schedule, "zero") and run.request.zero else ""
+    steps = "step" if row.staleness == 1 else "steps"
+    age = f"{row.staleness:.4g} {steps}, the mean age of the versions that forwards read"
+    return {
+        "run": f"{row.schedule}{zero}: {sizes}; {row.setting or 'in slots'}",
+        "step time": _step_text(run, row),
+        "bubble": f"{short_text(row.bubble, '%')} of the devices' time; {short_text(row.exposed, '%')} is waiting for "
+        "messages",
+        "peak memory": _memory_text(run),
+        "staleness": age if row.staleness else "0, every forward reads the newest version",
+        "messages": f"{_amount(row.messages)} a step, {_amount(row.sent, 'stage-activation' if slots else 'B')} sent",
+    }
+
+
+def _step_text(run: Run, row: Measured) -> str:
+    unit, per = ("slot", "slot") if run.in_slots else ("s", "second")
+    later = "" if run.reaches_rest else f", later than {_own_steps(run)}"
+    later = later if run.steady_state.is_steady else f" ({run.steady_state.not_steady})"
+    rate = f"{row.sample_rate:.4g} samples" if row.sample_rate else f"{row.micro_batch_rate:.4g} micro-batches"
+    step = f"{_amount(row.step, unit)}, {row.period_is}{later}; {rate} per {per}"
+    if row.steps is None:
+        return step
+    return f"{step}; {_amount(row.steps['5%'], unit)} to {_amount(row.steps['95%'], unit)} in 90 % of the runs"
+
+
+def _own_steps(run: Run) -> str:
+    """Return words for the run's own steps, which do not reach its steady state."""
+    return f"these {run.request.steps} steps" if run.request.steps > 1 else "this step"
+
+
+def _memory_text(run: Run) -> str:
+    """Return the peak memory of the fullest device, its room, and the largest peak of a category there."""
+    peaks, unit = run.steady_state.run.peaks, "stage-activation" if run.in_slots else "B"
+    device = int(np.argmax(peaks[:, -1]))
+    *parts, total = peaks[device].tolist()
+    most, room = int(np.argmax(parts)), float(run.device_memory[device])
+    of = "" if np.isinf(room) else f" of {short_text(room, 'B')}"
+    own = int(run.peaks[:, -1].max())
+    later = f", {_amount(own, unit)} in {_own_steps(run)}" if own < total and not run.reaches_rest else ""
+    category = f"{Category(most).name.lower()} up to {_amount(parts[most], unit)}"
+    return f"{_amount(total, unit)}{of} on device {device}{later}; {category}"
+
+
+def _amount(number: Number, unit: str = "") -> str:
+    """Return a number with a unit of physics or a noun of the slot model, or alone."""
+    if unit in ("s", "B"):
+        return short_text(float(number), unit)
+    whole = float(number).is_integer()
+    if not unit:
+        return f"{float(number):.10g}" if whole else f"{float(number):.4g}"
+    return counted(int(number), unit) if whole else f"{float(number):.4g} {unit}s"

@@ -17,7 +17,7 @@ from cdpsim.model import UNIT_MODELS
 from cdpsim.presets import find_model
 from cdpsim.request import Request
 from cdpsim.request.options import DEFAULTS, OPTION_NAMES, OPTIONS, read_value, refuse_renamed
-from cdpsim.request.reading import LEAST_STEPS, least_steps, read_cluster
+from cdpsim.request.reading import LEAST_STEPS, least_steps, read_cluster, schedule_of
 from cdpsim.request.sharing import named_zero
 from cdpsim.request.taken import Asked, refuse_taken_by_none, taken_options, untaken_by
 from cdpsim.runs import Run
@@ -114,9 +114,11 @@ def _options_of_item(item: Compared, devices: int | None, batch: int | None) -> 
         raise RequestError(
             "compare", f"{short_repr(item)} is no schedule; give a name, a request, a run, or a dict of options"
         )
-    schedule = {"schedule": item.schedule, "order": None} if isinstance(item, Request) else {}  # which has its order
+    if isinstance(item, Request) or item.get("order") is not None:  # which the schedule has
+        schedule = item.schedule if isinstance(item, Request) else schedule_of(item)
+        item = {**item, "schedule": schedule, "order": None}
     derived = ("replicas",) * (devices is not None) + ("m",) * (batch is not None)
-    return {name: value for name, value in {**item, **schedule}.items() if name not in derived}
+    return {name: value for name, value in item.items() if name not in derived}
 
 
 def _devices_of_cluster(items: Sequence[Mapping[str, Any]], batch: int | None) -> int | None:

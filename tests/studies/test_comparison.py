@@ -383,6 +383,15 @@ def test_a_long_name_is_shown_whole_and_takes_the_room_of_figures(command: Comma
     assert {"bubble", "exposed", "per_device"} < json.loads(command(*asked, "--format", "json").out)[0].keys()
 
 
+def test_an_order_that_an_experiment_writes_out_is_compared(command: Command, here: Path) -> None:
+    """1F1B of two stages by its actions has 1F1B's figures, under its own name."""
+    actions = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
+    (here / "mine.toml").write_text(f'schedule = "mine"\norder = {actions}\n')
+    asked = ("mine.toml", "1f1b", "-n", 2, "-m", 2, "--sort", "given", "--format", "json")
+    own, known = json.loads(command("compare", *asked).out)
+    assert own == known | {"schedule": "mine"}
+
+
 def test_each_heading_of_a_table_stands_once(command: Command) -> None:
     """A listed number is the figure with which a row ran; the bytes of optimizer states are no name of an optimizer."""
     for listed in ("-n 4 -m 4,8 --chunks 1,2 --replicas 1,2", "-n 4 --rule cdp-v1,cdp-v2"):

@@ -22,8 +22,7 @@ from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError, choose, in_known_case, whole_number
 from cdpsim.export import pictures
-from cdpsim.files.tables import Column, PrintedTable
-from cdpsim.files.units import short_text
+from cdpsim.files.tables import Column, PrintedTable, value_words
 from cdpsim.presets import find_cluster, find_model
 from cdpsim.request import Request
 from cdpsim.request.reading import schedule_of
@@ -40,30 +39,15 @@ from cdpsim.studies.breakeven import (
 
 _OVER = ("n", "bandwidth")
 _PREFETCH = "1"  # a parameter that arrives just in time is never hidden
-
-
-def _result_column(name: str, unit: str = "", zero: str | None = None) -> tuple[str, Column]:
-    """Return a column by its name; if `zero` has a word, 0 is that, and None is never."""
-
-    def words(row: Mapping[str, Any]) -> str | None:
-        value = row[name]
-        return zero if value == 0 else "never" if value is None else short_text(value, unit)
-
-    return name, Column(name.replace("_", "-"), itemgetter(name), unit=unit, words=words if zero else None)
-
-
-_RESULT_COLUMNS = dict(
-    (
-        *map(_result_column, ("schedule", "rule", "n", "m", "devices")),
-        _result_column("free", "s"),
-        _result_column("step", "s"),
-        _result_column("exposed", "%"),
-        _result_column("latency", "%"),
-        _result_column("bandwidth", "B/s"),
-        _result_column("break_even", "B/s", "any"),
-        _result_column("factor", "x", "any"),
-    )
-)
+_UNITS = {
+    "free": "s",
+    "step": "s",
+    "bandwidth": "B/s",
+    "break_even": "B/s",
+    "exposed": "%",
+    "latency": "%",
+    "factor": "x",
+}
 
 
 @command(
@@ -114,8 +98,16 @@ def breakeven_command(args: argparse.Namespace) -> int:
         drawn = [(result, steps) for result, steps in curves if result.n == last]
         pictures.write_breakeven(results, factors, drawn, args.output, share=share, look=look, force=args.force)
     rows = _points(curves, factors) if over_bandwidth else [result.to_builtins() for result in results]
-    write_stdout(PrintedTable([_RESULT_COLUMNS[name] for name in rows[0]], rows, rows).printed(form))
+    columns = [Column(name.replace("_", "-"), itemgetter(name), words=partial(_result_words, name)) for name in rows[0]]
+    write_stdout(PrintedTable(columns, rows, rows).printed(form))
     return 0
+
+
+def _result_words(name: str, row: Mapping[str, Any]) -> str | None:
+    value = row[name]
+    if name in ("break_even", "factor") and not value:
+        return "never" if value is None else "any"
+    return value_words(value, _UNITS.get(name, ""))
 
 
 def _read_share(text: str) -> float:

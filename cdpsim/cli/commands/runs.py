@@ -28,10 +28,9 @@ from cdpsim.files.writing import check_writable
 from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.request.description import describe_untied
 from cdpsim.schedules import NAMES, schedule_from_csv
-from cdpsim.studies.compare import measure, table_notes
+from cdpsim.studies.compare import measure, overview, table_notes
 from cdpsim.studies.comparison_columns import known_columns
 from cdpsim.studies.montecarlo import sample_runs
-from cdpsim.studies.overview import overview
 from cdpsim.trace import FILES, RUNS, summary_text
 
 
