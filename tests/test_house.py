@@ -46,7 +46,7 @@ ROOMS = [
 ]
 # The lines of Python that a room may have: a commit that needs more changes the number, and its message says why.
 LINES = {
-    "files": 1050,
+    "files": 1140,
     "numeric": 1145,
     "cluster": 1410,
     "model": 1835,

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from cdpsim.cli.commands.breakeven import breakeven_command
 from cdpsim.cli.commands.compare import compare_command
-from cdpsim.cli.commands.completion import completion_command
 from cdpsim.cli.commands.pictures import figure_command, plot_command, snapshot_command, timeline_command
 from cdpsim.cli.commands.plan import plan_command
 from cdpsim.cli.commands.runs import import_command, simulate_command
@@ -19,7 +18,7 @@ from cdpsim.cli.commands.tables import (
     table1_command,
 )
 from cdpsim.cli.console import exit_code_of
-from cdpsim.cli.parser import help_text, serve_command
+from cdpsim.cli.parser import completion_command, help_text, serve_command
 from cdpsim.files.writing import inputs_kept
 
 COMMANDS = (

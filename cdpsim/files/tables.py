@@ -144,7 +144,7 @@ class PrintedTable:
             if not column.rank or sum(2 + max(map(len, texts)) for texts in cells.values()) - 2 <= self.width:
                 break
             del cells[id(column)]
-            dropped.append(column.title)
+            dropped.append(column.name or column.title)
         header, *rows = ([*row] for row in zip(*cells.values(), strict=True))
         words = f"not shown in a line of {self.width} characters: {', '.join(dropped)} (CSV and JSON have all)"
         return header, rows, [words] * bool(dropped)
@@ -192,22 +192,6 @@ def _datum(value: object) -> str:
         return str(int(value)) if isinstance(value, Integral) else repr(float(value))
     text = one_line(str(value))
     return f"'{text}" if _FORMULA.match(text) and not _NUMERIC.fullmatch(text) else text
-
-
-def as_markdown(header: TextRow, rows: Sequence[TextRow]) -> str:
-    """Return a Markdown table, the columns of its source aligned."""
-    cells = [[_markdown_text(one_line(cell, LONGEST_CELL)) for cell in row] for row in [header, *rows]]
-    widths = [max(3, *(len(row[c]) for row in cells)) for c in range(len(header))]
-    cells.insert(1, ["-" * width for width in widths])
-    return "".join(f"| {' | '.join(map(str.ljust, row, widths))} |\n" for row in cells)
-
-
-_MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\|`[]*"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;"})
-
-
-def _markdown_text(text: str) -> str:
-    """Return a text in which nothing is HTML, a link, code, emphasis or the end of a cell to Markdown."""
-    return text.translate(_MARKDOWN)
 
 
 def as_latex(header: TextRow, rows: Sequence[TextRow], write: Callable[[str], str] | None = None) -> str:

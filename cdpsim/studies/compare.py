@@ -229,7 +229,7 @@ def _longest_stage(
 
 def overview(run: Run, runs: int | None = None) -> dict[str, str]:
     """Return six facts of a run in its steady state, in words, by their names; with `runs` quantiles of the step."""
-    row, shape, slots = measure(run, runs), run.request.shape, run.in_slots
+    row, shape, unit = measure(run, runs), run.request.shape, "stage-activation" if run.in_slots else "B"
     stages = counted(shape.parts, "stage") + f" of {counted(shape.n, 'layer')}" * bool(shape.layers)
     sizes = ", ".join((stages, counted(shape.m, "micro-batch"), counted(row.devices, "device")))
     zero = f" --zero {run.request.zero}" if accepts(run.request.schedule, "zero") and run.request.zero else ""
@@ -242,7 +242,7 @@ def overview(run: Run, runs: int | None = None) -> dict[str, str]:
         "messages",
         "peak memory": _memory_text(run),
         "staleness": age if row.staleness else "0, every forward reads the newest version",
-        "messages": f"{_amount(row.messages)} a step, {_amount(row.sent, 'stage-activation' if slots else 'B')} sent",
+        "messages": f"{_amount_text(row.messages)} a step, {_amount_text(row.sent, unit)} sent",
     }
 
 
@@ -251,10 +251,12 @@ def _step_text(run: Run, row: Measured) -> str:
     later = "" if run.reaches_rest else f", later than {_own_steps(run)}"
     later = later if run.steady_state.is_steady else f" ({run.steady_state.not_steady})"
     rate = f"{row.sample_rate:.4g} samples" if row.sample_rate else f"{row.micro_batch_rate:.4g} micro-batches"
-    step = f"{_amount(row.step, unit)}, {row.period_is}{later}; {rate} per {per}"
+    step = f"{_amount_text(row.step, unit)}, {row.period_is}{later}; {rate} per {per}"
     if row.steps is None:
         return step
-    return f"{step}; {_amount(row.steps['5%'], unit)} to {_amount(row.steps['95%'], unit)} in 90 % of the runs"
+    return (
+        f"{step}; {_amount_text(row.steps['5%'], unit)} to {_amount_text(row.steps['95%'], unit)} in 90 % of the runs"
+    )
 
 
 def _own_steps(run: Run) -> str:
@@ -270,12 +272,12 @@ def _memory_text(run: Run) -> str:
     most, room = int(np.argmax(parts)), float(run.device_memory[device])
     of = "" if np.isinf(room) else f" of {short_text(room, 'B')}"
     own = int(run.peaks[:, -1].max())
-    later = f", {_amount(own, unit)} in {_own_steps(run)}" if own < total and not run.reaches_rest else ""
-    category = f"{Category(most).name.lower()} up to {_amount(parts[most], unit)}"
-    return f"{_amount(total, unit)}{of} on device {device}{later}; {category}"
+    later = f", {_amount_text(own, unit)} in {_own_steps(run)}" if own < total and not run.reaches_rest else ""
+    category = f"{Category(most).name.lower()} up to {_amount_text(parts[most], unit)}"
+    return f"{_amount_text(total, unit)}{of} on device {device}{later}; {category}"
 
 
-def _amount(number: Number, unit: str = "") -> str:
+def _amount_text(number: Number, unit: str = "") -> str:
     """Return a number with a unit of physics or a noun of the slot model, or alone."""
     if unit in ("s", "B"):
         return short_text(float(number), unit)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cdpsim.errors import choose, one_line
 from cdpsim.files.tables import LINE, Column, PrintedTable, data_frame, with_words
 from cdpsim.files.units import counted, in_number
+from cdpsim.request.options import flag_of
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES
 from cdpsim.studies.compare import Measured, rate_column, table_notes
 
@@ -24,19 +25,13 @@ def _measured_column(name: str, unit: str = "", in_files: str = "", **settings: 
     return name.replace("_", "-"), Column(in_files or name, lambda row: row.value(name), unit=unit, **settings)
 
 
+QUANTILES = ("5%", "50%", "95%")  # of the step, with --runs
 MEASURED_COLUMNS = dict(
     (
-        _measured_column("devices"),
-        _measured_column("n"),
-        _measured_column("m"),
-        _measured_column("chunks"),
-        _measured_column("replicas"),
-        _measured_column("batch"),
+        *map(_measured_column, ("devices", "n", "m", "chunks", "replicas", "batch")),
         _measured_column("makespan", "s"),
         _measured_column("step", "s"),
-        _measured_column("5%", "s", "step 5%"),
-        _measured_column("50%", "s", "step 50%"),
-        _measured_column("95%", "s", "step 95%"),
+        *(_measured_column(quantile, "s", f"step {quantile}") for quantile in QUANTILES),
         _measured_column("sample_time", "s", "sample time"),
         _measured_column("rate", "/s", "micro-batches"),
         _measured_column("samples", "/s"),
@@ -49,25 +44,21 @@ MEASURED_COLUMNS = dict(
         _measured_column("imbalance", "%"),
         _measured_column("memory", "B"),
         _measured_column("fits"),
-        _measured_column("activations", "B"),
-        _measured_column("parameters", "B"),
-        _measured_column("gradients", "B"),
-        _measured_column("optimizer", "B"),
-        _measured_column("communication", "B"),
+        *(
+            _measured_column(name, "B")
+            for name in ("activations", "parameters", "gradients", "optimizer", "communication")
+        ),
         _measured_column("versions"),
         _measured_column("staleness", heading="stale", digits=3, rank=4),
-        _measured_column("messages"),
-        _measured_column("rounds"),
+        *map(_measured_column, ("messages", "rounds")),
         _measured_column("sent", "B"),
     )
 )
-QUANTILES = ("5%", "50%", "95%")  # of the step, with --runs
 # The columns of a table without --columns; "" is the rate.
 _DEFAULT_COLUMNS = ("devices", *QUANTILES, "", "per-device", "mfu", "bubble", "exposed", "memory", "fits", "staleness")
 _MEMORY_NAMES = ("optimizer", "gradients")  # options that have the names of columns of memory
 
 
-# The head of a table whose times are not those of the schedules alone.
 SPLIT_NOTE = "a backward takes two slots, because some of these schedules split it (--model unit-split)"
 _HIGHEST_FIRST = ("rate", "samples", "tokens", "per_device", "mfu", "hfu")
 OWN_BATCH, ONE_MICRO_BATCH = "*", "+"  # marks of schedules that the notes explain
@@ -133,10 +124,7 @@ class Comparison:
         ruled = "rule" not in self.lists and (not by_default or len(rules) > len({row.schedule for row in rows}))
         figures = {column.name for column in chosen}
         lists = [
-            Column(
-                f"asked {name}" if name in figures else name,
-                partial(_asked, name),
-            )
+            Column(f"asked {name}" if name in figures else name, partial(_asked, name))
             for name in self.lists
             if name not in figures or name in _MEMORY_NAMES
         ]
@@ -171,9 +159,13 @@ class Comparison:
 
     @property
     def remarks(self) -> list[str]:
-        """The lines on schedules that ran without an option, and on those that could not run."""
-        untaken = [f"{option}: not taken by {', '.join(names)}" for option, names in self.untaken.items()]
-        return untaken + [f"left out because of {why}: {', '.join(names)}" for why, names in self.left_out.items()]
+        """The lines on schedules that ran without an option, could not run, or have no steady state."""
+        lines = [f"{flag_of(option)}: not taken by {', '.join(names)}" for option, names in self.untaken.items()]
+        for subject, names in self.left_out.items():
+            lines.append(f"left out because of {subject}: {', '.join(names)} (by its name each says why)")
+        if short := dict.fromkeys(row.schedule for row in self.measured if row.period_is == "not steady"):
+            lines.append(f"not steady: {', '.join(short)} (more steps than --steps have no room, or never end)")
+        return lines
 
     def mark(self, row: Measured) -> str:
         """Return the mark of a row that trains on another batch than asked for, or whose step is one micro-batch."""

@@ -23,15 +23,7 @@ from cdpsim.trace.metrics import communication, memory
 if TYPE_CHECKING:
     import pandas as pd
 
-QUANTITIES = (
-    "activations",
-    "parameters",
-    "gradient_volume",
-    "parameter_volume",
-    "boundary_volume",
-    "rounds",
-    "gpus",
-)
+QUANTITIES = ("activations", "parameters", "gradient_volume", "parameter_volume", "boundary_volume", "rounds", "gpus")
 STATED_COLLECTIVES = ("recursive-doubling", "ring", "tree")  # those whose rounds spec section 4 states
 # The cells as the paper prints them, in the order of `QUANTITIES`; empty where the paper prints nothing.
 PRINTED = {
@@ -208,9 +200,7 @@ class Table1:
     def _blocks(self) -> list[PrintedTable]:
         """Return the tables for people, the first with a title, and the last of quantities with footnotes."""
         reasons = self._reasons()
-        title = (
-            f"Table 1 for N = {self.n}: each quantity as the paper prints it, then {', then '.join(self.values[1:])}"
-        )
+        values = ", then ".join(("as the paper prints it", *self.values[1:]))
         notes = [
             "activations in BΨA, parameters and their volumes in ΨP, boundary volumes in BΨint",
             "volumes are per micro-batch and training step; a stage has 1/N of BΨA and of ΨP",
@@ -222,7 +212,7 @@ class Table1:
                 [_SCHEDULE, *(self._column(name, value, reasons) for name in block for value in self.values)]
                 + [_AGREE] * (self.is_simulated and block == _BLOCKS[-1]),
                 self.rows,
-                heads=[title] * (block == _BLOCKS[0]),
+                heads=[f"Table 1 for N = {self.n}: each quantity {values}"] * (block == _BLOCKS[0]),
                 notes=notes * (block == _BLOCKS[-1]),
                 latex=_latex_words,
             )

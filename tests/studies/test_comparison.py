@@ -376,7 +376,10 @@ def test_a_long_name_is_shown_whole_and_takes_the_room_of_figures(command: Comma
     table, note = command(*asked).out.split("\n\n")
     assert table.splitlines()[0].split() == ["schedule", "devices", "micro-batches", "memory", "fits"]
     assert name in table
-    assert note == "not shown in a line of 100 characters: exposed, stale, /device, bubble (CSV and JSON have all)\n"
+    assert (
+        note
+        == "not shown in a line of 100 characters: exposed, staleness, per device, bubble (CSV and JSON have all)\n"
+    )
     every = command(*asked, "--columns", "bubble,exposed,staleness,per-device,memory,sent").out
     assert every.split()[:8] == ["schedule", "rule", "bubble", "exposed", "staleness", "per", "device", "memory"]
     assert "not shown" not in every

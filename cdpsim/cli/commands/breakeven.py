@@ -54,7 +54,12 @@ _UNITS = {
     "breakeven",
     argument("schedules", nargs="*", metavar="NAME", choices=NAMES, help="schedules (default: all that send anything)"),
     argument("-n", nargs="+", metavar="N", help="stages, one number or several (default: the model's)"),
-    argument("--share", default="0.01", metavar="S", help="share of a step that may stay exposed (default 0.01)"),
+    argument(
+        "--share",
+        default="0.01",
+        metavar="S",
+        help="the share by which a step may be longer than without messages (default 0.01)",
+    ),
     argument(
         "--over",
         default="n",

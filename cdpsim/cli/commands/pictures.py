@@ -48,14 +48,14 @@ _TRACE = partial(
         "--style",
         metavar="STYLE",
         choices=pictures.STYLES,
-        help="of a picture: paper, as the paper's Fig. 1 (default of its nine schedules in slots), or gantt, a lane "
-        "per device (default of all others)",
+        help="of a picture: paper, as in the paper's Fig. 1 (default of its nine schedules in slots), or gantt, a lane "
+        "for each device (default for all others)",
     ),
     argument(
         "--colour", metavar="WHAT", choices=COLOURINGS, help="of a gantt's blocks: kind (default), micro-batch or stage"
     ),
     argument("--links", action="store_true", help="show in a gantt the messages of every link"),
-    argument("--dependencies", action="store_true", help="show in a gantt who waits for whom"),
+    argument("--dependencies", action="store_true", help="show in a gantt which task waits for which"),
     *_RUN,
 )
 def timeline_command(args: argparse.Namespace) -> int:

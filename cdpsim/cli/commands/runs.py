@@ -54,7 +54,7 @@ from cdpsim.trace import FILES, RUNS, summary_text
         "--from",
         metavar="FILE",
         dest="base",
-        help="ask for what a summary.json records, or an experiment file says; options that are given win",
+        help="take the request of a summary.json or an experiment file; options given here win",
     ),
     request_arguments(),
     format_argument(("text", "json")),

@@ -77,8 +77,10 @@ def schedules_command(args: argparse.Namespace) -> int:
         choices=TABLED_PAPERS,
         help="cdp (default); acco: memory of DDP, ZeRO-1, SlowMo, CO2 and ACCO",
     ),
-    argument("-n", metavar="N", help="stages, and micro-batches; of acco: workers (default 64, as in the paper)"),
-    argument("--parameters", metavar="P", help="of acco: of the model (default 7.5 billion, as in the paper)"),
+    argument("-n", metavar="N", help="stages, and micro-batches; with --paper acco: workers (default 64, as printed)"),
+    argument(
+        "--parameters", metavar="P", help="with --paper acco: parameters of the model (default 7.5 billion, as printed)"
+    ),
     option_arguments(RUN_OPTIONS, steps="3"),
     argument(
         "--shared-parameters",
@@ -86,7 +88,9 @@ def schedules_command(args: argparse.Namespace) -> int:
         help="single-*: all micro-batches use one copy of the parameters (default: a copy each, from a stage's "
         "forward to its backward)",
     ),
-    argument("--exact", action="store_true", help="run nothing: paper | exact, for an N that no run has room for"),
+    argument(
+        "--exact", action="store_true", help="run nothing: print the values of the paper and the exact ones, for any N"
+    ),
     FORMAT_OF_PAPERS,
 )
 def table1_command(args: argparse.Namespace) -> int:
@@ -132,7 +136,7 @@ def _print_acco_table(args: argparse.Namespace, form: str, options: Mapping[str,
         default="mp-cdp",
         metavar="NAME|FILE",
         choices=NAMES,
-        help="whose timing (default mp-cdp: the paper's)",
+        help="the schedule (default mp-cdp, the paper's)",
     ),
     STAGES,
     option_arguments(RUN_OPTIONS),
@@ -153,7 +157,12 @@ def pyramid_command(args: argparse.Namespace) -> int:
 
 @command(
     "rounds",
-    argument("schedule", metavar="NAME|FILE", choices=NAMES, help="a schedule whose workers go on: dpu, wp or acco"),
+    argument(
+        "schedule",
+        metavar="NAME|FILE",
+        choices=NAMES,
+        help="dpu, wp or acco, whose workers compute while they communicate",
+    ),
     STAGES,
     *output_arguments("write each round and worker into a CSV file", required=False),
     option_arguments(RUN_OPTIONS),
@@ -317,17 +326,17 @@ def _distinct_links(cluster: Cluster) -> list[dict[str, float]]:
 def curve_arguments(of: str = "", axis: str | None = "flops", contents: str | None = "activations") -> list[Argument]:
     """Return the options of one worker's memory curve, with the defaults of its axis and its content."""
     about_contents = (
-        "activations (default; temporaries and gradients of activations, too), gradients (inputs and gradients of "
-        "parameters as well), or constants (the size of the parameters once more)"
+        "activations (default; with temporaries and gradients of activations), gradients (adds inputs and gradients of "
+        "parameters), or constants (adds the size of the parameters once more)"
     )
-    about_axis = "what a layer's share of a pass goes by: flops (default), roofline:DEVICE or measured"
+    about_axis = "the measure of a layer's share of a pass: flops (default), roofline:DEVICE or measured"
     return [
         argument("--axis", default=axis, metavar="AXIS", choices=AXES, help=f"{of}{about_axis}"),
         argument("--contents", default=contents, metavar="WHAT", choices=CURVE_CONTENTS, help=f"{of}{about_contents}"),
         argument(
             "--by-layer",
             action="store_true",
-            help=f"{of}count a layer with its highest moment throughout, where the model has the curves of layers",
+            help=f"{of}count each layer at its peak throughout, even where the model has its curve",
         ),
     ]
 
