@@ -68,7 +68,7 @@ class Column:
 
 
 def value_words(value: Any, unit: str = "", digits: int = 4) -> str | None:
-    """Return a value in words: yes or no, a number with a unit or with so many digits, or its text; None for None."""
+    """Return a value in words: yes or no, a number with a unit or with `digits`, or its text; None for None."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):

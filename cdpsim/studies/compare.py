@@ -30,10 +30,10 @@ _LEFT_OUT_IF_EMPTY = ("steps", "setting", "untied", "asked")  # fields that reco
 class Measured:
     """The figures of a run: slots and stage-activations under unit costs, else seconds and bytes.
 
-    All figures but the makespan are of the run at rest; they do not depend on its number of steps. `step` is the time
+    All figures but the makespan are of the steady state and do not depend on the number of steps. `step` is the time
     from the end of one training step to that of the next; `period_is` says whether it is certified or measured.
     `bubble` is the share of the lanes' time in which they are idle, and `exposed` the part of it in which they wait for
-    a message that is on its way, or for a stream that messages block. `memory` is the peak memory of the fullest
+    a message that is being sent, or for a stream that messages block. `memory` is the peak memory of the fullest
     device, and each category has its own peak over all devices. A run `fits` if no device needs more than it has.
     `versions` is the largest number of versions of a stage's parameters on one device. `staleness` is the mean age, in
     steps, of the parameters that forwards read. `messages` is their number in a training step, `sent` their bytes on
@@ -136,7 +136,7 @@ def rule_word(request: Request) -> str:
 
 
 def measure(run: Run, runs: int | None = None) -> Measured:
-    """Measure a run at rest, and with `runs` also the quantiles of the step over this many runs of its request."""
+    """Measure the steady state of a run, and with `runs` the quantiles of the step over this number of runs."""
     steps = None if runs is None else sample_runs(run, runs).summary()["period"]
     return measured_of(*evaluation_of(run), steps)
 
@@ -148,7 +148,7 @@ def measured_of(
     untied: tuple[tuple[int, ...], ...] = (),
     steps: dict[str, float] | None = None,
 ) -> Measured:
-    """Return the row of a comparison for a request that runs with these figures on so many devices."""
+    """Return the row of a comparison for a request with these figures."""
     rate, peaks = float(figures.passes / figures.period), figures.peaks.max(axis=0).tolist()
     micro_batches = request.shape.micro_batches if request.schedule.order.waits else round(figures.passes)
     model, cluster = request.model, request.cluster

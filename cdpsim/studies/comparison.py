@@ -45,14 +45,14 @@ def compare(
 ) -> Comparison:
     """Return the measured runs of schedules, one by one or in a list; by default of all that take the options.
 
-    With `devices`, each schedule gets the n, m and replicas with which it runs on so many, and with `batch` those with
-    which a training step has so many samples, or micro-batches of a model that does not say how many samples they have;
-    then `devices` are those of the cluster, where nothing says how many.
+    `devices` gives each schedule the n, m and replicas that use this number of devices. `batch` gives it the m with
+    which a training step has this number of samples, or of micro-batches if the model does not say their samples; then
+    `devices` defaults to the cluster's count.
     A schedule whose number of micro-batches is its own keeps that, and is marked. An option that a request has once may
     be a list: rows are all combinations. `sort` is throughput (the default without names), given (with names: in their
-    order) or a column. With `runs`, rows have the quantiles of the step over so many runs.
+    order) or a column. With `runs`, rows have the quantiles of the step over this number of runs.
 
-    Those that cannot run are `left_out`; a name that nothing has is refused, and so is a comparison that has no rows.
+    Schedules that cannot run are `left_out`. Unknown names are refused, and so is a comparison without rows.
     """
     named: list[Compared] = []
     for given in schedules:
@@ -105,7 +105,7 @@ def listed_values(name: str, value: Any) -> list[Any]:
 
 
 def _options_of_item(item: Compared, devices: int | None, batch: int | None) -> dict[str, Any]:
-    """Return the options of what is compared, without those that follow from devices and a batch."""
+    """Return the options of an item, without options that follow from devices and a batch."""
     if isinstance(item, str | Schedule):
         return {"schedule": item}
     if isinstance(item, Run):

@@ -68,10 +68,9 @@ OWN_BATCH, ONE_MICRO_BATCH = "*", "+"  # marks of schedules that the notes expla
 class Comparison:
     """Runs side by side.
 
-    `devices` and `batch` are those that all runs were asked for, in samples of a training step, where given. `heads`
-    are lines that belong above their table, and `notes` below it. `left_out` are schedules that could not run, by the
-    subject of their refusals, and `untaken` those that ran without an option, by that option. `lists` are the options
-    by which rows differ.
+    `devices` and `batch` (samples of a training step) are what all runs were asked for, where given. `heads` are lines
+    above their table, and `notes` lines below it. `left_out` has schedules that could not run, by the subject of the
+    refusal, and `untaken` schedules that ran without an option, by the option. Rows differ by the options in `lists`.
     """
 
     measured: list[Measured]
@@ -200,7 +199,7 @@ class Comparison:
         """Yield a line for each mark in the table."""
         rows = {mark: [row for row in self.measured if self.mark(row) == mark] for mark in (OWN_BATCH, ONE_MICRO_BATCH)}
         if own := dict.fromkeys(f"{row.schedule} {row.batch}" for row in rows[OWN_BATCH]):
-            yield f"{OWN_BATCH} at its own batch, of so many {in_number(0, self._sample)}: {', '.join(own)}"
+            yield f"{OWN_BATCH} at its own batch, in {in_number(0, self._sample)}: {', '.join(own)}"
         if one := dict.fromkeys(row.schedule for row in rows[ONE_MICRO_BATCH]):
             yield f"{ONE_MICRO_BATCH} a training step is one micro-batch: {', '.join(one)}"
 
@@ -219,7 +218,7 @@ class Comparison:
         return [*dict.fromkeys(lines)]
 
     def _unequal_stages(self) -> Iterator[str]:
-        """Yield a line if micro-batches go through different numbers of stages, each of which takes as many slots."""
+        """Yield a line if micro-batches go through different numbers of stages, which all take equal slots."""
         names: dict[int, dict[str, None]] = {}
         for row in self.measured:
             names.setdefault(row.n, {})[row.schedule] = None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 QUANTITIES = ("activations", "parameters", "gradient_volume", "parameter_volume", "boundary_volume", "rounds", "gpus")
-STATED_COLLECTIVES = ("recursive-doubling", "ring", "tree")  # those whose rounds spec section 4 states
+STATED_COLLECTIVES = ("recursive-doubling", "ring", "tree")  # whose rounds spec section 4 states
 # The cells as the paper prints them, in the order of `QUANTITIES`; empty where the paper prints nothing.
 PRINTED = {
     "single-dp": ("NBΨA", "NΨP", "", "", "", "", ""),

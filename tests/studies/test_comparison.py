@@ -360,7 +360,7 @@ def test_the_table_fits_a_line_and_says_what_differs(command: Command) -> None:
     rates = [row["tokens"] for row in found]
     assert rates == pytest.approx(sorted(rates, reverse=True), rel=1e-12)
     assert [row["schedule"] for row in found] == [name.rstrip("*+") for name in first]
-    assert "\n* at its own batch, of so many samples: " in f"\n{notes}" and ", multi-dp 16, " in notes
+    assert "\n* at its own batch, in samples: " in f"\n{notes}" and ", multi-dp 16, " in notes
     assert "+ a training step is one micro-batch: pipedream\n" in notes
     assert "left out because of devices: single-dp, single-cdp, mp-dp, mp-cdp" in done.err
     every = command(*COMMAND.split(), "--format", "csv").out

@@ -57,7 +57,7 @@ _COLUMNS = known_columns(quantiles=True)
         "--devices", metavar="D", help="devices of each schedule; n and replicas follow (default with --batch: all)"
     ),
     argument("--batch", metavar="B", help="samples in a training step of each schedule; m follows"),
-    argument("-n", metavar="N", help="stages (default: as many as the model has, or --devices times --chunks)"),
+    argument("-n", metavar="N", help="stages (default: those of the model, or --devices times --chunks)"),
     argument(
         "--sort",
         default="throughput",

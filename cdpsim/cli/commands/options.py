@@ -13,7 +13,7 @@ from cdpsim.request.options import GROUPS, OPTIONS, SimulationOptions, flag_of, 
 
 RUN_OPTIONS = tuple(SimulationOptions.__annotations__)
 
-STAGES = argument("-n", metavar="N", help="stages (default: as many as the model has)")
+STAGES = argument("-n", metavar="N", help="stages (default: those of the model)")
 FORCE = argument("--force", action="store_true", help="overwrite a file that exists")
 
 

@@ -42,7 +42,7 @@ def listed_option(name: str, value: Any) -> Any:
         return value
     values: list[str] = []
     for part in value.split(","):
-        if name == "runtime" and values and "=" in part and ":" not in part:  # one more habit of the runtime before
+        if name == "runtime" and values and "=" in part and ":" not in part:  # one more behaviour of the runtime before
             values[-1] += f",{part}"
         else:
             values.append(part.strip())
@@ -57,7 +57,7 @@ def in_slots(options: Mapping[str, Any]) -> bool:
 
 
 def options_of(args: argparse.Namespace, name: str | Schedule | None = None) -> dict[str, Any]:
-    """Return the options of the request for a schedule or an experiment file, together with those that are given."""
+    """Return the options of a schedule or an experiment file, overridden by the command line's."""
     base = getattr(args, "base", None)
     if base == "":
         raise RequestError("--from", "names no file; give a summary.json or an experiment file")

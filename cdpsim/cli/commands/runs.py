@@ -97,7 +97,7 @@ def simulate_command(args: argparse.Namespace) -> int:
 @command(
     "import-schedule",
     argument("schedule", metavar="FILE.csv", help="a row for each device, a cell for each action"),
-    argument("-n", metavar="N", help="its stages (default: as many as it has)"),
+    argument("-n", metavar="N", help="its stages (default: those that it names)"),
     *output_arguments("a folder for its traces, as `cdpsim simulate` has them", "DIR", required=False),
     option_arguments(RUN_OPTIONS),
     request_arguments(),
