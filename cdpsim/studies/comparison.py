@@ -24,7 +24,7 @@ from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule, find_schedule
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison_columns import Comparison, known_columns
-from cdpsim.studies.equal_shapes import equal_shape
+from cdpsim.studies.equal_shapes import equal_shape, in_slots
 from cdpsim.studies.evaluate import measure_request
 from cdpsim.studies.montecarlo import sample_runs
 
@@ -68,7 +68,7 @@ def compare(
     items = [_options_of_item(item, devices, batch) for item in named or SCHEDULES]
     devices = devices or _devices_of_cluster([item | options for item in items], batch)
     every = [{"ignore_memory": True} | item | options | case for item in items for case in cases]
-    if len({_of_slots(own) for own in every}) > 1:
+    if len({in_slots(own) for own in every}) > 1:
         raise RequestError("model", "some are in slots, and some in seconds; give all of them a model, or none")
     for model in ({}, {"model": UNIT_MODELS[1]}):
         rows = _Rows(devices, batch, runs, tuple(lists), sizes_matter=not named or bool(lists))
@@ -132,12 +132,6 @@ def _devices_of_cluster(items: Sequence[Mapping[str, Any]], batch: int | None) -
     return counts.pop() if len(counts) == 1 else None
 
 
-def _of_slots(options: Mapping[str, Any]) -> bool:
-    """Return whether a request's model is one of slots."""
-    model = options.get("model", UNIT_MODELS[0])
-    return isinstance(model, str) and model in UNIT_MODELS
-
-
 class _Rows:
     """The rows of a comparison, measured one run after another; a schedule that cannot run is left out.
 
@@ -181,7 +175,7 @@ class _Rows:
             self.refusal = self.refusal or error
             return True
         self.ran.append((schedule, own))
-        if one_clock and _of_slots(options) and request.model.name != options.get("model", UNIT_MODELS[0]):
+        if one_clock and in_slots(options) and request.model.name != options.get("model", UNIT_MODELS[0]):
             return False
         if self.runs is not None and request.disorder.is_random:
             measured = replace(measured, steps=sample_runs(simulate(request), self.runs).summary()["period"])
@@ -230,6 +224,6 @@ def _default_steps(options: Mapping[str, Any], schedule: Schedule) -> int:
     if schedule.m != 1:
         return least_steps(options.get("warm_up"))
     n = options.get("n")
-    if n is None and not _of_slots(options):
+    if n is None and not in_slots(options):
         n = find_model(options["model"]).n
     return LEAST_STEPS * (1 if n is None else whole_number("n", n, at_least=1))

@@ -155,9 +155,15 @@ def _devices_of(schedule: Schedule, options: Mapping[str, Any], n: int, m: int) 
     return schedule.placement.devices(shape)
 
 
+def in_slots(options: Mapping[str, Any]) -> bool:
+    """Return whether the options of a request name a model of slots."""
+    model = options.get("model", UNIT_MODELS[0])
+    return isinstance(model, str) and model in UNIT_MODELS
+
+
 def _model_of(options: Mapping[str, Any]) -> Model | None:
     """Return the model of a request's options; None for the slot model."""
-    model = options.get("model", UNIT_MODELS[0])
-    if isinstance(model, str) and model in UNIT_MODELS:
+    if in_slots(options):
         return None
+    model = options["model"]
     return Model.from_builtins(model, "model") if isinstance(model, Mapping) else find_model(model)

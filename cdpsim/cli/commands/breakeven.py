@@ -17,7 +17,7 @@ from cdpsim.cli.commands.options import (
     output_arguments,
     request_arguments,
 )
-from cdpsim.cli.commands.requests import check_output, given_options, in_slots, report_untaken, run_of
+from cdpsim.cli.commands.requests import check_output, given_options, report_untaken, run_of
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError, choose, in_known_case, whole_number
@@ -36,6 +36,7 @@ from cdpsim.studies.breakeven import (
     runner_on_clusters,
     step_times_at,
 )
+from cdpsim.studies.equal_shapes import in_slots
 
 _OVER = ("n", "bandwidth")
 _PREFETCH = "1"  # a parameter that arrives just in time is never hidden

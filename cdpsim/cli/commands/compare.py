@@ -21,7 +21,6 @@ from cdpsim.cli.commands.options import (
 from cdpsim.cli.commands.requests import (
     check_output,
     given_options,
-    in_slots,
     listed_option,
     options_of,
     report_recomputation,
@@ -39,6 +38,7 @@ from cdpsim.studies.comparison_columns import (
     column_names,
     known_columns,
 )
+from cdpsim.studies.equal_shapes import in_slots
 
 _ORDERS = ("throughput", "given")  # of rows, beside those by a column
 _COLUMNS = known_columns(quantiles=True)

@@ -15,7 +15,7 @@ from cdpsim.cli.commands.options import (
     request_arguments,
     runs_argument,
 )
-from cdpsim.cli.commands.requests import check_output, in_slots, options_of, trace_of, traces_of
+from cdpsim.cli.commands.requests import check_output, options_of, trace_of, traces_of
 from cdpsim.cli.commands.tables import curve_arguments
 from cdpsim.cli.parser import argument, command
 from cdpsim.draw.canvas import PICTURE_ENDINGS
@@ -25,6 +25,7 @@ from cdpsim.errors import choose, whole_number
 from cdpsim.export import pictures
 from cdpsim.files.units import seconds
 from cdpsim.schedules import NAMES
+from cdpsim.studies.equal_shapes import in_slots
 
 _FILE = output_arguments(f"the picture to write: {PICTURE_ENDINGS}")
 _RUN = (look_arguments, option_arguments(RUN_OPTIONS), request_arguments())

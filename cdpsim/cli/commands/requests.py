@@ -51,11 +51,6 @@ def listed_option(name: str, value: Any) -> Any:
     return values if len(values) > 1 else values[0]
 
 
-def in_slots(options: Mapping[str, Any]) -> bool:
-    """Return whether the options of a request name a model of slots."""
-    return options.get("model", UNIT_MODELS[0]) in UNIT_MODELS
-
-
 def options_of(args: argparse.Namespace, name: str | Schedule | None = None) -> dict[str, Any]:
     """Return the options of a schedule or an experiment file, overridden by the command line's."""
     base = getattr(args, "base", None)
