@@ -162,7 +162,7 @@ def _verbosity_options(group: argparse._ArgumentGroup) -> None:
     either = group.add_mutually_exclusive_group()
     settings: dict[str, Any] = {"dest": "verbosity", "action": "store_const", "default": NOTES}
     either.add_argument("-q", "--quiet", const=QUIET, help="print no notes on stderr, only errors", **settings)
-    about = "print there what is read, made, chosen and written, too"
+    about = "print on stderr also what is read, made, chosen and written"
     either.add_argument("-v", "--verbose", const=DETAILS, help=about, **settings)
 
 

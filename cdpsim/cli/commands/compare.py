@@ -54,7 +54,9 @@ _COLUMNS = known_columns(quantiles=True)
         help="schedules (default: all), experiment files, or torch's orders (.csv)",
     ),
     argument(
-        "--devices", metavar="D", help="devices of each schedule; n and replicas follow (default with --batch: all)"
+        "--devices",
+        metavar="D",
+        help="devices of each schedule; n and replicas follow (default with --batch: the cluster's)",
     ),
     argument("--batch", metavar="B", help="samples in a training step of each schedule; m follows"),
     argument("-n", metavar="N", help="stages (default: those of the model, or --devices times --chunks)"),
@@ -65,7 +67,7 @@ _COLUMNS = known_columns(quantiles=True)
         choices=(*_ORDERS, *_COLUMNS),
         help="the best first: throughput (of a device, default) or a column; or given, as named",
     ),
-    argument("--within", metavar="SIZE", help="leave out those that need more on a device: '80 GB', in slots 6"),
+    argument("--within", metavar="SIZE", help="leave out schedules that need more on a device: '80 GB', in slots 6"),
     argument(
         "--columns",
         metavar="NAME,...",

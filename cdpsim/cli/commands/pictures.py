@@ -49,8 +49,8 @@ _TRACE = partial(
         "--style",
         metavar="STYLE",
         choices=pictures.STYLES,
-        help="of a picture: paper, as in the paper's Fig. 1 (default of its nine schedules in slots), or gantt, a lane "
-        "for each device (default for all others)",
+        help="of a picture: paper, as in the paper's Fig. 1 (default for its nine schedules in slots), or gantt, "
+        "a lane for each device (default for all others)",
     ),
     argument(
         "--colour", metavar="WHAT", choices=COLOURINGS, help="of a gantt's blocks: kind (default), micro-batch or stage"
