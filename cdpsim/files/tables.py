@@ -137,7 +137,8 @@ class PrintedTable:
         """Return headings, rows of cells, and a line on the columns that were dropped, in this order."""
         shown = [column for column in self.columns if column.heading != ""]
         cells = {
-            id(column): [column.title, *(_words_or_dash(column.words_of(row)) for row in self.rows)] for column in shown
+            id(column): [_words_or_dash(column.title), *(_words_or_dash(column.words_of(row)) for row in self.rows)]
+            for column in shown
         }
         dropped = []
         for column in sorted(shown, key=lambda column: -column.rank):
@@ -252,7 +253,7 @@ _LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | _LATEX_SPECIAL)
 
 def latex_text(text: str) -> str:
     """Return a text in which nothing is a command to LaTeX."""
-    return one_line(text, LONGEST_CELL).translate(_LATEX)
+    return one_line(text).translate(_LATEX)
 
 
 def as_json(value: object) -> str:
@@ -261,13 +262,11 @@ def as_json(value: object) -> str:
         text = msgspec.json.format(msgspec.json.encode(value, enc_hook=_fraction), indent=1).decode()
     except UnicodeEncodeError:
         raise RequestError("json", "a name in it is no UTF-8 text; rename that file, or take another form") from None
-    lines = text.split("\n")
-    return "".join(f"{line if line.isprintable() else _escaped(line)}\n" for line in lines)
-
-
-def _escaped(line: str) -> str:
-    """Return a line of JSON in which characters that do not print, which only texts have, are escaped."""
-    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
+    escaped = (  # only texts have characters that do not print
+        line if line.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
+        for line in text.split("\n")
+    )
+    return "".join(f"{line}\n" for line in escaped)
 
 
 FORMATS = ("text", "json", "csv", "latex")

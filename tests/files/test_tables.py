@@ -107,6 +107,13 @@ def test_a_long_name_is_cut_for_people_alone() -> None:
     assert "y" * 10_000 in as_csv(["x"], [["y" * 10_000]])
 
 
+def test_a_long_note_is_whole_in_every_form_for_people() -> None:
+    """A list of schedules may be longer than a cell."""
+    table = PrintedTable([Column("x")], [{"x": 1}], heads=["h" * 400], notes=["n" * 500])
+    for form in ("text", "latex"):
+        assert "h" * 400 in table.printed(form) and "n" * 500 in table.printed(form)
+
+
 def test_latex_is_escaped_and_aligned() -> None:
     assert printed("latex", HEADER, ROWS) == (
         "% needs \\usepackage{booktabs}\n"
