@@ -24,7 +24,7 @@ import torch
 from cdpsim import RequestError
 from cdpsim.cli.console import exit_code_of, write_stdout
 from cdpsim.files import writing as files
-from cdpsim.files.tables import as_markdown
+from cdpsim.files.tables import as_text
 
 from .modules import require
 from .profile.command import profile
@@ -177,10 +177,10 @@ def load_steps(path: str) -> HuggingFaceSteps:
 
 
 def describe_steps(found: HuggingFaceSteps) -> str:
-    """Return a table of all steps, in Markdown."""
+    """Return a table of all steps."""
     header = ["model", "samples", "type", "parameters", "measured peak, B", "predicted, B", "error"]
     header += ["allocated", "reserved", "step, ms"]
-    return as_markdown(header, [_step_row(compare_step(step)) for step in found.steps])
+    return as_text(header, [_step_row(compare_step(step)) for step in found.steps])
 
 
 def _step_row(compared: Compared) -> list[str]:

@@ -24,7 +24,7 @@ import msgspec
 from cdpsim import Cluster, Model, RequestError, Stage, simulate
 from cdpsim.cli.console import exit_code_of, write_stdout
 from cdpsim.cluster.topology import NONE, Devices, Link
-from cdpsim.files.tables import as_markdown
+from cdpsim.files.tables import as_text
 from cdpsim.files.writing import read_text
 from cdpsim.program import Op
 from cdpsim.request.options import Rendezvous
@@ -237,14 +237,14 @@ def _summaries(steps: Sequence[ComparedStep]) -> Iterator[str]:
 
 
 def describe(published: PublishedSteps) -> str:
-    """Return the fitted machine, a table of all runs, and their errors, in Markdown."""
+    """Return the fitted machine, a table of all runs, and their errors."""
     machine, steps = fit_machine(published), compare_steps(published)
     header = ["run", "model", "cards", "P × D × T", "samples", "m", "published, s", "simulated, s", "error", "bare"]
     fitted = (
         f"Fitted: latency {1e6 * machine.latency:.0f} us, bandwidth {machine.bandwidth / 1e9:.1f} GB/s, "
         f"launch gap {1e6 * machine.launch:.0f} us a layer.\n"
     )
-    return "".join(chain([fitted, "\n", as_markdown(header, [*map(_step_cells, steps)]), "\n"], _summaries(steps)))
+    return "".join(chain([fitted, "\n", as_text(header, [*map(_step_cells, steps)]), "\n"], _summaries(steps)))
 
 
 def print_comparison(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Files of models and clusters: those that ship with the package, by their names, and others by their paths."""
+"""Files of models and clusters: shipped ones by their names, others by their paths."""
 
 import os
 from collections.abc import Sequence

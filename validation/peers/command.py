@@ -21,7 +21,7 @@ from ..program import harness_command
     argument("--timeout", default="300", metavar="SECONDS", help="how long ranks may take for a run (default 300)"),
     argument("--list", action="store_true", help="show the runtimes, and run none"),
     argument("--from", dest="earlier", metavar="FILE.json", help="simulate anew what a report measured; run nothing"),
-    argument("--format", default="text", metavar="FORM", help="of the table: text (default), markdown or latex"),
+    argument("--format", default="text", metavar="FORM", help="of the table: text (default) or latex"),
     argument("--force", action="store_true", help="overwrite a report that exists"),
 )
 def peers_command(options: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ from .comparison import STANDARD, TOLERANCE, Comparer, Workload, simulate_anew
 from .runtimes import PEERS, Peer
 from .schema import DevicePeak, PeerReport, PeersReport, category_of, read_peers, write_peers
 
-FORMS = ("text", "markdown", "latex")
+FORMS = ("text", "latex")
 # Sizes of the models that have as many layers as there are stages.
 STANDARD_SIZES: dict[str, dict[str, int]] = {"transformer": dict(STANDARD.sizes), "mlp": {"width": 256}}
 
@@ -138,7 +138,8 @@ def peers_table(reports: list[PeerReport], form: str) -> str:
     if len({report.request.model for report in reports}) > 1:
         header.insert(1, "model")
         rows = [(report, [row[0], report.request.model, *row[1:]]) for report, row in rows]
-    return tables.FORMATS[form](header, [row for _, row in rows])
+    write = tables.as_latex if form == "latex" else tables.as_text
+    return write(header, [row for _, row in rows])
 
 
 def _rank_rows(report: PeerReport, simulations: list[str]) -> list[list[str]]:

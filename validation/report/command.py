@@ -23,7 +23,7 @@ from .schema import LiveReport, Report
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENDINGS = {".txt": "text", ".json": "json", ".csv": "csv", ".md": "markdown", ".tex": "latex"}
+ENDINGS = {".txt": "text", ".json": "json", ".csv": "csv", ".tex": "latex"}
 PATTERNS = ("report*.json", "battery*.json")
 PEER_FILES = "peers*.json"  # of runtimes that others wrote
 
@@ -124,7 +124,8 @@ def reports_table(found: list[StoredReport], form: str) -> str:
         return tables.as_csv([*rows[0]], [[*row.values()] for row in rows])
     cells = [_row(each) for each in found]
     shown = [k for k, name in enumerate(HEADER) if name not in WHERE_USED or any(row[k] != "-" for row in cells)]
-    return tables.FORMATS[form]([HEADER[k] for k in shown], [[row[k] for k in shown] for row in cells])
+    write = tables.as_latex if form == "latex" else tables.as_text
+    return write([HEADER[k] for k in shown], [[row[k] for k in shown] for row in cells])
 
 
 def _allocated(report: Report) -> list[str]:
@@ -286,9 +287,7 @@ def _form_of(output: str | Path | None) -> str:
     argument("folder", metavar="DIR", help="where to look, and in all folders below it"),
     argument("-o", "--output", metavar="FILE", help="write the table there (default: standard output)"),
     argument("--figure", metavar="FILE", help="draw a figure: .svg, .png or .pdf"),
-    argument(
-        "--format", metavar="FORM", help="text (default), json, csv, markdown or latex; else as FILE's ending says"
-    ),
+    argument("--format", metavar="FORM", help="text (default), json, csv or latex; else as FILE's ending says"),
     argument("--force", action="store_true", help="overwrite files that exist"),
 )
 def report_command(options: argparse.Namespace) -> int:
