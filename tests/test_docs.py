@@ -15,7 +15,7 @@ import pytest
 
 from cdpsim.cli import COMMANDS
 from cdpsim.cli.parser import Parser
-from cdpsim.studies.comparison_columns import MEASURED_COLUMNS, QUANTILE_COLUMNS
+from cdpsim.studies.comparison_columns import MEASURED_COLUMNS
 from cdpsim.trace import RUNS_HEADER
 from cdpsim.trace.table import MemoryRow, MessageRow, TaskRow
 from tests.helpers.pages import PAGES, PICTURES, REPOSITORY, pictures, play, sessions
@@ -96,7 +96,7 @@ def test_the_gallery_has_every_kind_of_picture() -> None:
 def test_the_glossary_has_all_headings_and_columns() -> None:
     """Of comparisons and of trace files."""
     terms = set(re.findall(r"^(\S.*)$", PAGES["docs/glossary.md"].partition(":sorted:")[2], flags=re.MULTILINE))
-    headings = {column.heading for column in (*MEASURED_COLUMNS, *QUANTILE_COLUMNS)}
+    headings = {column.name for column in MEASURED_COLUMNS.values()}
     columns = {name for row in (TaskRow, MessageRow, MemoryRow) for name in row._fields}
     assert {"schedule", "rule", *headings, *columns, *RUNS_HEADER.strip().split(",")} <= {
         term.strip() for term in terms

@@ -109,7 +109,7 @@ def late() -> dict[str, set[str]]:
 
 
 # The modules that import late from rooms below them: their objects draw themselves in notebooks.
-SHOWN = {"trace": {"draw.html", "draw.plots"}, "studies.table1": {"studies.table1_forms"}}
+SHOWN = {"trace": {"draw.html", "draw.plots"}}
 
 
 def module_named(dotted: str) -> str:

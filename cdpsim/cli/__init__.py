@@ -4,16 +4,21 @@ from collections.abc import Sequence
 
 from cdpsim.cli.commands.breakeven import breakeven_command
 from cdpsim.cli.commands.compare import compare_command
-from cdpsim.cli.commands.completion import completion_command
 from cdpsim.cli.commands.pictures import figure_command, plot_command, snapshot_command, timeline_command
 from cdpsim.cli.commands.plan import plan_command
-from cdpsim.cli.commands.presets import clusters_command, models_command
 from cdpsim.cli.commands.runs import import_command, simulate_command
-from cdpsim.cli.commands.superpose import superpose_command
 from cdpsim.cli.commands.sweep import sweep_command
-from cdpsim.cli.commands.tables import pyramid_command, rounds_command, schedules_command, table1_command
+from cdpsim.cli.commands.tables import (
+    clusters_command,
+    models_command,
+    pyramid_command,
+    rounds_command,
+    schedules_command,
+    superpose_command,
+    table1_command,
+)
 from cdpsim.cli.console import exit_code_of
-from cdpsim.cli.parser import help_text, serve_command
+from cdpsim.cli.parser import completion_command, help_text, serve_command
 from cdpsim.files.writing import inputs_kept
 
 COMMANDS = (

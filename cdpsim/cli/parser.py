@@ -2,16 +2,17 @@
 
 import argparse
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from operator import methodcaller
+from shlex import quote
 from time import perf_counter
 from typing import Any, NoReturn
 
 from cdpsim.cli.console import write_stdout
-from cdpsim.errors import RequestError, nearest, suggestion
+from cdpsim.errors import RequestError, choose, nearest, suggestion
 from cdpsim.files.notes import DETAILS, NOTES, QUIET, detail, verbosity
 from cdpsim.request.options import refuse_renamed
 from cdpsim.version import __version__
@@ -161,7 +162,7 @@ def _verbosity_options(group: argparse._ArgumentGroup) -> None:
     either = group.add_mutually_exclusive_group()
     settings: dict[str, Any] = {"dest": "verbosity", "action": "store_const", "default": NOTES}
     either.add_argument("-q", "--quiet", const=QUIET, help="print no notes on stderr, only errors", **settings)
-    about = "print there what is read, made, chosen and written, too"
+    about = "print on stderr also what is read, made, chosen and written"
     either.add_argument("-v", "--verbose", const=DETAILS, help=about, **settings)
 
 
@@ -212,3 +213,34 @@ def serve_command(program: str, texts: Texts, commands: Sequence[Command], argum
         code: int = options.serve(options)
         detail(f"{options.command}: {perf_counter() - begun:.3f} s, exit code {code}")
     return code
+
+
+_SHELLS = ("bash", "zsh")
+
+
+@command("completion", argument("shell", metavar="SHELL", choices=_SHELLS, help="bash or zsh"))
+def completion_command(args: argparse.Namespace) -> int:
+    """Print a script for tab completion in a shell."""
+    shell = choose("shell", args.shell, _SHELLS)
+    places: dict[str, list[str]] = {}  # of all commands, by what may stand there
+    for name, parser in args.parsers.items():
+        for place, known in _known_words(parser):
+            places.setdefault(known, []).append(quote(f"{name} {place}"))
+    lines = "".join(f"        {'|'.join(alike)}) {known} ;;\n" for known, alike in places.items())
+    common, own = ((files("cdpsim.cli") / "completion" / f"{part}.sh").read_text("utf-8") for part in ("places", shell))
+    write_stdout(common.replace("PLACES\n", lines) + own)
+    return 0
+
+
+def _known_words(parser: Parser) -> Iterator[tuple[str, str]]:
+    """Yield the places of a command line, and for each the assignments of the names and files that may stand there."""
+    yield "-", f"known={quote(' '.join(parser._option_string_actions))}"
+    arguments = [action for action in parser._actions if not action.option_strings]
+    for action in parser._actions:
+        metavar = str(action.metavar)
+        kind = "-f" if "FILE" in metavar else "-d" if "DIR" in metavar else ""
+        known = f"known={quote(' '.join(action.choices or ()))} files={kind}"
+        if action in arguments:
+            yield "+" if action.nargs in ("*", "+") else str(arguments.index(action)), known
+        elif action.nargs != 0:
+            yield from ((flag, known) for flag in action.option_strings)

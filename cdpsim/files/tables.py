@@ -1,13 +1,14 @@
-"""Tables as text, CSV, Markdown, LaTeX and JSON.
+"""The one writer of tables: rows and named columns as text, CSV, JSON, LaTeX, HTML or a DataFrame.
 
-Text, Markdown and LaTeX are for people: their cells are words. CSV and JSON are for programs: numbers are numbers, in
-SI units, to the last digit.
+Text, LaTeX and HTML are for people: their cells are words. CSV, JSON and DataFrames are for programs: numbers are
+numbers, in SI units, to the last digit.
 """
 
 import csv
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from html import escape
 from io import StringIO
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cdpsim.errors import RequestError, one_line, suggestion
+from cdpsim.files.units import short_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,18 +26,148 @@ if TYPE_CHECKING:
 TextRow = Sequence[str]
 DataRow = Sequence[object]  # of numbers, texts, truths and None
 
-LATEX_NEEDS = "% needs \\usepackage{booktabs}\n"
 LONGEST_CELL = 300  # characters of a cell for people
+LINE = 100  # characters of a line for people, beyond which columns are dropped
 _NUMERIC = re.compile(r"-?[0-9]+([./][0-9]+)?")
 # The beginning of a spreadsheet's formula; also full-width.
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 
 
-def as_text(header: TextRow, rows: Sequence[TextRow]) -> str:
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    `name` is for programs, and `heading` for people; by default they are the same, with spaces for underscores. A
+    column without a name is for people alone, one whose heading is "" for programs alone. `value` gives a row's value;
+    by default it is the row's item or attribute of that name. `words` gives its words, by default those of the value in
+    its `unit`, with `digits`. Where a line is too long, the column of the highest `rank` goes first; rank 0 stays.
+    """
+
+    name: str
+    value: Callable[[Any], Any] | None = None
+    heading: str | None = None
+    unit: str = ""
+    digits: int = 4
+    words: Callable[[Any], str | None] | None = None
+    rank: int = 0
+
+    @property
+    def title(self) -> str:
+        """The heading for people."""
+        return self.name.replace("_", " ") if self.heading is None else self.heading
+
+    def value_of(self, row: Any) -> Any:
+        """Return a row's value."""
+        if self.value is not None:
+            return self.value(row)
+        return row[self.name] if isinstance(row, Mapping) else getattr(row, self.name)
+
+    def words_of(self, row: Any) -> str | None:
+        """Return a row's words; None where it has no value."""
+        return self.words(row) if self.words is not None else value_words(self.value_of(row), self.unit, self.digits)
+
+
+def value_words(value: Any, unit: str = "", digits: int = 4) -> str | None:
+    """Return a value in words: yes or no, a number with a unit or with `digits`, or its text; None for None."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if unit:
+        return short_text(float(value), unit, digits)
+    if isinstance(value, float | Fraction):
+        value = float(value)
+        return f"{value:.10g}" if value.is_integer() else f"{value:.{digits}g}"
+    return str(value)
+
+
+@dataclass(frozen=True)
+class PrintedTable:
+    """Rows and columns, in each form: `printed` writes one, `str` is text, and notebooks show HTML.
+
+    `record` is all that JSON says, by default the rows by the names of columns. For people, `heads` are lines above the
+    table and `notes` lines below it; a line of the table has at most `width` characters, if enough columns may go. In
+    LaTeX, `latex` writes a cell, by default as plain words.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    record: object = None
+    heads: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    width: float = LINE
+    latex: Callable[[str], str] | None = None
+
+    def __str__(self) -> str:
+        return self.printed().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        header, rows, dropped = self._for_people()
+        return as_html(header, rows, *self.heads, *dropped, *self.notes)
+
+    def printed(self, form: str = "text") -> str:
+        """Return the table in one of `FORMATS`."""
+        if form == "json":
+            return as_json(self.records() if self.record is None else self.record)
+        if form == "csv":
+            return as_csv([*self._for_programs()], [[*record.values()] for record in self.records()])
+        header, rows, dropped = self._for_people()
+        lines = [[one_line(line) for line in each] for each in (self.heads, [*dropped, *self.notes])]
+        if form == "latex":
+            write = self.latex or latex_text
+            above, below = ("".join(f"{write(line)}\\par\n" for line in each) for each in lines)
+            return above + as_latex(header, rows, write) + below
+        above, below = ("".join(f"{line}\n" for line in each) for each in lines)
+        return "\n".join(filter(None, (above, as_text(header, rows), below)))
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the rows as programs read them, by the names of columns."""
+        columns = self._for_programs()
+        return [{name: each.value_of(row) for name, each in columns.items()} for row in self.rows]
+
+    def frame(self) -> "pd.DataFrame":
+        """Return the rows as a DataFrame of pandas, by the names of columns."""
+        values = {name: [each.value_of(row) for row in self.rows] for name, each in self._for_programs().items()}
+        return data_frame({name: [float(v) if isinstance(v, Fraction) else v for v in values[name]] for name in values})
+
+    def _for_programs(self) -> dict[str, Column]:
+        return {column.name: column for column in self.columns if column.name}
+
+    def _for_people(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """Return headings, rows of cells, and a line on the columns that were dropped, in this order."""
+        shown = [column for column in self.columns if column.heading != ""]
+        cells = {
+            id(column): [_words_or_dash(column.title), *(_words_or_dash(column.words_of(row)) for row in self.rows)]
+            for column in shown
+        }
+        dropped = []
+        for column in sorted(shown, key=lambda column: -column.rank):
+            if not column.rank or sum(2 + max(map(len, texts)) for texts in cells.values()) - 2 <= self.width:
+                break
+            del cells[id(column)]
+            dropped.append(column.name or column.title)
+        header, *rows = ([*row] for row in zip(*cells.values(), strict=True))
+        words = f"not shown in a line of {self.width} characters: {', '.join(dropped)} (CSV and JSON have all)"
+        return header, rows, [words] * bool(dropped)
+
+
+def _words_or_dash(words: str | None) -> str:
+    return "-" if words is None else one_line(words, LONGEST_CELL)
+
+
+def with_words(columns: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
+    """Return the columns in which any row has words."""
+    return [column for column in columns if any(column.words_of(row) is not None for row in rows)]
+
+
+def as_text(header: TextRow, rows: Sequence[DataRow]) -> str:
     """Return a table for reading, its columns aligned: numbers to the right, the rest to the left."""
-    table = [[one_line(cell, LONGEST_CELL) for cell in row] for row in [header, *rows]]
-    widths = [max(len(row[c]) for row in table) for c in range(len(header))]
-    right = [bool(rows) and all(_NUMERIC.fullmatch(row[c]) for row in rows) for c in range(len(header))]
+    table = [
+        [one_line(name, LONGEST_CELL) for name in header],
+        *([_words_or_dash(value_words(cell)) for cell in row] for row in rows),
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    right = [bool(rows) and all(map(_NUMERIC.fullmatch, column[1:])) for column in zip(*table, strict=True)]
 
     def line(row: TextRow) -> str:
         cells = zip(row, widths, right, strict=True)
@@ -63,38 +195,14 @@ def _datum(value: object) -> str:
     return f"'{text}" if _FORMULA.match(text) and not _NUMERIC.fullmatch(text) else text
 
 
-def as_markdown(header: TextRow, rows: Sequence[TextRow]) -> str:
-    """Return a Markdown table, the columns of its source aligned."""
-    cells = [[_markdown_text(one_line(cell, LONGEST_CELL)) for cell in row] for row in [header, *rows]]
-    widths = [max(3, *(len(row[c]) for row in cells)) for c in range(len(header))]
-    cells.insert(1, ["-" * width for width in widths])
-    return "".join(f"| {' | '.join(map(str.ljust, row, widths))} |\n" for row in cells)
-
-
-_MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\|`[]*"} | {"&": "&amp;", "<": "&lt;", ">": "&gt;"})
-
-
-def _markdown_text(text: str) -> str:
-    """Return a text in which nothing is HTML, a link, code, emphasis or the end of a cell to Markdown."""
-    return text.translate(_MARKDOWN)
-
-
-def as_latex(header: TextRow, rows: Sequence[TextRow]) -> str:
-    """Return a LaTeX tabular, its source aligned."""
-    top, *body = ([*map(latex_text, row)] for row in [header, *rows])
-    return LATEX_NEEDS + latex_tabular("l" * len(header), [top], body)
-
-
-def latex_tabular(columns: str, header: Sequence[TextRow | str], rows: Sequence[TextRow]) -> str:
-    """Return a tabular of cells that are LaTeX already; in the header, a plain string is a line of its own."""
-    cells = [line for line in [*header, *rows] if not isinstance(line, str)]
+def as_latex(header: TextRow, rows: Sequence[TextRow], write: Callable[[str], str] | None = None) -> str:
+    """Return a LaTeX tabular, its source aligned, of cells that `write` writes, by default as plain words."""
+    cells = [[*map(write or latex_text, row)] for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-
-    def line(row: TextRow | str) -> str:
-        return row if isinstance(row, str) else " & ".join(map(str.ljust, row, widths)) + r" \\"
-
-    top = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *map(line, header), r"\midrule"]
-    return "\n".join([*top, *map(line, rows), r"\bottomrule", r"\end{tabular}"]) + "\n"
+    top, *body = (" & ".join(map(str.ljust, row, widths)) + r" \\" for row in cells)
+    begin = rf"\begin{{tabular}}{{{'l' * len(header)}}}"
+    lines = [begin, r"\toprule", top, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(["% needs \\usepackage{booktabs}", *lines]) + "\n"
 
 
 def as_html(header: TextRow, rows: Sequence[TextRow], *notes: str) -> str:
@@ -145,7 +253,7 @@ _LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | _LATEX_SPECIAL)
 
 def latex_text(text: str) -> str:
     """Return a text in which nothing is a command to LaTeX."""
-    return one_line(text, LONGEST_CELL).translate(_LATEX)
+    return one_line(text).translate(_LATEX)
 
 
 def as_json(value: object) -> str:
@@ -154,56 +262,32 @@ def as_json(value: object) -> str:
         text = msgspec.json.format(msgspec.json.encode(value, enc_hook=_fraction), indent=1).decode()
     except UnicodeEncodeError:
         raise RequestError("json", "a name in it is no UTF-8 text; rename that file, or take another form") from None
-    lines = text.split("\n")
-    return "".join(f"{line if line.isprintable() else _escaped(line)}\n" for line in lines)
+    escaped = (  # only texts have characters that do not print
+        line if line.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
+        for line in text.split("\n")
+    )
+    return "".join(f"{line}\n" for line in escaped)
 
 
-def _escaped(line: str) -> str:
-    """Return a line of JSON in which characters that do not print, which only texts have, are escaped."""
-    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
-
-
-FORMATS: Mapping[str, Callable[..., str]] = {
-    "text": as_text,
-    "json": as_json,
-    "csv": as_csv,
-    "markdown": as_markdown,
-    "latex": as_latex,
-}
-DATA_FORMATS = ("text", "json", "csv")  # of every table; Markdown and LaTeX are for tables that go into papers
+FORMATS = ("text", "json", "csv", "latex")
+DATA_FORMATS = FORMATS[:3]  # of every table; LaTeX is for tables that go into papers
 
 
 def format_table(form: str, records: object, header: TextRow, rows: Sequence[DataRow]) -> str:
     """Write a table in one of `FORMATS`: JSON of the records, all others of the rows; for people None is a dash."""
     if form == "json":
         return as_json(records)
-    if form != "csv":
-        rows = [["-" if cell is None else str(cell) for cell in row] for row in rows]
-    return FORMATS[form](header, rows)
+    return as_csv(header, rows) if form == "csv" else as_text(header, rows)
 
 
-def with_notes(table: str, form: str, notes: Sequence[str], heads: Sequence[str] = ()) -> str:
-    """Return a table for people with lines above and below it, in LaTeX as comments; one for programs as it is."""
-    above, below = ([one_line(line) for line in lines] for lines in (heads, notes))
-    if form == "latex":
-        return "".join(f"% {line}\n" for line in above + below) + table
-    if form == "markdown":
-        above, below = ([_markdown_text(line) for line in lines] for lines in (above, below))
-    if form not in ("text", "markdown"):
-        return table
-    ends = "\n" if form == "text" else "\n\n"
-    parts = [f"{ends.join(above)}\n"] * bool(above) + [table] + [f"{ends.join(below)}\n"] * bool(below)
-    return "\n".join(parts)
-
-
-def check_format(name: str, known: Sequence[str] = tuple(FORMATS)) -> str:
+def check_format(name: str, known: Sequence[str] = FORMATS) -> str:
     """Refuse a format that is none of the `known` ones; return the name of one that is."""
-    if name in FORMATS and name not in known:
+    if name in known:
+        return name
+    if name in FORMATS:
         tables = "tables" if name in DATA_FORMATS else "table1 and compare"
         raise RequestError("format", f"{name!r} is for {tables} only; give {', '.join(known)}")
-    if name not in known:
-        raise RequestError("format", f"unknown format {name!r}; {suggestion(name, known)}")
-    return name
+    raise RequestError("format", f"unknown format {name!r}; {suggestion(name, known)}")
 
 
 def _fraction(value: Any) -> str:

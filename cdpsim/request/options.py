@@ -155,9 +155,9 @@ class ScheduleOptions(TypedDict, total=False):
         str | Path | Sequence[Sequence[int]] | None,
         Option(
             "FILE",
-            "how many micro-batches each replica has in each round, or step: the rounds.csv of an earlier run, which "
-            "must be those that times ask for",
-            usual="-m of them, or as times ask for",
+            "the micro-batches of each replica in each round or step: the rounds.csv of an earlier run, which must "
+            "fit the times of this one",
+            usual="-m in a step; in rounds as the times decide",
             is_list=True,
             of_one_run=True,
             applies=lambda s: s.order.local is None,
@@ -195,8 +195,8 @@ class ScheduleOptions(TypedDict, total=False):
         int | None,
         Option(
             "K",
-            "let parameters arrive K tasks before their reader; with --zero 3 one more before forwards, where FSDP2 "
-            "has two buffers",
+            "let parameters arrive up to K tasks before the task that reads them; with --zero 3 one task more before "
+            "forwards (FSDP2 double-buffers)",
             usual="0, with --zero 3 1",
             least=0,
             own=lambda *_: 0,
@@ -218,8 +218,7 @@ class ScheduleOptions(TypedDict, total=False):
         int | None,
         Option(
             "W",
-            "steps before all others whose updates workers wait for: with dpu (default 0), and with post-local-sgd "
-            "(default 1)",
+            "first steps in which workers wait for each update: of dpu (default 0) and of post-local-sgd (default 1)",
             least=0,
             applies=lambda s: s.warms_up,
             own=lambda *_: 0,
@@ -230,7 +229,7 @@ class ScheduleOptions(TypedDict, total=False):
         int | None,
         Option(
             "H",
-            "with local-sgd and its kin: a worker's own steps from one mean of all parameters to the next",
+            "steps that each worker takes alone between two averages of all parameters",
             usual="8",
             least=1,
             applies=lambda s: s.order.local is not None,
@@ -241,7 +240,7 @@ class ScheduleOptions(TypedDict, total=False):
         str | None,
         Option(
             "OUTER",
-            "with slowmo, diloco and co2: the optimizer that takes a mean: sgd:RATE:MOMENTUM or nesterov:RATE:MOMENTUM",
+            "the outer optimizer of slowmo, diloco and co2: sgd:RATE:MOMENTUM or nesterov:RATE:MOMENTUM",
             usual="slowmo and co2 sgd:1:0.5, diloco nesterov:0.7:0.9",
             applies=lambda s: bool(s.order.local and s.order.local.outer),
             read=lambda given: str(read_outer(given)),
@@ -256,7 +255,7 @@ class DataOptions(TypedDict, total=False):
         int,
         Option(
             "R",
-            "data ranks, or groups of them with --shard: each runs the whole schedule on M micro-batches of its own",
+            "data ranks, or with --shard groups of them; each runs the whole schedule on M micro-batches of its own",
             default=1,
             least=1,
             own=lambda *_: 1,
@@ -268,8 +267,8 @@ class DataOptions(TypedDict, total=False):
         int | None,
         Option(
             "S",
-            "S data ranks in a row split states as --zero says (alone: --zero 3), so that there are R*S; gradients "
-            "are summed in a group first, then across the R groups",
+            "split states over groups of S data ranks as --zero says (--zero 3 if it is not given), R*S ranks in all; "
+            "gradients are summed within a group, then across the R groups",
             usual="R, with --zero",
             least=1,
             own=lambda *_: 1,
@@ -294,8 +293,8 @@ class DataOptions(TypedDict, total=False):
         str | None,
         Option(
             "SIZES",
-            "the gradients that go in one message: none (a stage's), torch, megatron, deepspeed, or the least size of "
-            "the first bucket and of the next ones, 1MiB,25MiB (in lists of compare 1MiB:25MiB)",
+            "the size of gradient buckets: none (one message a stage), torch, megatron, deepspeed, or the least size "
+            "of the first bucket and of the others: 1MiB,25MiB (in a list 1MiB:25MiB)",
             usual="torch for dp, none for pipelines",
             read=read_buckets,
             in_state=True,
@@ -328,9 +327,10 @@ class DataOptions(TypedDict, total=False):
         str | int | None,
         Option(
             "HOW",
-            "with --zero 3, drop gathered parameters after each use (yes), after each micro-batch's backward (no), so "
-            "for the first and the last stage alone (root), after their last use of a step (step), or from a forward "
-            "to its backward but for shares of so many ranks (a number); in pipelines no is step",
+            "with --zero 3, when gathered parameters are freed: yes (after each use), no (after each micro-batch's "
+            "backward), root (no for the first and the last stage, yes for others), step (after their last use in a "
+            "step), or a number K (yes, but each rank keeps 1/K of them from forward to backward); in pipelines no "
+            "means step",
             usual="yes for dp, step for pipelines",
             in_state=True,
             known=lambda: RESHARD,
@@ -341,9 +341,9 @@ class DataOptions(TypedDict, total=False):
         Gather | None,
         Option(
             "HOW",
-            "with --zero 1 and 2, new parameters are gathered after all updates of a device, ahead of their forwards "
-            "one by one (units), or all before its first forward (step); or each as soon as it is updated, beside "
-            "further updates (early)",
+            "with --zero 1 and 2, when updated parameters are gathered: units (after all updates of a device, one by "
+            "one before their forwards), step (all before its first forward) or early (each as soon as it is updated, "
+            "beside other updates)",
             usual="units",
             in_state=True,
             applies=lambda s: s.flushes,
@@ -353,9 +353,9 @@ class DataOptions(TypedDict, total=False):
         Padding | None,
         Option(
             "RULE",
-            "split tensors as rows (FSDP2: each on its first dimension) or megatron (buckets of multiples of 64 and "
-            "128 numbers)",
-            usual="bytes, none more than needed",
+            "how split tensors are padded: rows (FSDP2: each tensor is split on its first dimension) or megatron "
+            "(buckets are multiples of 64 and 128 numbers)",
+            usual="no padding",
             in_state=True,
             applies=lambda s: s.splits_states,
         ),
@@ -364,10 +364,10 @@ class DataOptions(TypedDict, total=False):
         str | None,
         Option(
             "RATE",
-            "what gradients take on their way between data ranks: bf16 or fp16 (2 bytes a number), int8 or int4 (1 or "
-            "1/2 byte, and 4 bytes for each block of 512 numbers; int8:128 has blocks of 128), topk:F (each rank's "
-            "largest numbers, a share F of all, each with an index of 4 bytes), powersgd:R (of matrices two factors of "
-            "rank R), or none",
+            "compression of gradients between data ranks: bf16 or fp16 (2 bytes a number), int8 or int4 (1 or 1/2 "
+            "byte, and 4 bytes for each block of 512 numbers; int8:128 has blocks of 128), topk:F (a share F of each "
+            "rank's numbers, the largest, each with an index of 4 bytes), powersgd:R (two factors of rank R for each "
+            "matrix) or none",
             usual="none",
             read=read_compression,
             known=lambda: COMPRESSIONS,
@@ -378,7 +378,7 @@ class DataOptions(TypedDict, total=False):
         bool,
         Option(
             "",
-            "sum the norm of all gradients over the devices that split them before any update",
+            "before any update, sum the norm of all gradients over the devices that split them (gradient clipping)",
             default=False,
             in_state=True,
             applies=lambda s: s.flushes,
@@ -398,8 +398,8 @@ class DataOptions(TypedDict, total=False):
         bool | Sequence[int] | None,
         Option(
             "",
-            "let each layer of a model that is grouped into N stages be a stage of its own (default: with --zero 3 "
-            "and with --buckets), or do not",
+            "make each layer a stage of its own, where the model is grouped into N stages (default: with --zero 3 and "
+            "with --buckets); or do not",
             applies=lambda s: s.flushes and not s.order.one_place,
             record=lambda r: list(r.shape.layers) or r.given["by_layer"],
             read=lambda given: given if isinstance(given, Sequence) else true_or_false("by_layer", given),
@@ -430,18 +430,18 @@ class TrainingOptions(TypedDict, total=False):
         GradientType | None,
         Option(
             "TYPE",
-            "the type in which gradients are added up and sent: fp32, bf16 or fp16 (default: that of the parameters). "
-            "In mixed precision Adam takes 16 bytes a parameter, with fp32 gradients 18, and 20 where bf16 or fp16 "
-            "ones are named, which are copied to fp32 for the update",
+            "the number type in which gradients are summed and sent: fp32, bf16 or fp16 (default: that of the "
+            "parameters). Mixed-precision Adam takes 16 bytes a parameter by default, 18 with fp32, and 20 with bf16 "
+            "or fp16, whose gradients are copied to fp32 for the update",
         ),
     ]
     update_time: Annotated[
         UpdateTime | None,
         Option(
             "HOW",
-            "the time of updates: stated (as the model's file says, which is none in those of the package; default), "
-            "memory (the bytes that the optimizer reads and writes, over the memory_bandwidth of the cluster's "
-            "devices), or clipped (the same, with those of clipping the gradients by their norm)",
+            "how long updates take: stated (default; as the model's file says, and those of the package say none), "
+            "memory (the bytes that the optimizer reads and writes over the devices' memory_bandwidth), or clipped "
+            "(the same, plus the bytes of clipping gradients by their norm)",
         ),
     ]
     recompute: Annotated[
@@ -449,10 +449,10 @@ class TrainingOptions(TypedDict, total=False):
         Option(
             "HOW",
             "compute activations again in the backward: none, layer (each layer of the model's file keeps its input: "
-            "what Megatron-LM and torchtitan call full), layers:K (the first K layers of each of N stages do, with dp "
-            "those of the device: Megatron-LM's block method), selective (all but the core of attention is kept), "
-            "full (a stage keeps its input), sqrt (a stage of l layers keeps the inputs of the square root of l "
-            "segments), or reversible (layers in a row keep their last output)",
+            "what Megatron-LM and torchtitan call full), layers:K (the same for the first K layers of each of N "
+            "stages, with dp of the device: Megatron-LM's block method), selective (the core of attention alone is "
+            "computed again), full (a stage keeps its input), sqrt (a stage of l layers keeps the inputs of the "
+            "square root of l segments), or reversible (layers in a row keep their last output)",
         ),
     ]
     offload: Annotated[
@@ -508,8 +508,8 @@ class PlatformOptions(TypedDict, total=False):
         Rendezvous | None,
         Option(
             "HOW",
-            "where nothing overlaps, let both ends of a message wait for each other: megatron (a receive stands right "
-            "before the task that reads it) or torch (where its _add_send_recv places it); default: neither end waits",
+            "with overlap = 'none', let both ends of a message wait for each other; receives stand right before their "
+            "readers (megatron) or where torch's _add_send_recv places them (torch); default: neither end waits",
             applies=lambda s: s.order.rounds is None,
         ),
     ]
@@ -517,9 +517,9 @@ class PlatformOptions(TypedDict, total=False):
         str | Runtime | Mapping[str, Any] | None,
         Option(
             "RUNTIME",
-            "what a runtime holds beyond what the schedule needs: paper (nothing; default), held (what estimates "
-            "cannot do without) or torch (as its own pipelines and DDP); behaviours may be changed: "
-            "torch:sends=until-sent,returned_outputs=no (`cdpsim simulate --help-all` has them all)",
+            "memory that a runtime holds beyond what the schedule needs: paper (none; default), held (the copies that "
+            "estimates need) or torch (as torch's own pipelines and DDP); single behaviours may be changed: "
+            "torch:sends=until-sent,returned_outputs=no (`cdpsim simulate --help-all` lists them)",
             known=lambda: RUNTIMES,
             record=lambda r: r.given["runtime"] and config.encode(r.given["runtime"]),
             read=read_runtime,
@@ -542,7 +542,7 @@ class DisorderOptions(TypedDict, total=False):
         Sequence[str | Slow] | Mapping[int, float] | None,
         Option(
             "DEVICE:FACTOR",
-            "a device whose tasks take FACTOR times as long; for several devices, give it several times",
+            "a device whose tasks take FACTOR times as long; repeat the option for several devices",
             default=(),
             is_list=True,
             of_one_run=True,
@@ -553,7 +553,7 @@ class DisorderOptions(TypedDict, total=False):
         Option(
             "DISTRIBUTION:C",
             "multiply the time of each task by a random factor of mean 1 and standard deviation C: uniform, "
-            "exponential (at least 1 - C, and the rest exponential) or lognormal",
+            "exponential (1 - C plus an exponential part) or lognormal",
             of_one_run=True,
         ),
     ]
@@ -561,7 +561,7 @@ class DisorderOptions(TypedDict, total=False):
         str | None,
         Option(
             "DISTRIBUTION:C",
-            "multiply the time of each message by such a factor",
+            "multiply the time of each message by a random factor, as --jitter does of tasks",
             of_one_run=True,
         ),
     ]
@@ -569,8 +569,8 @@ class DisorderOptions(TypedDict, total=False):
         Sequence[str | Stop] | Mapping[int, str | float] | None,
         Option(
             "DEVICE:AT[:FOR]",
-            "a device that does nothing from AT on, for FOR or for good, such as '3:2 s:500 ms', in slots 3:12:2; a "
-            "task that is running goes on afterwards",
+            "stop a device at AT, for FOR or for good, such as '3:2 s:500 ms', in slots 3:12:2; a task that is "
+            "running goes on afterwards",
             default=(),
             is_list=True,
             of_one_run=True,
@@ -607,7 +607,7 @@ class SimulationOptions(TypedDict, total=False):
         Option(
             "T",
             "training steps to simulate",
-            usual="3, or 2 more than its warm-up or its longest lag",
+            usual="max(3, warm-up + 2, longest lag + 2)",
             least=1,
             of_one_run=True,
             kept=True,
@@ -621,8 +621,8 @@ class SimulationOptions(TypedDict, total=False):
         CollectiveName | None,
         Option(
             "NAME",
-            "how all-reduces run: recursive-doubling, ring (one for each network card of a node), tree, "
-            "halving-doubling, double-tree, hierarchical, hierarchical-rails, or best: the fastest for each size, "
+            "the algorithm of all-reduces: recursive-doubling, ring (one for each network card of a node), tree, "
+            "halving-doubling, double-tree, hierarchical, hierarchical-rails, or best, the fastest for each size, "
             "group and link (default: best on a cluster with a topology, else recursive-doubling; table1: "
             "recursive-doubling, ring or tree)",
             kept=True,

@@ -9,7 +9,7 @@ from cdpsim.api import simulate
 from cdpsim.cluster import Cluster
 from cdpsim.errors import whole_number
 from cdpsim.files.notes import progress
-from cdpsim.files.units import short_text
+from cdpsim.files.tables import Column
 from cdpsim.model import Model, Stage
 
 CDP_PAPER, ACCO_PAPER = TABLED_PAPERS = "cdp", "acco"  # each has a Table 1
@@ -53,25 +53,23 @@ class MethodMemory:
         whole = self.printed is None or round(self.formula / 10**9) == self.printed
         return whole and 0 <= self.simulated - self.formula < 1
 
-    @property
-    def data(self) -> tuple[str | int | float | None, ...]:
-        """Its values, as programs read them: sizes in bytes."""
-        printed = None if self.printed is None else self.printed * 10**9
-        return self.method.name, self.schedule, self.method.formula, printed, *map(float, self._sizes)
 
-    @property
-    def words(self) -> tuple[str | None, ...]:
-        """Its values, as people read them."""
-        printed = None if self.printed is None else f"{self.printed} GB"
-        sizes = (short_text(float(size), "B", 7) for size in self._sizes)
-        return self.method.name, self.schedule, self.method.formula, printed, *sizes
-
-    @property
-    def _sizes(self) -> tuple[Fraction | int, ...]:
-        return self.formula, self.simulated, self.held
+def _size_column(name: str) -> Column:
+    return Column(name, lambda row: float(getattr(row, name)), unit="B", digits=7)
 
 
-METHOD_HEADER = ("method", "schedule", "paper", "printed", "formula", "simulated", "held")
+METHOD_COLUMNS = (
+    Column("method", lambda row: row.method.name),
+    Column("schedule"),
+    Column("paper", lambda row: row.method.formula),
+    Column(
+        "printed",
+        lambda row: row.printed and row.printed * 10**9,
+        words=lambda row: row.printed and f"{row.printed} GB",
+    ),
+    *map(_size_column, ("formula", "simulated", "held")),
+    Column("agree", lambda row: row.agrees, heading=""),
+)
 
 
 def acco_table1(workers: int = WORKERS, parameters: int = PARAMETERS) -> list[MethodMemory]:

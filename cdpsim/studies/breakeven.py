@@ -117,7 +117,7 @@ def _without_rounding(share: float) -> float:
 
 
 def step_time(run: Run) -> float:
-    """Return the time of a training step in steady state."""
+    """Return the time of a training step in the steady state."""
     return float(run.steady_state.period)
 
 

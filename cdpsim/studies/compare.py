@@ -1,4 +1,4 @@
-"""Comparison of schedules: time, bubble, memory, bytes, devices."""
+"""The metrics of a run: a row of a comparison, and six facts for people."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from cdpsim.files.units import Number
+from cdpsim.files.units import Number, counted, short_text
 from cdpsim.model import Model
 from cdpsim.program import Category
 from cdpsim.request import MEMORY_NOTE, Request, describe_setup, describe_untied
+from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
 from cdpsim.runs.evaluation import evaluation_of
 from cdpsim.runs.steady_metrics import Metrics
@@ -28,17 +29,17 @@ _LEFT_OUT_IF_EMPTY = ("steps", "setting", "untied", "asked")  # fields that reco
 class Measured:
     """The metrics of a run: slots and stage-activations under unit costs, else seconds and bytes.
 
-    All metrics but the makespan are of the run in steady state; they do not depend on its number of steps. `step` is
-    the time from the end of one training step to that of the next; `period_is` says whether it is certified or
-    measured. `bubble` is the share of the lanes' time in which they are idle, and `exposed` the part of it in which
-    they wait for a message that is on its way, or for a stream that messages block. `memory` is the peak memory of the
-    fullest device, and each category has its own peak over all devices. A run `fits` if no device needs more than it
-    has. `versions` is the largest number of versions of a stage's parameters on one device. `staleness` is the mean
-    age, in steps, of the parameters that forwards read. `messages` is their number in a training step, `sent` their
-    bytes on the wire, and `rounds`, in slots, the number of rounds that must fit between two slots. `micro_batch_rate`
-    is the number of micro-batches per unit of time, and `sample_rate` that of samples, if the model says how many
-    samples a micro-batch has; `sample_time` is the time for one. `token_rate` is the number of tokens, if the model
-    says how many a sample has. `per_device` is the last of these rates that the model allows, for each device.
+    All metrics but the makespan are of the steady state and do not depend on the number of steps. `step` is the time
+    from the end of one training step to that of the next; `period_is` says whether it is certified or measured.
+    `bubble` is the share of the lanes' time in which they are idle, and `exposed` the part of it in which they wait for
+    a message that is being sent, or for a stream that messages block. `memory` is the peak memory of the fullest
+    device, and each category has its own peak over all devices. A run `fits` if no device needs more than it has.
+    `versions` is the largest number of versions of a stage's parameters on one device. `staleness` is the mean age, in
+    steps, of the parameters that forwards read. `messages` is their number in a training step, `sent` their bytes on
+    the wire, and `rounds`, in slots, the number of rounds that must fit between two slots. `micro_batch_rate` is the
+    number of micro-batches per unit of time, and `sample_rate` that of samples, if the model says how many samples a
+    micro-batch has; `sample_time` is the time for one. `token_rate` is the number of tokens, if the model says how many
+    a sample has. `per_device` is the last of these rates that the model allows, for each device.
 
     `n`, `m`, `chunks` and `replicas` are the numbers with which the schedule ran, `micro_batches` those of all replicas
     in a training step, of rounds about, and `batch` their samples, or themselves if the model does not say how many
@@ -134,7 +135,7 @@ def rule_word(request: Request) -> str:
 
 
 def measure(run: Run, runs: int | None = None) -> Measured:
-    """Measure the steady state of a run, and with `runs` the quantiles of the step over that many runs."""
+    """Measure the steady state of a run, and with `runs` the quantiles of the step over this number of runs."""
     steps = None if runs is None else sample_runs(run, runs).summary()["period"]
     return measured_of(*evaluation_of(run), steps)
 
@@ -146,7 +147,7 @@ def measured_of(
     untied: tuple[tuple[int, ...], ...] = (),
     steps: dict[str, float] | None = None,
 ) -> Measured:
-    """Return the row of a comparison for a request that runs with these metrics on so many devices."""
+    """Return the row of a comparison for a request with these metrics."""
     rate, peaks = float(metrics.passes / metrics.period), metrics.peaks.max(axis=0).tolist()
     micro_batches = request.shape.micro_batches if request.schedule.order.waits else round(metrics.passes)
     model, cluster = request.model, request.cluster
@@ -223,3 +224,63 @@ def _longest_stage(
     share = float(each.max() / (times.sum() / many.sum()) - 1)
     names = dict.fromkeys(model.stages[layer].name for layer in (first[longest], first[longest + 1] - 1))
     return share, longest, " – ".join(filter(None, names))
+
+
+def overview(run: Run, runs: int | None = None) -> dict[str, str]:
+    """Return six facts of a run in its steady state, in words, by their names; with `runs` quantiles of the step."""
+    row, shape, unit = measure(run, runs), run.request.shape, "stage-activation" if run.in_slots else "B"
+    stages = counted(shape.parts, "stage") + f" of {counted(shape.n, 'layer')}" * bool(shape.layers)
+    sizes = ", ".join((stages, counted(shape.m, "micro-batch"), counted(row.devices, "device")))
+    zero = f" --zero {run.request.zero}" if accepts(run.request.schedule, "zero") and run.request.zero else ""
+    steps = "step" if row.staleness == 1 else "steps"
+    age = f"{row.staleness:.4g} {steps}, the mean age of the versions that forwards read"
+    return {
+        "run": f"{row.schedule}{zero}: {sizes}; {row.setting or 'in slots'}",
+        "step time": _step_text(run, row),
+        "bubble": f"{short_text(row.bubble, '%')} of the devices' time; {short_text(row.exposed, '%')} is waiting for "
+        "messages",
+        "peak memory": _memory_text(run),
+        "staleness": age if row.staleness else "0, every forward reads the newest version",
+        "messages": f"{_amount_text(row.messages)} a step, {_amount_text(row.sent, unit)} sent",
+    }
+
+
+def _step_text(run: Run, row: Measured) -> str:
+    unit, per = ("slot", "slot") if run.in_slots else ("s", "second")
+    later = "" if run.reaches_steady_state else f", later than {_own_steps(run)}"
+    later = later if run.steady_state.is_steady else f" ({run.steady_state.not_steady})"
+    rate = f"{row.sample_rate:.4g} samples" if row.sample_rate else f"{row.micro_batch_rate:.4g} micro-batches"
+    step = f"{_amount_text(row.step, unit)}, {row.period_is}{later}; {rate} per {per}"
+    if row.steps is None:
+        return step
+    return (
+        f"{step}; {_amount_text(row.steps['5%'], unit)} to {_amount_text(row.steps['95%'], unit)} in 90 % of the runs"
+    )
+
+
+def _own_steps(run: Run) -> str:
+    """Return words for the run's own steps, which do not reach its steady state."""
+    return f"these {run.request.steps} steps" if run.request.steps > 1 else "this step"
+
+
+def _memory_text(run: Run) -> str:
+    """Return the peak memory of the fullest device, its room, and the largest peak of a category there."""
+    peaks, unit = run.steady_state.run.peaks, "stage-activation" if run.in_slots else "B"
+    device = int(np.argmax(peaks[:, -1]))
+    *parts, total = peaks[device].tolist()
+    most, room = int(np.argmax(parts)), float(run.device_memory[device])
+    of = "" if np.isinf(room) else f" of {short_text(room, 'B')}"
+    own = int(run.peaks[:, -1].max())
+    later = f", {_amount_text(own, unit)} in {_own_steps(run)}" if own < total and not run.reaches_steady_state else ""
+    category = f"{Category(most).name.lower()} up to {_amount_text(parts[most], unit)}"
+    return f"{_amount_text(total, unit)}{of} on device {device}{later}; {category}"
+
+
+def _amount_text(number: Number, unit: str = "") -> str:
+    """Return a number with a unit of physics or a noun of the slot model, or alone."""
+    if unit in ("s", "B"):
+        return short_text(float(number), unit)
+    whole = float(number).is_integer()
+    if not unit:
+        return f"{float(number):.10g}" if whole else f"{float(number):.4g}"
+    return counted(int(number), unit) if whole else f"{float(number):.4g} {unit}s"

@@ -17,13 +17,13 @@ from cdpsim.model import UNIT_MODELS
 from cdpsim.presets import find_model
 from cdpsim.request import Request
 from cdpsim.request.options import DEFAULTS, OPTION_NAMES, OPTIONS, read_value, refuse_renamed
-from cdpsim.request.reading import LEAST_STEPS, least_steps, read_cluster
+from cdpsim.request.reading import LEAST_STEPS, least_steps, read_cluster, schedule_of
 from cdpsim.request.sharing import Asked, named_zero, refuse_taken_by_none, taken_options, untaken_by
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES, Schedule, find_schedule
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison_columns import Comparison, known_columns
-from cdpsim.studies.equal_shapes import equal_shape
+from cdpsim.studies.equal_shapes import equal_shape, in_slots
 from cdpsim.studies.evaluate import measure_request
 from cdpsim.studies.montecarlo import sample_runs
 
@@ -44,14 +44,14 @@ def compare(
 ) -> Comparison:
     """Return the measured runs of schedules, one by one or in a list; by default of all that take the options.
 
-    With `devices`, each schedule gets the n, m and replicas with which it runs on so many, and with `batch` those with
-    which a training step has so many samples, or micro-batches of a model that does not say how many samples they have;
-    then `devices` are those of the cluster, where nothing says how many.
+    `devices` gives each schedule the n, m and replicas that use this number of devices. `batch` gives it the m with
+    which a training step has this number of samples, or of micro-batches if the model does not say their samples; then
+    `devices` defaults to the cluster's count.
     A schedule whose number of micro-batches is its own keeps that, and is marked. An option that a request has once may
     be a list: rows are all combinations. `sort` is throughput (the default without names), given (with names: in their
-    order) or a column. With `runs`, rows have the quantiles of the step over so many runs.
+    order) or a column. With `runs`, rows have the quantiles of the step over this number of runs.
 
-    Those that cannot run are `left_out`; a name that nothing has is refused, and so is a comparison that has no rows.
+    Schedules that cannot run are `left_out`. Unknown names are refused, and so is a comparison without rows.
     """
     named: list[Compared] = []
     for given in schedules:
@@ -67,7 +67,7 @@ def compare(
     items = [_options_of_item(item, devices, batch) for item in named or SCHEDULES]
     devices = devices or _devices_of_cluster([item | options for item in items], batch)
     every = [{"ignore_memory": True} | item | options | case for item in items for case in cases]
-    if len({_of_slots(own) for own in every}) > 1:
+    if len({in_slots(own) for own in every}) > 1:
         raise RequestError("model", "some are in slots, and some in seconds; give all of them a model, or none")
     for model in ({}, {"model": UNIT_MODELS[1]}):
         rows = _Rows(devices, batch, runs, tuple(lists), sizes_matter=not named or bool(lists))
@@ -104,7 +104,7 @@ def listed_values(name: str, value: Any) -> list[Any]:
 
 
 def _options_of_item(item: Compared, devices: int | None, batch: int | None) -> dict[str, Any]:
-    """Return the options of what is compared, without those that follow from devices and a batch."""
+    """Return the options of an item, without options that follow from devices and a batch."""
     if isinstance(item, str | Schedule):
         return {"schedule": item}
     if isinstance(item, Run):
@@ -113,9 +113,11 @@ def _options_of_item(item: Compared, devices: int | None, batch: int | None) -> 
         raise RequestError(
             "compare", f"{short_repr(item)} is no schedule; give a name, a request, a run, or a dict of options"
         )
-    schedule = {"schedule": item.schedule, "order": None} if isinstance(item, Request) else {}  # which has its order
+    if isinstance(item, Request) or item.get("order") is not None:  # which the schedule has
+        schedule = item.schedule if isinstance(item, Request) else schedule_of(item)
+        item = {**item, "schedule": schedule, "order": None}
     derived = ("replicas",) * (devices is not None) + ("m",) * (batch is not None)
-    return {name: value for name, value in {**item, **schedule}.items() if name not in derived}
+    return {name: value for name, value in item.items() if name not in derived}
 
 
 def _devices_of_cluster(items: Sequence[Mapping[str, Any]], batch: int | None) -> int | None:
@@ -127,12 +129,6 @@ def _devices_of_cluster(items: Sequence[Mapping[str, Any]], batch: int | None) -
     ]
     counts = {read_cluster(cluster).count for cluster in clusters}
     return counts.pop() if len(counts) == 1 else None
-
-
-def _of_slots(options: Mapping[str, Any]) -> bool:
-    """Return whether a request's model is one of slots."""
-    model = options.get("model", UNIT_MODELS[0])
-    return isinstance(model, str) and model in UNIT_MODELS
 
 
 class _Rows:
@@ -178,7 +174,7 @@ class _Rows:
             self.refusal = self.refusal or error
             return True
         self.ran.append((schedule, own))
-        if one_clock and _of_slots(options) and request.model.name != options.get("model", UNIT_MODELS[0]):
+        if one_clock and in_slots(options) and request.model.name != options.get("model", UNIT_MODELS[0]):
             return False
         if self.runs is not None and request.disorder.is_random:
             measured = replace(measured, steps=sample_runs(simulate(request), self.runs).summary()["period"])
@@ -227,6 +223,6 @@ def _default_steps(options: Mapping[str, Any], schedule: Schedule) -> int:
     if schedule.m != 1:
         return least_steps(options.get("warm_up"))
     n = options.get("n")
-    if n is None and not _of_slots(options):
+    if n is None and not in_slots(options):
         n = find_model(options["model"]).n
     return LEAST_STEPS * (1 if n is None else whole_number("n", n, at_least=1))

@@ -1,78 +1,64 @@
 """A comparison: its rows, the lines above and below them, and its table, with the columns that it shows by default."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 from cdpsim.errors import choose, one_line
-from cdpsim.files.tables import as_html, as_text, data_frame, format_table, with_notes
-from cdpsim.files.units import counted, in_number, short_text
+from cdpsim.files.tables import LINE, Column, PrintedTable, data_frame, with_words
+from cdpsim.files.units import counted, in_number
+from cdpsim.request.options import flag_of
 from cdpsim.schedules import SCHEDULES, ZERO_NAMES
 from cdpsim.studies.compare import Measured, rate_column, table_notes
 
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_CHARACTERS = 100  # of a line of the table that has the default columns
-_MOST_ROOM_OF_NAMES = 32  # characters of a name, of those
-_ROOM_OF_ALL_NAMES = 60  # of the names in a row
 # Schedules whose data ranks have all stages: with one micro-batch each, they have more in a training step.
 _ONE_PLACE = {*(name for name, each in SCHEDULES.items() if each.order.one_place), *ZERO_NAMES}
 
 
-class Column(NamedTuple):
-    """A column of the table: its name, its unit with real costs, its heading; for people a shorter one, and digits."""
-
-    name: str
-    unit: str
-    heading: str
-    short: str = ""
-    digits: int = 4
+def _measured_column(name: str, unit: str = "", in_files: str = "", **settings: Any) -> tuple[str, Column]:
+    """Return a figure's name on a command line, and its column with the unit of real costs."""
+    return name.replace("_", "-"), Column(in_files or name, lambda row: row.value(name), unit=unit, **settings)
 
 
-MEASURED_COLUMNS = (
-    Column("devices", "", "devices"),
-    Column("n", "", "n"),
-    Column("m", "", "m"),
-    Column("chunks", "", "chunks"),
-    Column("replicas", "", "replicas"),
-    Column("batch", "", "batch"),
-    Column("makespan", "s", "makespan"),
-    Column("step", "s", "step"),
-    Column("sample_time", "s", "sample time"),
-    Column("rate", "/s", "micro-batches"),
-    Column("samples", "/s", "samples"),
-    Column("tokens", "/s", "tokens"),
-    Column("per_device", "/s", "per device", "/device", 3),
-    Column("mfu", "%", "MFU"),
-    Column("hfu", "%", "HFU"),
-    Column("bubble", "%", "bubble"),
-    Column("exposed", "%", "exposed"),
-    Column("imbalance", "%", "imbalance"),
-    Column("memory", "B", "memory"),
-    Column("fits", "", "fits"),
-    Column("activations", "B", "activations"),
-    Column("parameters", "B", "parameters"),
-    Column("gradients", "B", "gradients"),
-    Column("optimizer", "B", "optimizer"),
-    Column("communication", "B", "communication"),
-    Column("versions", "", "versions"),
-    Column("staleness", "", "staleness", "stale", 3),
-    Column("messages", "", "messages"),
-    Column("rounds", "", "rounds"),
-    Column("sent", "B", "sent"),
+QUANTILES = ("5%", "50%", "95%")  # of the step, with --runs
+MEASURED_COLUMNS = dict(
+    (
+        *map(_measured_column, ("devices", "n", "m", "chunks", "replicas", "batch")),
+        _measured_column("makespan", "s"),
+        _measured_column("step", "s"),
+        *(_measured_column(quantile, "s", f"step {quantile}") for quantile in QUANTILES),
+        _measured_column("sample_time", "s", "sample time"),
+        _measured_column("rate", "/s", "micro-batches"),
+        _measured_column("samples", "/s"),
+        _measured_column("tokens", "/s"),
+        _measured_column("per_device", "/s", "per device", heading="/device", digits=3, rank=3),
+        _measured_column("mfu", "%", "MFU", rank=2),
+        _measured_column("hfu", "%", "HFU"),
+        _measured_column("bubble", "%", rank=1),
+        _measured_column("exposed", "%", rank=5),
+        _measured_column("imbalance", "%"),
+        _measured_column("memory", "B"),
+        _measured_column("fits"),
+        *(
+            _measured_column(name, "B")
+            for name in ("activations", "parameters", "gradients", "optimizer", "communication")
+        ),
+        _measured_column("versions"),
+        _measured_column("staleness", heading="stale", digits=3, rank=4),
+        *map(_measured_column, ("messages", "rounds")),
+        _measured_column("sent", "B"),
+    )
 )
-# With --runs, beside the step.
-QUANTILE_COLUMNS = tuple(Column(quantile, "s", f"step {quantile}") for quantile in ("5%", "50%", "95%"))
 # The columns of a table without --columns; "" is the rate.
-_SPEED_COLUMNS = ("devices", "5%", "50%", "95%", "", "per_device", "mfu")
-_DEFAULT_COLUMNS = (*_SPEED_COLUMNS, "bubble", "exposed", "memory", "fits", "staleness")
+_DEFAULT_COLUMNS = ("devices", *QUANTILES, "", "per-device", "mfu", "bubble", "exposed", "memory", "fits", "staleness")
 _MEMORY_NAMES = ("optimizer", "gradients")  # options that have the names of columns of memory
-_FIRST_TO_GO = ("exposed", "staleness", "per_device", "mfu", "bubble")  # where a line is too long
 
 
-# The head of a table whose times are not those of the schedules alone.
 SPLIT_NOTE = "a backward takes two slots, because some of these schedules split it (--model unit-split)"
 _HIGHEST_FIRST = ("rate", "samples", "tokens", "per_device", "mfu", "hfu")
 OWN_BATCH, ONE_MICRO_BATCH = "*", "+"  # marks of schedules that the notes explain
@@ -82,10 +68,9 @@ OWN_BATCH, ONE_MICRO_BATCH = "*", "+"  # marks of schedules that the notes expla
 class Comparison:
     """Runs side by side.
 
-    `devices` and `batch` are those that all runs were asked for, in samples of a training step, where given. `heads`
-    are lines that belong above their table, and `notes` below it. `left_out` are schedules that could not run, by the
-    subject of their refusals, and `untaken` those that ran without an option, by that option. `lists` are the options
-    by which rows differ.
+    `devices` and `batch` (samples of a training step) are what all runs were asked for, where given. `heads` are lines
+    above their table, and `notes` lines below it. `left_out` has schedules that could not run, by the subject of the
+    refusal, and `untaken` schedules that ran without an option, by the option. Rows differ by the options in `lists`.
     """
 
     measured: list[Measured]
@@ -107,16 +92,50 @@ class Comparison:
         return self.measured[row]
 
     def __str__(self) -> str:
-        return comparison_table(self).rstrip("\n")
+        return self.printed().rstrip("\n")
 
     def __repr__(self) -> str:
         names = ", ".join(dict.fromkeys(row.schedule for row in self.measured))
         return one_line(f"Comparison({counted(len(self), 'run')}: {'; '.join([names, *self.heads])})", 200)
 
     def _repr_html_(self) -> str:
-        names, cells = _table_cells(self, _fitting_columns(self), "text")
-        rows = [["-" if cell is None else str(cell) for cell in row] for row in cells]
-        return as_html(names, rows, *self.heads, *self.notes, *self.remarks)
+        return replace(self._table("html", None), notes=[*self.notes, *self.remarks])._repr_html_()
+
+    def printed(self, form: str = "text", columns: str | None = None) -> str:
+        """Return the table in one of `FORMATS`.
+
+        `columns` are names with commas between them, or "all". By default CSV has all columns, and tables for people
+        the most asked for, of which those of the highest ranks go where a line is too long.
+        """
+        return self._table(form, columns).printed(form)
+
+    def _table(self, form: str, columns: str | None) -> PrintedTable:
+        """Return the table; one with the default columns has rules where rows of a schedule differ in them."""
+        rows, by_default = self.measured, columns is None and form != "csv"
+        known = known_columns(quantiles=any(row.steps for row in rows), slots=self.slots)
+        if columns not in (None, "all"):
+            names = column_names(columns, known)
+        else:
+            names = [name or rate_column(rows) for name in _DEFAULT_COLUMNS] if by_default else [*known]
+        chosen = [known[name] if by_default else replace(known[name], heading=None) for name in names if name in known]
+        chosen = with_words(chosen, rows) if form != "csv" and columns in (None, "all") else chosen
+        rules = {(row.schedule, row.rule) for row in rows}
+        ruled = "rule" not in self.lists and (not by_default or len(rules) > len({row.schedule for row in rows}))
+        metrics = {column.name for column in chosen}
+        lists = [
+            Column(f"asked {name}" if name in metrics else name, partial(_asked, name))
+            for name in self.lists
+            if name not in metrics or name in _MEMORY_NAMES
+        ]
+        schedule = Column("schedule", words=lambda row: row.schedule + self.mark(row))
+        return PrintedTable(
+            [schedule, *lists, *[Column("rule")] * ruled, *chosen],
+            rows,
+            record=[row.to_builtins() for row in rows],
+            heads=self.heads,
+            notes=self.notes,
+            width=LINE if by_default else inf,
+        )
 
     def frame(self) -> "pd.DataFrame":
         """Return all metrics as a DataFrame of pandas, with a column for each option by which rows differ."""
@@ -139,9 +158,13 @@ class Comparison:
 
     @property
     def remarks(self) -> list[str]:
-        """The lines on schedules that ran without an option, and on those that could not run."""
-        untaken = [f"{option}: not taken by {', '.join(names)}" for option, names in self.untaken.items()]
-        return untaken + [f"left out because of {why}: {', '.join(names)}" for why, names in self.left_out.items()]
+        """The lines on schedules that ran without an option, could not run, or have no steady state."""
+        lines = [f"{flag_of(option)}: not taken by {', '.join(names)}" for option, names in self.untaken.items()]
+        for subject, names in self.left_out.items():
+            lines.append(f"left out because of {subject}: {', '.join(names)} (by its name each says why)")
+        if short := dict.fromkeys(row.schedule for row in self.measured if row.period_is == "not steady"):
+            lines.append(f"not steady: {', '.join(short)} (more steps than --steps have no room, or never end)")
+        return lines
 
     def mark(self, row: Measured) -> str:
         """Return the mark of a row that trains on another batch than asked for, or whose step is one micro-batch."""
@@ -176,7 +199,7 @@ class Comparison:
         """Yield a line for each mark in the table."""
         rows = {mark: [row for row in self.measured if self.mark(row) == mark] for mark in (OWN_BATCH, ONE_MICRO_BATCH)}
         if own := dict.fromkeys(f"{row.schedule} {row.batch}" for row in rows[OWN_BATCH]):
-            yield f"{OWN_BATCH} at its own batch, of so many {in_number(0, self._sample)}: {', '.join(own)}"
+            yield f"{OWN_BATCH} at its own batch, in {in_number(0, self._sample)}: {', '.join(own)}"
         if one := dict.fromkeys(row.schedule for row in rows[ONE_MICRO_BATCH]):
             yield f"{ONE_MICRO_BATCH} a training step is one micro-batch: {', '.join(one)}"
 
@@ -195,7 +218,7 @@ class Comparison:
         return [*dict.fromkeys(lines)]
 
     def _unequal_stages(self) -> Iterator[str]:
-        """Yield a line if micro-batches go through different numbers of stages, each of which takes as many slots."""
+        """Yield a line if micro-batches go through different numbers of stages, which all take equal slots."""
         names: dict[int, dict[str, None]] = {}
         for row in self.measured:
             names.setdefault(row.n, {})[row.schedule] = None
@@ -206,106 +229,19 @@ class Comparison:
             yield f"micro-batches have {usual} stages, but {others}; {words}"
 
 
-def comparison_table(comparison: Comparison, form: str = "text", columns: str | None = None) -> str:
-    """Return the table of a comparison in one of `FORMATS`.
-
-    `columns` are names with commas between them, or "all". By default CSV has all columns, and tables for people those
-    that fit into a line of 100 characters.
-    """
-    rows = comparison.measured
-    if columns is not None and columns != "all":
-        known = known_columns(quantiles=any(row.steps for row in rows))
-        chosen = [known[name] for name in column_names(columns, known)]
-    elif columns == "all" or form == "csv":
-        every = [*known_columns(quantiles=any(row.steps for row in rows)).values()]
-        chosen = every if form == "csv" else _filled(every, rows)
-    else:
-        chosen = _fitting_columns(comparison)
-    names, cells = _table_cells(comparison, chosen, form, short=columns is None and form != "csv")
-    records = [row.to_builtins() for row in rows]
-    return with_notes(format_table(form, records, names, cells), form, comparison.notes, comparison.heads)
+def _asked(name: str, row: Measured) -> Any:
+    return {"rule": row.rule, **row.asked}.get(name)
 
 
-def known_columns(*, quantiles: bool) -> dict[str, Column]:
+def known_columns(*, quantiles: bool, slots: bool = False) -> dict[str, Column]:
     """Return all columns by their names on a command line; a comparison of many runs also has quantiles."""
-    before = next(k for k, column in enumerate(MEASURED_COLUMNS) if column.name == "step") + 1
-    columns = (*MEASURED_COLUMNS[:before], *QUANTILE_COLUMNS * quantiles, *MEASURED_COLUMNS[before:])
-    return {column.name.replace("_", "-"): column for column in columns}
+    return {
+        name: replace(column, unit="") if slots and column.unit != "%" else column
+        for name, column in MEASURED_COLUMNS.items()
+        if quantiles or name not in QUANTILES
+    }
 
 
 def column_names(text: str, known: Collection[str]) -> list[str]:
     """Return the names in a text with commas between them; refuse one that is not known."""
     return [choose("columns", name.strip(), known) for name in text.split(",")]
-
-
-def _filled(columns: Sequence[Column], rows: Sequence[Measured]) -> list[Column]:
-    """Return the columns in which any row has a value."""
-    return [column for column in columns if any(row.value(column.name) is not None for row in rows)]
-
-
-def _fitting_columns(comparison: Comparison) -> list[Column]:
-    """Return the default columns that have values, without the least important ones where a line is too long."""
-    rows = comparison.measured
-    rate = rate_column(rows)
-    known = {column.name: column for column in known_columns(quantiles=any(row.steps for row in rows)).values()}
-    columns = [known[name or rate] for name in _DEFAULT_COLUMNS if (name or rate) in known]
-    columns = _filled(columns, rows)
-    for name in _FIRST_TO_GO:
-        names, cells = _table_cells(comparison, columns, "text")
-        texts = [["-" if cell is None else str(cell) for cell in row] for row in cells]
-        if len(as_text(names, texts).splitlines()[1]) <= MOST_CHARACTERS:
-            break
-        columns = [column for column in columns if column.name != name]
-    return columns
-
-
-def _table_cells(
-    comparison: Comparison, columns: Sequence[Column], form: str, *, short: bool = True
-) -> tuple[list[str], list[list[Any]]]:
-    """Return the headings and the cells of a table; a `short` one has rules where rows of a schedule differ in them.
-
-    A column of metrics that says what a listed option says stands for it.
-    """
-    rows, people = comparison.measured, form != "csv"
-    room = min(_MOST_ROOM_OF_NAMES, _ROOM_OF_ALL_NAMES // (1 + len(comparison.lists)))
-    shown = partial(_middle_cut, room=room) if form == "text" and short else str
-    rules = {row.schedule: {other.rule for other in rows if other.schedule == row.schedule} for row in rows}
-    with_rule = "rule" not in comparison.lists and (not short or any(len(each) > 1 for each in rules.values()))
-    metrics = {column.name for column in columns}
-    lists = [name for name in comparison.lists if name not in metrics or name in _MEMORY_NAMES]
-    names = ["schedule", *(f"asked {name}" if name in metrics else name for name in lists), *["rule"] * with_rule]
-    names += [column.short if short and column.short else column.heading for column in columns]
-    cells = [
-        [
-            shown(row.schedule) + comparison.mark(row) * people,
-            *(shown(asked[name]) if name in asked else None for name in lists),
-            *[row.rule] * with_rule,
-            *(measured_cell(row, column, form, slots=comparison.slots) for column in columns),
-        ]
-        for row in rows
-        for asked in [{"rule": row.rule, **row.asked}]
-    ]
-    return names, cells
-
-
-def _middle_cut(name: str, room: int) -> str:
-    """Return a name without its middle if it is so long that a line would have no room for metrics.
-
-    >>> _middle_cut("a-folder-of-orders/and-one-of-many-orders.csv", 32)
-    'a-folder-of-ord…-many-orders.csv'
-    """
-    kept = room // 2
-    return name if len(name) <= room else f"{name[: room - kept - 1]}…{name[-kept:]}"
-
-
-def measured_cell(measured: Measured, column: Column, form: str, *, slots: bool) -> Any:
-    """Return the cell of a column in a table of that format: the number itself in CSV, else a text."""
-    value = measured.value(column.name)
-    if form == "csv" or value is None:
-        return value
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    number = float(value)
-    if column.unit and not (slots and column.unit != "%"):
-        return short_text(number, column.unit, 4 if column.unit == "%" else column.digits)
-    return f"{number:.10g}" if number.is_integer() else f"{number:.{column.digits}g}"

@@ -22,9 +22,9 @@ def equal_shape(
     """Return n, m and replicas of a schedule for a number of devices and of samples in a training step, where given.
 
     A pipeline without n has a stage for each of its chunks on all devices, or on those of a data rank where several
-    share states; with n, or with devices for each stage, as many replicas as the devices are enough for. Data
+    share states; with n, or with devices for each stage, it has the replicas for which there are devices. Data
     parallelism has a data rank on each device. Of other schedules, n and m decide on the devices. A schedule that
-    cannot run on so many devices is refused, and so is a batch that its micro-batches do not divide. A schedule that
+    cannot run on these devices is refused, and so is a batch that its micro-batches do not divide. A schedule that
     takes no m keeps its own, and so does a cyclic one whose workers cannot share that m.
     """
     if devices is None:
@@ -133,7 +133,7 @@ def _grid(schedule: Schedule, options: Mapping[str, Any], devices: int) -> dict[
 def _grid_sizes(
     schedule: Schedule, options: Mapping[str, Any], devices: int
 ) -> tuple[int, Callable[[int], tuple[int, int]]]:
-    """Return how many sizes may have so many devices, and n and m of the k-th of them, from 1, fewer devices first.
+    """Return the number of sizes to try, and n and m of the k-th of them, from 1, fewer devices first.
 
     Where any m is taken, n is not more than the model has.
     """
@@ -155,9 +155,15 @@ def _devices_of(schedule: Schedule, options: Mapping[str, Any], n: int, m: int) 
     return schedule.placement.devices(shape)
 
 
+def in_slots(options: Mapping[str, Any]) -> bool:
+    """Return whether the options of a request name a model of slots."""
+    model = options.get("model", UNIT_MODELS[0])
+    return isinstance(model, str) and model in UNIT_MODELS
+
+
 def _model_of(options: Mapping[str, Any]) -> Model | None:
     """Return the model of a request's options; None for the slot model."""
-    model = options.get("model", UNIT_MODELS[0])
-    if isinstance(model, str) and model in UNIT_MODELS:
+    if in_slots(options):
         return None
+    model = options["model"]
     return Model.from_builtins(model, "model") if isinstance(model, Mapping) else find_model(model)

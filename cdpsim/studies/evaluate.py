@@ -11,7 +11,7 @@ from cdpsim.studies.compare import Measured, measured_of
 
 
 def evaluate(schedule: str | Schedule | Request, n: int | None = None, **options: Any) -> Measured:
-    """Return the metrics of a request, or of a schedule and options, whatever memory its devices have.
+    """Return the metrics of a request, or of a schedule and options; the memory of devices is ignored.
 
     A run that would be too large for this machine can be evaluated if what has to be run of it is not.
 
@@ -26,7 +26,7 @@ def evaluate(schedule: str | Schedule | Request, n: int | None = None, **options
 
 
 def evaluate_all(requests: Iterable[Request | Mapping[str, Any]]) -> list[Measured]:
-    """Return the metrics of many requests, or options of requests; those that cost alone tells apart are run at once.
+    """Return the metrics of many requests, or options of requests; requests that differ only in costs are run at once.
 
     >>> rows = evaluate_all({"schedule": "1f1b", "n": 4, "m": m} for m in (4, 8))
     >>> [row.step for row in rows]

@@ -33,7 +33,7 @@ class SampledRuns:
     makespan: Floats
     ends: Floats  # a row for each run, a column for each step
     steady: Floats  # the ends of steps if nothing were random
-    steady_period: float  # the time of a step in steady state if nothing were random
+    steady_period: float  # the time of a step in the steady state if nothing were random
     steps: range  # the steps over which the time of a step is averaged
     in_rounds: Floats | None = None  # the mean time of an update in each run, where runs have rounds
 
@@ -107,7 +107,7 @@ def _by_update(program: Program, ends: Floats, steps: range) -> tuple[Floats, ra
 
 
 def _sample_rounds(run: Run, runs: int) -> SampledRuns:
-    """Repeat a run with rounds: in each, workers compute as many micro-batches as its own times ask for."""
+    """Repeat a run with rounds, whose micro-batches follow from the times of each run."""
     update, steps = run.program.update_of_step, run.steady_state.steps
     done, found = ticker(runs, "runs"), []
     for number in range(runs):

@@ -39,9 +39,9 @@ class Occupancies:
 def pyramid(trace: Trace) -> dict[str, Any]:
     """Return the devices of each stage, their derivations and the assignment, with the keys of the command's JSON.
 
-    All metrics but the assignment are of the run in steady state; the assignment has the steps of the trace. Its
-    devices are those of tasks.csv if each of them serves one stage and no stage has more than it needs; else they are
-    numbered stage by stage.
+    All metrics but the assignment are of the steady state; the assignment has the steps of the trace. Its devices are
+    those of tasks.csv if each of them serves one stage and no stage has more than it needs; else they are numbered
+    stage by stage.
 
     >>> from cdpsim import simulate
     >>> [stage["devices"] for stage in pyramid(simulate("mp-cdp", 4))["stages"]]

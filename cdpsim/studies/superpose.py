@@ -244,7 +244,7 @@ def _lean(stage: Stage, unread: int) -> Stage:
 
 
 def step_costs(model: Model, axis: str, costs: Sequence[float]) -> list[float | Fraction]:
-    """Return how far each step brings a micro-batch on its way; `costs` are those of tasks, one for each without steps.
+    """Return the share of a pass that each step takes, in any unit; `costs` has the tasks without steps.
 
     On a roofline a step takes the time of its operations or of the bytes that it moves, whichever is longer.
     """
@@ -264,7 +264,7 @@ def step_costs(model: Model, axis: str, costs: Sequence[float]) -> list[float | 
 
 
 def task_costs(model: Model, axis: str) -> list[float]:
-    """Return how far each task brings a micro-batch on its way, by an axis: the forwards, then the backwards."""
+    """Return the share of a pass that each task takes, by an axis and in any unit: the forwards, then the backwards."""
     costs = [stage.forward for stage in model.stages] + [stage.backward for stage in reversed(model.stages)]
     for k, cost in enumerate(costs):
         if isinstance(cost, Work) == (axis == "measured"):

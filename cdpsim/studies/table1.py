@@ -1,8 +1,10 @@
 """Table 1 of the paper, three ways: as printed, exact, and measured on the trace of a run."""
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import numpy as np
 from cdpsim.api import simulate
 from cdpsim.errors import RequestError, choose, true_or_false, whole_number
 from cdpsim.files.notes import progress
-from cdpsim.files.tables import data_frame
+from cdpsim.files.tables import Column, PrintedTable, as_json, latex_text
 from cdpsim.files.units import counted
 from cdpsim.program import Category, Content
 from cdpsim.program.collectives import DEFAULT
@@ -21,16 +23,8 @@ from cdpsim.trace.metrics import communication, memory
 if TYPE_CHECKING:
     import pandas as pd
 
-QUANTITIES = (
-    "activations",
-    "parameters",
-    "gradient_volume",
-    "parameter_volume",
-    "boundary_volume",
-    "rounds",
-    "gpus",
-)
-STATED_COLLECTIVES = ("recursive-doubling", "ring", "tree")  # those whose rounds spec section 4 states
+QUANTITIES = ("activations", "parameters", "gradient_volume", "parameter_volume", "boundary_volume", "rounds", "gpus")
+STATED_COLLECTIVES = ("recursive-doubling", "ring", "tree")  # whose rounds spec section 4 states
 # The cells as the paper prints them, in the order of `QUANTITIES`; empty where the paper prints nothing.
 PRINTED = {
     "single-dp": ("NBΨA", "NΨP", "", "", "", "", ""),
@@ -166,9 +160,7 @@ class Table1:
         return self.rows[row]
 
     def __str__(self) -> str:
-        from cdpsim.studies.table1_forms import TABLE1_FORMS
-
-        return TABLE1_FORMS["text"](self).rstrip("\n")
+        return self.printed().rstrip("\n")
 
     def __repr__(self) -> str:
         differ = [row["schedule"] for row in self.rows if not row.get("agree", True)]
@@ -176,18 +168,20 @@ class Table1:
         return f"Table1(N = {self.n}: {counted(len(self), 'schedule')}, {words if self.is_simulated else 'exact'})"
 
     def _repr_html_(self) -> str:
-        from cdpsim.studies.table1_forms import html_of
+        return "".join(block._repr_html_() for block in self._blocks())
 
-        return html_of(self)
+    def printed(self, form: str = "text") -> str:
+        """Return the table in one of `FORMATS`; for people it is a table for each block of quantities."""
+        if form == "json":
+            content = {"n": self.n, "collective": self.collective, "rows": self.rows}
+            return as_json(content | ({"beside": self.beside} if self.is_simulated else {}))
+        if form == "csv":
+            return self._whole().printed(form)
+        return "\n".join(block.printed(form) for block in self._blocks())
 
     def frame(self) -> "pd.DataFrame":
         """Return the table as a DataFrame of pandas, with a column for each value of a quantity: `rounds_exact`."""
-        rows = [
-            {"schedule": row["schedule"], "rule": row["rule"]}
-            | {f"{name}_{value}": _plain_value(row[name][value]) for name in QUANTITIES for value in self.values}
-            for row in self.rows
-        ]
-        return data_frame(rows)
+        return self._whole().frame()
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -199,51 +193,110 @@ class Table1:
         """Whether it has simulated values."""
         return "simulated" in self.values
 
+    def _whole(self) -> PrintedTable:
+        cells = [self._column(quantity, value) for quantity in QUANTITIES for value in self.values]
+        return PrintedTable([_SCHEDULE, Column("rule"), *cells, *[_AGREE] * self.is_simulated], self.rows)
 
-def _plain_value(value: str | Fraction) -> str | float:
-    return value if isinstance(value, str) else float(value)
+    def _blocks(self) -> list[PrintedTable]:
+        """Return the tables for people, the first with a title, and the last of quantities with footnotes."""
+        reasons = self._reasons()
+        values = ", then ".join(("as the paper prints it", *self.values[1:]))
+        notes = [
+            "activations in BΨA, parameters and their volumes in ΨP, boundary volumes in BΨint",
+            "volumes are per micro-batch and training step; a stage has 1/N of BΨA and of ΨP",
+            f"all-reduce by {self.collective.replace('-', ' ')}; zero-dp broadcasts and reduces by binomial trees",
+            *(f"{number} {reason}" for reason, number in reasons.items()),
+        ]
+        found = [
+            PrintedTable(
+                [_SCHEDULE, *(self._column(name, value, reasons) for name in block for value in self.values)]
+                + [_AGREE] * (self.is_simulated and block == _BLOCKS[-1]),
+                self.rows,
+                heads=[f"Table 1 for N = {self.n}: each quantity {values}"] * (block == _BLOCKS[0]),
+                notes=notes * (block == _BLOCKS[-1]),
+                latex=_latex_words,
+            )
+            for block in _BLOCKS
+        ]
+        beside = PrintedTable(_BESIDE, self.beside, heads=[_ABOUT_BESIDE], latex=_latex_words)
+        return found + [beside] * self.is_simulated
+
+    def _column(self, quantity: str, value: str, reasons: Mapping[str, str] = MappingProxyType({})) -> Column:
+        """Return the column of a value of a quantity; of people's, the paper's is headed by the quantity."""
+
+        def words(row: dict[str, Any]) -> str:
+            cell = row[quantity]
+            if value == "exact":
+                return f"{cell[value]}{reasons.get(footnote(row, quantity, self.n, self.collective), '')}"
+            return f"{cell[value]}{' ≠' if value == 'simulated' and cell[value] != cell['exact'] else ''}"
+
+        heading = _HEADINGS.get(quantity, quantity.replace("_", " ")) if value == "paper" else value
+        return Column(f"{quantity}_{value}", lambda row: row[quantity][value], heading, words=words)
+
+    def _reasons(self) -> dict[str, str]:
+        """Return the marks of footnotes by their reasons, numbered in reading order."""
+        cells = [(row, quantity) for block in _BLOCKS for quantity in block for row in self.rows]
+        found = dict.fromkeys(footnote(row, quantity, self.n, self.collective) for row, quantity in cells)
+        found.pop("", None)
+        return {reason: str(number).translate(_TO_SUPERSCRIPTS) for number, reason in enumerate(found, 1)}
 
 
-def compute_table1(
-    n: int | str,
-    *,
-    steps: int | str | None = None,
-    collective: str = "recursive-doubling",
-    shared_parameters: bool = False,
-    engine: str = "auto",
-    max_memory: str | float | None = None,
-    formulas_alone: bool = False,
-) -> Table1:
-    """Simulate the nine rows and compare each with its formulas; or evaluate the `formulas_alone`, for any n."""
-    if true_or_false("exact", formulas_alone):
-        given = {"steps": steps is not None, "engine": engine != "auto", "max-memory": max_memory is not None}
-        _refuse_options_of_runs(name for name, is_given in given.items() if is_given)
-    n, steps = whole_number("n", n, at_least=1), whole_number("steps", 3 if steps is None else steps, at_least=3)
-    choose("collective", collective, STATED_COLLECTIVES)
-    true_or_false("shared_parameters", shared_parameters)
-    table = Table1(n, collective, [], [])
-    for name in progress(PRINTED, "table1"):
-        schedule, exact = SCHEDULES[name], exact_cells(name, n, collective, shared_parameters)
-        papers = zip(QUANTITIES, PRINTED[name], strict=True)
-        cells = {quantity: {"paper": paper, "exact": exact[quantity]} for quantity, paper in papers}
-        row: dict[str, Any] = {"schedule": name, "rule": schedule.rule.name, **cells}
-        table.rows.append(row)
-        if formulas_alone:
-            continue
-        algorithm = collective if n > 1 and schedule.all_reduces else DEFAULT
-        run = _run(name, n, steps=steps, collective=algorithm, engine=engine, max_memory=max_memory)
-        simulated = simulated_cells(run, shared_parameters)
-        for quantity, value in simulated.items():
-            row[quantity]["simulated"] = value
-        row["agree"] = simulated == exact
-        table.beside.append(measure_beside(run))
-    return table
+_BLOCKS = (
+    ("activations", "parameters", "gpus"),
+    ("gradient_volume", "parameter_volume"),
+    ("boundary_volume", "rounds"),
+)
+_HEADINGS = {"gpus": "GPUs"}
+_SCHEDULE, _AGREE = Column("schedule"), Column("agree", words=lambda row: "yes" if row["agree"] else "NO")
+_BESIDE = (
+    _SCHEDULE,
+    Column("versions", heading="versions kept"),
+    Column("optimizer_moves", heading="states moved"),
+    Column("wire_volume", heading="wire volume, ΨP", words=lambda row: str(row["wire_volume"])),
+)
+_ABOUT_BESIDE = (
+    "beside the table (kept: of one stage on one device; moved: optimizer states per training step; "
+    "wire: bytes that algorithms send)"
+)
+_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+_TO_SUPERSCRIPTS = str.maketrans("0123456789", _SUPERSCRIPTS)
+# Longest first: a symbol must not be cut by a shorter one.
+_SYMBOLS = {
+    "Ψint": r"\Psi_A^{\mathrm{int}}",
+    "ΨA": r"\Psi_A",
+    "ΨP": r"\Psi_P",
+    "O(log N)": r"\mathcal{O}(\log N)",
+    "O(1)": r"\mathcal{O}(1)",
+    "²": "^2",
+}
+_FORMULAS = {cell for cells in PRINTED.values() for cell in cells if cell}
 
 
-def _refuse_options_of_runs(names: Iterable[str]) -> None:
-    """Refuse options that would change nothing where nothing is run."""
-    for name in names:
-        raise RequestError(name, "is of runs, and exact values need none; leave it or --exact out")
+def _formula(cell: str) -> str:
+    for symbol, code in _SYMBOLS.items():
+        cell = cell.replace(symbol, code)
+    return f"${cell}$"
+
+
+def _latex_words(text: str) -> str:
+    """Return a cell of the paper as mathematics, and of other words the symbols and marks alone."""
+    if text in _FORMULAS:
+        return _formula(text)
+    text = re.sub("B?Ψ(A|P|int)", lambda symbol: _formula(symbol[0]), latex_text(text)).replace("≠", r"$\neq$")
+    return re.sub(f"[{_SUPERSCRIPTS}]", lambda mark: rf"\textsuperscript{{{_SUPERSCRIPTS.index(mark[0])}}}", text)
+
+
+def _exact_row(name: str, n: int, collective: str, shared_parameters: bool) -> dict[str, Any]:
+    exact = exact_cells(name, n, collective, shared_parameters)
+    papers = zip(QUANTITIES, PRINTED[name], strict=True)
+    cells = {quantity: {"paper": paper, "exact": exact[quantity]} for quantity, paper in papers}
+    return {"schedule": name, "rule": SCHEDULES[name].rule.name, **cells}
+
+
+def _add_simulated(row: dict[str, Any], simulated: Mapping[str, Fraction]) -> None:
+    for quantity, value in simulated.items():
+        row[quantity]["simulated"] = value
+    row["agree"] = all(row[quantity]["exact"] == value for quantity, value in simulated.items())
 
 
 def _run(name: str, n: int, **options: Any) -> Run:
@@ -257,12 +310,13 @@ def _run(name: str, n: int, **options: Any) -> Run:
 
 
 def table1(
-    n: int,
+    n: int | str,
     *,
-    steps: int | None = None,
+    steps: int | str | None = None,
     collective: str = "recursive-doubling",
     shared_parameters: bool = False,
     engine: str = "auto",
+    max_memory: str | float | None = None,
     exact: bool = False,
 ) -> Table1:
     """Return Table 1, whose nine rows are in the paper's order; exact and simulated cells are Fractions.
@@ -276,8 +330,22 @@ def table1(
     >>> table1(10**6, exact=True)[5]["gpus"]
     {'paper': 'N(N+1)/2', 'exact': Fraction(500000500000, 1)}
     """
-    how: dict[str, Any] = {"steps": steps, "collective": collective, "engine": engine}
-    return compute_table1(n, **how, shared_parameters=shared_parameters, formulas_alone=exact)
+    given = {"steps": steps is not None, "engine": engine != "auto", "max-memory": max_memory is not None}
+    if true_or_false("exact", exact) and any(given.values()):
+        name = next(name for name, is_given in given.items() if is_given)
+        raise RequestError(name, "is of runs, and exact values need none; leave it or --exact out")
+    n, steps = whole_number("n", n, at_least=1), whole_number("steps", 3 if steps is None else steps, at_least=3)
+    choose("collective", collective, STATED_COLLECTIVES)
+    true_or_false("shared_parameters", shared_parameters)
+    table = Table1(n, collective, [], [])
+    for name in progress(PRINTED, "table1"):
+        table.rows.append(_exact_row(name, n, collective, shared_parameters))
+        if not exact:
+            algorithm = collective if n > 1 and SCHEDULES[name].all_reduces else DEFAULT
+            run = _run(name, n, steps=steps, collective=algorithm, engine=engine, max_memory=max_memory)
+            _add_simulated(table.rows[-1], simulated_cells(run, shared_parameters))
+            table.beside.append(measure_beside(run))
+    return table
 
 
 def footnote(row: dict[str, Any], quantity: str, n: int, collective: str) -> str:

@@ -102,7 +102,7 @@ EXAMPLES = {
     ),
     "compare 1f1b mine.csv -n 4 -m 8": "1f1b 4 0.3636 0.0909 27.3 % … mine.csv 4 0.3636 0.0909 27.3 %",  # 8 / 22
     "compare dp --replicas 8 --compress none,topk:0.01 --model gpt2 --cluster pcie-box": ("dp topk:0.01 8 … dp none 8"),
-    "compare --model toy.toml --cluster box.toml --format markdown": "| single-dp | 1 | 4.167 /s |",  # 1 / 0.24 s
+    "compare --model toy.toml --cluster box.toml --format latex": "single-dp & 1 & 4.167 /s &",  # 1 / 0.24 s
     "compare multi-dp pp-cdp --model toy.toml --jitter exponential:0.2 --runs 99": (
         "step 5% step 50% step 95% … multi-dp 8 … pp-cdp 8"
     ),
@@ -182,7 +182,7 @@ EXAMPLES = {
     "table1 -n 64 --format json": '"paper": "N(N+1)/2", "exact": "2080", "simulated": "2080"',
     "table1 --paper acco": "DDP ddp (2+2+K)Ψ 120 GB 120 GB 120 GB",
     "table1 -n 1000000 --exact": "N(N+1)/2 | 500000500000",
-    "table1 -n 8 --collective ring --format markdown": "| mp-cdp | BΨA/N | 1/8 | 1/8 |",
+    "table1 -n 8 --collective ring --format latex": r"mp-cdp & $B\Psi_A/N$ & 1/8 & 1/8 &",
     "figure 1 -o fig1.svg": "(a) DP 1 2 3 stage … (c) CDP-v2 … 14 15 time step",  # 2 (2n) + 2 (n - 1), from 0 on
     "figure 1 -o fig1.pdf": "a picture of cdpsim",
     "figure 1 -n 6 --steps 2 -o fig1.svg": "(a) DP 1 2 3 4 5 6 stage … (c) CDP-v2 … 32 33 time step",

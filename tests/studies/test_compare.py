@@ -152,7 +152,7 @@ def test_all_schedules_are_compared_in_every_form(command: Command, here: Path) 
         csv.DictReader(io.StringIO(command("compare", *TABLE_1, "-n", 3, "--sort", "given", "--format", "csv").out))
     )
     assert [row["devices"] for row in rows] == ["1", "1", "3", "3", "9", "6", "3", "3", "3"]
-    for form in ("text", "markdown", "latex"):
+    for form in ("text", "latex"):
         assert "mp-cdp" in command("compare", "-n", 3, "--format", form).out
 
 
@@ -362,7 +362,7 @@ def test_a_model_of_samples_is_measured_in_samples(command: Command, here: Path)
         assert one["samples"] == pytest.approx(24 * 3 / one["step"])
         assert (one["batch"], one["sample_time"]) == (24 * 3, pytest.approx(one["step"] / 24 / 3))
         assert one["per_device"] == pytest.approx(24 * 3 / one["step"] / one["devices"])
-    for form in ("text", "markdown", "latex"):
+    for form in ("text", "latex"):
         for name, own, other in (("toy.toml", "micro-batches", "samples"), ("known.toml", "samples", "micro-batches")):
             header = command(*asked, name, "--format", form).out
             assert own in header

@@ -15,7 +15,6 @@ from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.schedules import Schedule
 from cdpsim.studies.comparison import compare
-from cdpsim.studies.comparison_columns import comparison_table
 from tests.conftest import Command
 from tests.helpers.command_line import refuse
 from tests.helpers.every_row import every_row
@@ -361,7 +360,7 @@ def test_the_table_fits_a_line_and_says_what_differs(command: Command) -> None:
     rates = [row["tokens"] for row in found]
     assert rates == pytest.approx(sorted(rates, reverse=True), rel=1e-12)
     assert [row["schedule"] for row in found] == [name.rstrip("*+") for name in first]
-    assert "\n* at its own batch, of so many samples: " in f"\n{notes}" and ", multi-dp 16, " in notes
+    assert "\n* at its own batch, in samples: " in f"\n{notes}" and ", multi-dp 16, " in notes
     assert "+ a training step is one micro-batch: pipedream\n" in notes
     assert "left out because of devices: single-dp, single-cdp, mp-dp, mp-cdp" in done.err
     every = command(*COMMAND.split(), "--format", "csv").out
@@ -369,23 +368,31 @@ def test_the_table_fits_a_line_and_says_what_differs(command: Command) -> None:
     assert {"HFU", "batch", "n", "m"} <= set(command(*COMMAND.split(), "--columns", "all").out.split())
 
 
-def test_long_names_leave_room_for_metrics(command: Command, here: Path) -> None:
-    """A line has 100 characters at most also with a name of 200; JSON has the name."""
-    name = f"{'x' * 100}{'y' * 96}.csv"
+def test_a_long_name_is_shown_whole_and_takes_the_room_of_metrics(command: Command, here: Path) -> None:
+    """Columns go by their ranks, and a line says which; with --columns none goes, and programs read all."""
+    name = f"{'x' * 60}.csv"
     assert command("timeline", "1f1b", "-n", 4, "-o", name).code == 0
-    lines = command("compare", name, "gpipe", "-n", 4, "-m", 4).out.splitlines()
-    assert max(map(len, lines)) <= 100
-    assert any("x…y" in line and "yy.csv" in line and line.split()[1] == "4" for line in lines)
-    for k in range(2):
-        for kind, text in (("model", (here / "toy.toml").read_text()), ("cluster", (here / "box.toml").read_text())):
-            (here / f"{kind * 20}-{k}.toml").write_text(text)
-    lists = [",".join(f"{kind * 20}-{k}.toml" for k in range(2)) for kind in ("model", "cluster")]
-    done = command("compare", name, "multi-dp", "-m", "2,4", "--model", lists[0], "--cluster", lists[1])
-    assert len(done.out.splitlines()) > 2 * 2 * 2
-    assert max(map(len, done.out.split("\n\n")[0].splitlines())) <= 100
-    assert "bubble" in lines[0] and "memory" in lines[0]
-    found = json.loads(command("compare", name, "-n", 4, "--format", "json").out)
-    assert [row["schedule"] for row in found] == [name]
+    asked = ("compare", name, "gpipe", "-n", 4, "-m", 4)
+    table, note = command(*asked).out.split("\n\n")
+    assert table.splitlines()[0].split() == ["schedule", "devices", "micro-batches", "memory", "fits"]
+    assert name in table
+    assert (
+        note
+        == "not shown in a line of 100 characters: exposed, staleness, per device, bubble (CSV and JSON have all)\n"
+    )
+    every = command(*asked, "--columns", "bubble,exposed,staleness,per-device,memory,sent").out
+    assert every.split()[:8] == ["schedule", "rule", "bubble", "exposed", "staleness", "per", "device", "memory"]
+    assert "not shown" not in every
+    assert {"bubble", "exposed", "per_device"} < json.loads(command(*asked, "--format", "json").out)[0].keys()
+
+
+def test_an_order_that_an_experiment_writes_out_is_compared(command: Command, here: Path) -> None:
+    """1F1B of two stages by its actions has 1F1B's metrics, under its own name."""
+    actions = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
+    (here / "mine.toml").write_text(f'schedule = "mine"\norder = {actions}\n')
+    asked = ("mine.toml", "1f1b", "-n", 2, "-m", 2, "--sort", "given", "--format", "json")
+    own, known = json.loads(command("compare", *asked).out)
+    assert own == known | {"schedule": "mine"}
 
 
 def test_each_heading_of_a_table_stands_once(command: Command) -> None:
@@ -399,7 +406,7 @@ def test_each_heading_of_a_table_stands_once(command: Command) -> None:
             assert len(heads) == len({*heads}) and {"n", "m", "chunks", "replicas", "rule"} <= {*heads}
     options: dict[str, Any] = {"model": "gpt2", "cluster": "h100-node", "replicas": 2, "optimizer": ["sgd", "adam"]}
     found = compare("dp", **options, sort="given")
-    table = csv.DictReader(io.StringIO(comparison_table(found, "csv")))
+    table = csv.DictReader(io.StringIO(found.printed("csv")))
     rows = [(row["asked optimizer"], int(row["optimizer"])) for row in table]
     assert [name for name, _ in rows] == ["sgd", "adam"]
     assert rows[1][1] == 3 * rows[0][1]  # 4 bytes of master weights beside mixed precision, and 8 of two moments

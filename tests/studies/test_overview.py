@@ -7,7 +7,7 @@ import pytest
 
 from cdpsim import simulate
 from cdpsim.errors import TooLarge
-from cdpsim.studies.overview import overview
+from cdpsim.studies.compare import overview
 
 
 @pytest.mark.parametrize(("n", "m"), [(4, 8), (3, 5)])

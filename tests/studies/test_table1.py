@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cdpsim import RequestError, table1
-from cdpsim.studies.table1 import QUANTITIES, compute_table1
+from cdpsim.studies.table1 import QUANTITIES
 from tests.conftest import Command
 
 MANY = [*range(1, 13), 16, 17, 31, 33, 64]
@@ -97,7 +97,7 @@ def test_cyclic_model_parallelism_halves_the_volume(n: int) -> None:
 
 def test_beside_the_table_stand_versions_moves_and_wire_bytes() -> None:
     """Spec section 2's versions; the pyramid's moving optimizer states; 2(k-1)/k of everything on a ring."""
-    beside = {b["schedule"]: b for b in compute_table1(4, collective="ring").beside}
+    beside = {b["schedule"]: b for b in table1(4, collective="ring").beside}
     assert {name for name, b in beside.items() if b["versions"] == 2} == {"single-cdp", "pp-cdp", "zero-cdp"}
     # Updaters change devices on stage 1 only: 4 mod 3 is not 0, 4 mod 4, 4 mod 2 and 4 mod 1 are.
     assert {name: b["optimizer_moves"] for name, b in beside.items() if b["optimizer_moves"]} == {"mp-cdp": 1}

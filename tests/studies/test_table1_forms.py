@@ -5,13 +5,13 @@ import io
 import json
 import re
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import pytest
 
-from cdpsim.studies.table1 import QUANTITIES, Table1, compute_table1
-from cdpsim.studies.table1_forms import TABLE1_FORMS
+from cdpsim.files.tables import FORMATS
+from cdpsim.studies.table1 import QUANTITIES, Table1, table1
 from tests.conftest import Command
 
 ROWS = ["single-dp", "single-cdp", "multi-dp", "multi-cdp", "mp-dp", "mp-cdp", "pp-cdp", "zero-dp", "zero-cdp"]
@@ -26,7 +26,7 @@ OPTIONS: list[dict[str, Any]] = [{}, {"collective": "ring"}, {"collective": "tre
 def table(request: pytest.FixtureRequest) -> Table1:
     """Small and large ones, with and without footnotes of every kind."""
     n, options = request.param
-    return compute_table1(n, **options)
+    return table1(n, **options)
 
 
 def cells(table: Table1) -> dict[str, list[tuple[str, str]]]:
@@ -55,7 +55,7 @@ def test_json_is_the_contract_s_to_the_letter(command: Command) -> None:
 
 @pytest.mark.every_case
 def test_json_has_every_cell_as_an_integer_or_a_fraction(table: Table1) -> None:
-    printed = json.loads(TABLE1_FORMS["json"](table))
+    printed = json.loads(table.printed("json"))
     assert printed["collective"] == table.collective
     for row, computed in zip(printed["rows"], table.rows, strict=True):
         assert list(row) == ["schedule", "rule", *QUANTITIES, "agree"]
@@ -70,7 +70,7 @@ def test_json_has_every_cell_as_an_integer_or_a_fraction(table: Table1) -> None:
 
 def test_what_the_paper_prints_is_shown_as_printed() -> None:
     """The paper's Table 1, with micro-batches of B samples on N devices or more."""
-    paper = {row["schedule"]: [row[quantity]["paper"] for quantity in QUANTITIES] for row in compute_table1(3).rows}
+    paper = {row["schedule"]: [row[quantity]["paper"] for quantity in QUANTITIES] for row in table1(3).rows}
     assert paper == {
         "single-dp": ["NBΨA", "NΨP", "", "", "", "", ""],
         "single-cdp": ["(N+1)/2 BΨA", "(N+1)/2 ΨP", "", "", "", "", ""],
@@ -86,7 +86,7 @@ def test_what_the_paper_prints_is_shown_as_printed() -> None:
 
 @pytest.mark.every_case
 def test_csv_has_three_columns_a_quantity(table: Table1) -> None:
-    rows = list(csv.DictReader(io.StringIO(TABLE1_FORMS["csv"](table))))
+    rows = list(csv.DictReader(io.StringIO(table.printed("csv"))))
     assert [(row["schedule"], row["rule"], row["agree"]) for row in rows] == [
         (row["schedule"], row["rule"], "true") for row in table.rows
     ]
@@ -95,157 +95,114 @@ def test_csv_has_three_columns_a_quantity(table: Table1) -> None:
         assert [row[f"{quantity}_paper"] for row in rows] == [row[quantity]["paper"] for row in table.rows]
 
 
-def blocks(text: str) -> list[list[str]]:
-    """The two tables of the text form: two lines of header, a rule, nine rows."""
-    parts = [part.splitlines() for part in text.split("\n\n")]
-    return [part for part in parts if len(part) == 12]
+BLOCKS = (
+    ("activations", "parameters", "gpus"),
+    ("gradient_volume", "parameter_volume"),
+    ("boundary_volume", "rounds"),
+)
+
+
+def blocks(table: Table1, form: str = "text") -> list[list[list[str]]]:
+    """The tables of a form for people, each a header and nine rows; the fourth is beside them."""
+    text = table.printed(form)
+    if form == "latex":
+        parts = re.findall(r"\\toprule\n(.*?)\\bottomrule", text, re.DOTALL)
+        return [[_latex_cells(line) for line in part.splitlines() if "&" in line] for part in parts]
+    parts = [part.splitlines() for part in text.split("\n\n") if "\n---" in part]
+    found = []
+    for header, rule, *rows in parts:
+        ends = [match.span() for match in re.finditer("-+", rule)]
+        found.append([[line[low:high].strip() for low, high in ends] for line in [header, *rows]])
+    return found
+
+
+def _latex_cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.removesuffix(r"\\").split("&")]
 
 
 def unmarked(text: str) -> str:
-    """Text without the marks of footnotes; N² is no mark."""
-    return re.sub(rf"(?<=[0-9])[{SUPERSCRIPTS}⁰]+", "", text)
+    """A cell without the marks of footnotes; N² is no mark."""
+    return re.sub(rf"(?<=[0-9])([{SUPERSCRIPTS}⁰]|\\textsuperscript{{\d}})+", "", text)
 
 
 @pytest.mark.every_case
-def test_the_text_shows_every_cell_in_two_aligned_blocks(table: Table1) -> None:
-    first, second = blocks(TABLE1_FORMS["text"](table))
-    for block, quantities in (
-        (first, ["activations", "parameters", "gpus"]),
-        (second, ["gradient_volume", "parameter_volume", "boundary_volume", "rounds"]),
-    ):
-        assert block[2] == "-" * max(map(len, [*block[:2], *block[3:]]))
-        assert len(block[2]) <= 125
-        assert [line.split()[0] for line in block[3:]] == ROWS
-        bars = [k for k, character in enumerate(block[1]) if character == "|"]
-        assert all([k for k, c in enumerate(line) if c == "|"] == bars for line in block[3:])
-        for k, line in enumerate(block[3:]):
-            # `exact | simulated` stand on both sides of the last bar of each quantity.
-            shown = re.findall(r"(?<= )([0-9/]+) *\| ([0-9/]+)(?= |$)", unmarked(line))
-            assert shown == [cells(table)[quantity][k] for quantity in quantities]
-            assert line.endswith("yes")
+@pytest.mark.parametrize("form", ["text", "latex"])
+def test_people_see_every_cell_in_blocks_of_a_width_for_a_terminal(table: Table1, form: str) -> None:
+    *found, beside = blocks(table, form)
+    for block, quantities in zip(found, BLOCKS, strict=True):
+        assert [row[0] for row in block] == ["schedule", *ROWS]
+        for k, quantity in enumerate(quantities):
+            paper, exact, simulated = (3 * k + 1 + value for value in range(3))
+            assert block[0][paper] in (quantity.replace("_", " "), "GPUs")
+            assert block[0][exact : simulated + 1] == ["exact", "simulated"]
+            assert [(unmarked(row[exact]), row[simulated]) for row in block[1:]] == cells(table)[quantity]
+            if form == "text":
+                assert [row[paper] for row in block[1:]] == [row[quantity]["paper"] for row in table.rows]
+    assert [row[-1] for row in found[-1]] == ["agree", *["yes"] * 9]
+    assert [row[0] for row in beside] == ["schedule", *ROWS]
+    lines = table.printed().split("\n\nactivations in")[0].splitlines()
+    assert max(map(len, lines)) <= 100
 
 
 @pytest.mark.every_case
 def test_footnotes_are_numbered_in_reading_order_one_for_each_reason(table: Table1) -> None:
-    text = TABLE1_FORMS["text"](table)
-    marks = re.findall(rf"(?<=[0-9])[{SUPERSCRIPTS}]", "".join(line for block in blocks(text) for line in block))
-    notes = re.findall(rf"^([{SUPERSCRIPTS}]) (.+)$", text, re.MULTILINE)
-    assert [mark for mark, _ in notes] == list(SUPERSCRIPTS[: len(notes)])
-    assert set(marks) == {mark for mark, _ in notes}
-    reasons = [reason for _, reason in notes]
-    assert len(set(reasons)) == len(reasons)
-    # By quantity, as a person reads the columns.
-    columns = re.findall(rf"(?<=[0-9])[{SUPERSCRIPTS}]", "".join(by_column(text)))
-    assert list(dict.fromkeys(columns)) == list(SUPERSCRIPTS[: len(notes)])
-
-
-def by_column(text: str) -> list[str]:
-    """The cells of both blocks, column after column."""
-    result = []
-    for block in blocks(text):
-        edges = [0, *(k for k, character in enumerate(block[1]) if character == "|"), max(map(len, block))]
-        for low, high in pairwise(edges):
-            result += [line[low:high] for line in block[3:]]
-    return result
+    """By column, as a person reads a quantity."""
+    columns = [column for block in blocks(table)[:3] for column in zip(*block[1:], strict=True)]
+    marks = re.findall(rf"(?<=[0-9])[{SUPERSCRIPTS}]", " ".join(" ".join(column) for column in columns))
+    notes = re.findall(rf"^([{SUPERSCRIPTS}]) (.+)$", table.printed(), re.MULTILINE)
+    assert [mark for mark, _ in notes] == list(dict.fromkeys(marks)) == list(SUPERSCRIPTS[: len(notes)])
+    assert len({reason for _, reason in notes}) == len(notes)
 
 
 def test_a_cell_has_a_footnote_where_it_is_not_what_the_paper_prints() -> None:
     """At N = 3: leading terms of volumes, ZeRO's gathered stage and its travelling gradients."""
-    first, second = blocks(TABLE1_FORMS["text"](compute_table1(3)))
-    marked = {line.split()[0] for line in first[3:] if unmarked(line) != line}
-    assert marked == {"zero-dp"}
-    marked = {line.split()[0] for line in second[3:] if unmarked(line) != line}
-    assert marked == {"multi-dp", "multi-cdp", "mp-dp", "mp-cdp", "zero-dp", "zero-cdp"}
+    marked = [{row[0] for row in block if list(map(unmarked, row)) != row} for block in blocks(table1(3))[:3]]
+    assert marked == [{"zero-dp"}, {"multi-dp", "multi-cdp", "mp-dp", "mp-cdp", "zero-dp", "zero-cdp"}, set()]
 
 
 def test_a_table_of_one_stage_says_that_nothing_is_sent() -> None:
-    text = TABLE1_FORMS["text"](compute_table1(1))
+    text = table1(1).printed()
     assert "one device sends no messages" in text
     assert "one stage has no boundary" in text
-    assert "a ring takes" not in TABLE1_FORMS["text"](compute_table1(1, collective="ring"))
-    assert "a ring takes 2(N-1) rounds, which is O(N)" in TABLE1_FORMS["text"](compute_table1(3, collective="ring"))
+    assert "a ring takes" not in table1(1, collective="ring").printed()
+    assert "a ring takes 2(N-1) rounds, which is O(N)" in table1(3, collective="ring").printed()
 
 
 def disagreeing() -> Table1:
     """A table with one simulated cell that is wrong."""
-    table = compute_table1(3)
+    table = table1(3)
     table.rows[5]["rounds"]["simulated"] += 1
     table.rows[5]["agree"] = False
     return table
 
 
-@pytest.mark.parametrize(("form", "words"), [("text", "1     | 2 ≠"), ("markdown", "| 2 ≠ "), ("latex", r"& 2 $\neq$")])
-def test_a_wrong_cell_is_marked(form: str, words: str) -> None:
-    text = TABLE1_FORMS[form](disagreeing())
-    assert text.count(words) == 1
-    line = next(line for line in text.splitlines() if words in line)
-    assert "mp-cdp" in line
-    assert "NO" in line
-    assert words not in TABLE1_FORMS[form](compute_table1(3))
+@pytest.mark.parametrize(("form", "cell"), [("text", "2 ≠"), ("latex", r"2 $\neq$")])
+def test_a_wrong_cell_is_marked(form: str, cell: str) -> None:
+    for table, count in ((disagreeing(), 1), (table1(3), 0)):
+        rows = [row for block in blocks(table, form) for row in block if cell in row]
+        assert [(row[0], row[-1]) for row in rows] == [("mp-cdp", "NO")] * count
 
 
 @pytest.mark.every_case
-def test_markdown_shows_every_cell(table: Table1) -> None:
-    text = unmarked(TABLE1_FORMS["markdown"](table))
-    rows = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-    assert {len(row) for row in rows} == {11, 13, 4}
-    for name, exact in (("activations", 2), ("parameters", 5), ("gpus", 8)):
-        shown = [(row[exact], row[exact + 1]) for row in rows if len(row) == 11][2:]
-        assert shown == cells(table)[name]
-    for name, exact in (("gradient_volume", 2), ("parameter_volume", 4), ("boundary_volume", 7), ("rounds", 10)):
-        shown = [(row[exact], row[exact + 1]) for row in rows if len(row) == 13][2:]
-        assert shown == cells(table)[name]
-
-
-def latex_lines(text: str) -> list[list[str]]:
-    """The cells of every line of every tabular; wide cells as often as they are wide."""
-    lines = []
-    for line in text.splitlines():
-        if line.endswith(r"\\"):
-            row: list[str] = []
-            for cell in re.split(r"(?<!\\)&", line.removesuffix(r"\\")):
-                wide = re.match(r"\s*\\multicolumn\{(\d+)\}", cell)
-                row += [cell.strip()] * (int(wide[1]) if wide else 1)
-            lines.append(row)
-    return lines
-
-
-@pytest.mark.every_case
-def test_latex_is_balanced_and_every_line_has_all_its_columns(table: Table1) -> None:
-    text = TABLE1_FORMS["latex"](table)
+def test_latex_is_balanced_and_its_formulas_are_mathematics(table: Table1) -> None:
+    text = table.printed("latex")
     assert text.isascii()
     assert text.count("{") == text.count("}")
-    assert re.findall(r"\\begin\{(\w+)\}", text) == re.findall(r"\\end\{(\w+)\}", text) == ["tabular"] * 3
-    commands = {r"\begin", r"\end", r"\toprule", r"\midrule", r"\bottomrule", r"\cmidrule", r"\multicolumn", r"\par"}
-    commands |= {r"\textsuperscript", r"\Psi", r"\mathrm", r"\mathcal", r"\log", r"\usepackage"}
+    assert re.findall(r"\\begin\{tabular\}\{(\w+)\}", text) == ["l" * 10, "l" * 7, "l" * 8, "l" * 4]
+    commands = {r"\begin", r"\end", r"\toprule", r"\midrule", r"\bottomrule", r"\par", r"\usepackage"}
+    commands |= {r"\textsuperscript", r"\Psi", r"\mathrm", r"\mathcal", r"\log"}
     assert set(re.findall(r"\\[a-zA-Z]+", text)) <= commands
     for line in text.splitlines():
         assert line.count("$") % 2 == 0, line
         outside = "".join(line.split("$")[::2])
         assert not re.search(r"(?<!\\)[_^#]", outside), line
         assert "%" not in line or line.startswith("% needs")
-    widths = [len(columns) for columns in re.findall(r"\\begin\{tabular\}\{(\w+)\}", text)]
-    assert widths == [11, 13, 4]
-    assert [len(row) for row in latex_lines(text)] == [11] * 11 + [13] * 11 + [4] * 10
-    assert re.findall(r"\\cmidrule\(lr\)\{(\d+-\d+)\}", text) == ["2-4", "5-7", "8-10", "2-4", "5-6", "7-9", "10-12"]
+    first, _, third, _ = blocks(table, "latex")
+    assert (first[6][1], first[5][7]) == (r"$B\Psi_A/N$", "$N^2$")
+    assert (third[5][1], third[3][4]) == (r"$B\Psi_A^{\mathrm{int}}$", r"$\mathcal{O}(\log N)$")
 
 
-@pytest.mark.every_case
-def test_latex_shows_every_cell(table: Table1) -> None:
-    rows = [
-        [re.sub(r"\\textsuperscript\{\d\}", "", c) for c in row] for row in latex_lines(TABLE1_FORMS["latex"](table))
-    ]
-    for name, exact in (("activations", 2), ("parameters", 5), ("gpus", 8)):
-        assert [(row[exact], row[exact + 1]) for row in rows[2:11]] == cells(table)[name]
-    for name, exact in (("gradient_volume", 2), ("parameter_volume", 4), ("boundary_volume", 7), ("rounds", 10)):
-        assert [(row[exact], row[exact + 1]) for row in rows[13:22]] == cells(table)[name]
-    assert rows[7][1] == r"$B\Psi_A/N$"
-    assert rows[6][7] == "$N^2$"
-    assert rows[17][6] == r"$B\Psi_A^{\mathrm{int}}$"
-    assert rows[15][9] == r"$\mathcal{O}(\log N)$"
-
-
-@pytest.mark.parametrize("form", TABLE1_FORMS)
+@pytest.mark.parametrize("form", FORMATS)
 def test_the_same_request_gives_the_same_bytes(form: str, command: Command) -> None:
     """Whichever engine ran."""
     printed: set[Any] = {command("table1", "-n", 3, "--format", form, "--engine", e) for e in ("auto", "fast", "simpy")}
@@ -254,10 +211,8 @@ def test_the_same_request_gives_the_same_bytes(form: str, command: Command) -> N
 
 
 def test_more_than_nine_footnotes_have_two_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "cdpsim.studies.table1_forms.footnote", lambda row, quantity, *_: f"{row['schedule']} {quantity}"
-    )
-    text = TABLE1_FORMS["text"](compute_table1(2))
+    monkeypatch.setattr("cdpsim.studies.table1.footnote", lambda row, quantity, *_: f"{row['schedule']} {quantity}")
+    text = table1(2).printed()
     assert "¹⁰ single-cdp parameters" not in text
     assert "¹⁰ single-dp parameters" in text
-    assert r"\textsuperscript{1}\textsuperscript{0} single-dp parameters" in TABLE1_FORMS["latex"](compute_table1(2))
+    assert r"\textsuperscript{1}\textsuperscript{0} single-dp parameters" in table1(2).printed("latex")

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from cdpsim.cli.commands.options import (
@@ -16,13 +17,12 @@ from cdpsim.cli.commands.options import (
     output_arguments,
     request_arguments,
 )
-from cdpsim.cli.commands.requests import check_output, given_options, in_slots, report_untaken, run_of
+from cdpsim.cli.commands.requests import check_output, given_options, report_untaken, run_of
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError, choose, in_known_case, whole_number
 from cdpsim.export import pictures
-from cdpsim.files.tables import format_table
-from cdpsim.files.units import short_text
+from cdpsim.files.tables import Column, PrintedTable, value_words
 from cdpsim.presets import find_cluster, find_model
 from cdpsim.request import Request
 from cdpsim.request.reading import schedule_of
@@ -36,10 +36,11 @@ from cdpsim.studies.breakeven import (
     runner_on_clusters,
     step_times_at,
 )
+from cdpsim.studies.equal_shapes import in_slots
 
 _OVER = ("n", "bandwidth")
 _PREFETCH = "1"  # a parameter that arrives just in time is never hidden
-_COLUMN_UNITS = {
+_UNITS = {
     "free": "s",
     "step": "s",
     "bandwidth": "B/s",
@@ -54,7 +55,12 @@ _COLUMN_UNITS = {
     "breakeven",
     argument("schedules", nargs="*", metavar="NAME", choices=NAMES, help="schedules (default: all that send anything)"),
     argument("-n", nargs="+", metavar="N", help="stages, one number or several (default: the model's)"),
-    argument("--share", default="0.01", metavar="S", help="share of a step that may stay exposed (default 0.01)"),
+    argument(
+        "--share",
+        default="0.01",
+        metavar="S",
+        help="the share by which a step may be longer than without messages (default 0.01)",
+    ),
     argument(
         "--over",
         default="n",
@@ -98,9 +104,16 @@ def breakeven_command(args: argparse.Namespace) -> int:
         drawn = [(result, steps) for result, steps in curves if result.n == last]
         pictures.write_breakeven(results, factors, drawn, args.output, share=share, look=look, force=args.force)
     rows = _points(curves, factors) if over_bandwidth else [result.to_builtins() for result in results]
-    cells = [[value if form == "csv" else _cell_text(name, value) for name, value in row.items()] for row in rows]
-    write_stdout(format_table(form, rows, [name.replace("_", "-") for name in rows[0]], cells))
+    columns = [Column(name.replace("_", "-"), itemgetter(name), words=partial(_result_words, name)) for name in rows[0]]
+    write_stdout(PrintedTable(columns, rows, rows).printed(form))
     return 0
+
+
+def _result_words(name: str, row: Mapping[str, Any]) -> str | None:
+    value = row[name]
+    if name in ("break_even", "factor") and not value:
+        return "never" if value is None else "any"
+    return value_words(value, _UNITS.get(name, ""))
 
 
 def _read_share(text: str) -> float:
@@ -140,11 +153,3 @@ def _points(curves: Sequence[StepCurve], factors: Sequence[float]) -> list[dict[
         for result, steps in curves
         for factor, step in zip(factors, steps, strict=True)
     ]
-
-
-def _cell_text(name: str, value: Any) -> str:
-    if value is None:
-        return "-" if name == "bandwidth" else "never"
-    if name in ("break_even", "factor") and value == 0:
-        return "any"
-    return short_text(value, _COLUMN_UNITS[name]) if name in _COLUMN_UNITS else str(value)

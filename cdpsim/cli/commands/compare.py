@@ -21,7 +21,6 @@ from cdpsim.cli.commands.options import (
 from cdpsim.cli.commands.requests import (
     check_output,
     given_options,
-    in_slots,
     listed_option,
     options_of,
     report_recomputation,
@@ -32,16 +31,14 @@ from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.export import pictures
 from cdpsim.files.notes import explain, say
 from cdpsim.files.units import size_bytes
-from cdpsim.request.options import flag_of
 from cdpsim.schedules import NAMES
 from cdpsim.studies.comparison import compare
 from cdpsim.studies.comparison_columns import (
     SPLIT_NOTE,
-    Comparison,
     column_names,
-    comparison_table,
     known_columns,
 )
+from cdpsim.studies.equal_shapes import in_slots
 
 _ORDERS = ("throughput", "given")  # of rows, beside those by a column
 _COLUMNS = known_columns(quantiles=True)
@@ -57,23 +54,25 @@ _COLUMNS = known_columns(quantiles=True)
         help="schedules (default: all), experiment files, or torch's orders (.csv)",
     ),
     argument(
-        "--devices", metavar="D", help="equal devices: n, replicas, for some m follow (default with --batch: all)"
+        "--devices",
+        metavar="D",
+        help="devices of each schedule; n and replicas follow (default with --batch: the cluster's)",
     ),
-    argument("--batch", metavar="B", help="equal batches, in samples of a training step: m follows"),
-    argument("-n", metavar="N", help="stages (default: as many as the model has, or --devices times --chunks)"),
+    argument("--batch", metavar="B", help="samples in a training step of each schedule; m follows"),
+    argument("-n", metavar="N", help="stages (default: those of the model, or --devices times --chunks)"),
     argument(
         "--sort",
         default="throughput",
         metavar="COLUMN",
         choices=(*_ORDERS, *_COLUMNS),
-        help="throughput (of a device, default), given, or a column, the best first",
+        help="the best first: throughput (of a device, default) or a column; or given, as named",
     ),
-    argument("--within", metavar="SIZE", help="only those that hold at most so much on a device: '80 GB', in slots 6"),
+    argument("--within", metavar="SIZE", help="leave out schedules that need more on a device: '80 GB', in slots 6"),
     argument(
         "--columns",
         metavar="NAME,...",
         choices=("all", *_COLUMNS),
-        help="these columns of the table, or all (default: what fits)",
+        help="columns of the table, or all (default: those that fit a line)",
     ),
     *output_arguments("draw them, too: .svg, .png, .pdf or .pgf", required=False),
     argument(
@@ -106,7 +105,8 @@ def compare_command(args: argparse.Namespace) -> int:
     check = partial(pictures.check_picture, args.output, look=look, force=args.force)
     check_output(args.output, check, [partial(compare, items, **settings)])
     comparison = compare(items, **settings)
-    _report(comparison, form)
+    for line in [SPLIT_NOTE] * (comparison.split and form in ("json", "csv")) + comparison.remarks:
+        say(line)
     report_recomputation([item | options for item in items] or [options])
     rows = [row for row in comparison.measured if most is None or row.memory <= most]
     if not rows:
@@ -115,20 +115,8 @@ def compare_command(args: argparse.Namespace) -> int:
     comparison = replace(comparison, measured=rows)
     if args.output is not None:
         pictures.write_comparison(comparison, args.output, style=args.style, look=look, force=args.force)
-    write_stdout(comparison_table(comparison, form, args.columns))
+    write_stdout(comparison.printed(form, args.columns))
     return 0
-
-
-def _report(comparison: Comparison, form: str) -> None:
-    """Print which schedules ran without which option, and which did not run; of a table without a head, its clock."""
-    if comparison.split and form in ("json", "csv"):
-        say(SPLIT_NOTE)
-    for option, schedules in comparison.untaken.items():
-        say(f"{flag_of(option)}: not taken by {', '.join(schedules)}")
-    for subject, names in comparison.left_out.items():
-        say(f"left out because of {subject}: {', '.join(names)} (by its name each says why)")
-    if short := [row.schedule for row in comparison.measured if row.period_is == "not steady"]:
-        say(f"not steady: {', '.join(dict.fromkeys(short))} (more steps than --steps have no room, or never end)")
 
 
 def _memory_limit(args: argparse.Namespace, options: Mapping[str, Any]) -> int:

@@ -13,7 +13,7 @@ from cdpsim.request.options import GROUPS, OPTIONS, SimulationOptions, flag_of, 
 
 RUN_OPTIONS = tuple(SimulationOptions.__annotations__)
 
-STAGES = argument("-n", metavar="N", help="stages (default: as many as the model has)")
+STAGES = argument("-n", metavar="N", help="stages (default: those of the model)")
 FORCE = argument("--force", action="store_true", help="overwrite a file that exists")
 
 
@@ -97,14 +97,14 @@ def look_arguments(parser: Any) -> None:
             dest="place",
             metavar="PLACE",
             choices=PLACES,
-            help="as large as a column or a page of a paper, or a slide",
+            help="the place that its size fits: a column or a page of a paper, or a slide",
         ),
-        argument("--width", metavar="SIZE", help="in inches, or '17.5 cm' (default: what the picture needs)"),
-        argument("--height", metavar="SIZE", help="likewise"),
-        argument("--font-size", metavar="POINTS", help="of its ordinary letters"),
-        argument("--dpi", metavar="DOTS", help="of a .png, per inch (default 150, for paper 300)"),
-        argument("--no-legend", dest="legend", action="store_false", help="leave out what its marks mean"),
-        argument("--dark", action="store_true", help="on black"),
+        argument("--width", metavar="SIZE", help="its width, in inches or as '17.5 cm' (default: what it needs)"),
+        argument("--height", metavar="SIZE", help="its height, as --width"),
+        argument("--font-size", metavar="POINTS", help="the size of its ordinary letters"),
+        argument("--dpi", metavar="DOTS", help="dots per inch of a .png (default 150, for paper 300)"),
+        argument("--no-legend", dest="legend", action="store_false", help="leave out the key of its marks"),
+        argument("--dark", action="store_true", help="draw on black"),
     )(parser)
 
 
@@ -118,7 +118,7 @@ def look_of(args: argparse.Namespace) -> Look:
 
 def runs_argument(purpose: str) -> Argument:
     """Return the argument --runs, whose `purpose` a command names."""
-    return argument("--runs", metavar="COUNT", help=f"with --jitter: run so often, and {purpose}")
+    return argument("--runs", metavar="COUNT", help=f"with --jitter: simulate COUNT runs, and {purpose}")
 
 
 def number_of_runs(args: argparse.Namespace, number: object = None) -> int | None:

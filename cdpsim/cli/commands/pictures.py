@@ -15,8 +15,8 @@ from cdpsim.cli.commands.options import (
     request_arguments,
     runs_argument,
 )
-from cdpsim.cli.commands.requests import check_output, in_slots, options_of, trace_of, traces_of
-from cdpsim.cli.commands.superpose import curve_arguments
+from cdpsim.cli.commands.requests import check_output, options_of, trace_of, traces_of
+from cdpsim.cli.commands.tables import curve_arguments
 from cdpsim.cli.parser import argument, command
 from cdpsim.draw.canvas import PICTURE_ENDINGS
 from cdpsim.draw.palette import COLOURINGS
@@ -25,6 +25,7 @@ from cdpsim.errors import choose, whole_number
 from cdpsim.export import pictures
 from cdpsim.files.units import seconds
 from cdpsim.schedules import NAMES
+from cdpsim.studies.equal_shapes import in_slots
 
 _FILE = output_arguments(f"the picture to write: {PICTURE_ENDINGS}")
 _RUN = (look_arguments, option_arguments(RUN_OPTIONS), request_arguments())
@@ -48,14 +49,14 @@ _TRACE = partial(
         "--style",
         metavar="STYLE",
         choices=pictures.STYLES,
-        help="of a picture: paper, as the paper's Fig. 1 (default of its nine schedules in slots), or gantt, a lane "
-        "per device (default of all others)",
+        help="of a picture: paper, as in the paper's Fig. 1 (default for its nine schedules in slots), or gantt, "
+        "a lane for each device (default for all others)",
     ),
     argument(
         "--colour", metavar="WHAT", choices=COLOURINGS, help="of a gantt's blocks: kind (default), micro-batch or stage"
     ),
     argument("--links", action="store_true", help="show in a gantt the messages of every link"),
-    argument("--dependencies", action="store_true", help="show in a gantt who waits for whom"),
+    argument("--dependencies", action="store_true", help="show in a gantt which task waits for which"),
     *_RUN,
 )
 def timeline_command(args: argparse.Namespace) -> int:

@@ -50,13 +50,8 @@ def listed_option(name: str, value: Any) -> Any:
     return values if len(values) > 1 else values[0]
 
 
-def in_slots(options: Mapping[str, Any]) -> bool:
-    """Return whether the options of a request name a model of slots."""
-    return options.get("model", UNIT_MODELS[0]) in UNIT_MODELS
-
-
 def options_of(args: argparse.Namespace, name: str | Schedule | None = None) -> dict[str, Any]:
-    """Return the options of the request for a schedule or an experiment file, together with those that are given."""
+    """Return the options of a schedule or an experiment file, overridden by the command line's."""
     base = getattr(args, "base", None)
     if base == "":
         raise RequestError("--from", "names no file; give a summary.json or an experiment file")
@@ -69,16 +64,11 @@ def options_of(args: argparse.Namespace, name: str | Schedule | None = None) -> 
         options["schedule"] = name
     elif base is None:
         raise RequestError("NAME", "is missing; name a schedule or an experiment file, or give --from")
-    given = given_options(args)
-    if given and _has_rounds(options["schedule"]):
+    given, name = given_options(args), options["schedule"]
+    declared = SCHEDULES.get(in_known_case(name, SCHEDULES)) if isinstance(name, str) else None
+    if given and declared is not None and declared.order.rounds is not None:
         options.pop("counts", None)  # those of a record are not those of other options, and are found
     return options | given
-
-
-def _has_rounds(schedule: object) -> bool:
-    """Return whether a schedule that ships has rounds, whose counts follow from all other options."""
-    declared = SCHEDULES.get(in_known_case(schedule, SCHEDULES)) if isinstance(schedule, str) else None
-    return declared is not None and declared.order.rounds is not None
 
 
 def run_of(options: Mapping[str, Any]) -> Run:

@@ -4,6 +4,7 @@ import argparse
 import textwrap
 from collections.abc import Iterable
 from functools import partial
+from operator import itemgetter
 
 from cdpsim.cli.commands.options import (
     FORMAT,
@@ -22,15 +23,14 @@ from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError
 from cdpsim.files.notes import explain, say
-from cdpsim.files.tables import format_table, with_notes
+from cdpsim.files.tables import Column, PrintedTable
 from cdpsim.files.writing import check_writable
 from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.request import describe_untied
 from cdpsim.schedules import NAMES, schedule_from_csv
-from cdpsim.studies.compare import measure, table_notes
-from cdpsim.studies.comparison_columns import MEASURED_COLUMNS, measured_cell
+from cdpsim.studies.compare import measure, overview, table_notes
+from cdpsim.studies.comparison_columns import known_columns
 from cdpsim.studies.montecarlo import sample_runs
-from cdpsim.studies.overview import overview
 from cdpsim.trace import FILES, RUNS, summary_text
 
 
@@ -54,7 +54,7 @@ from cdpsim.trace import FILES, RUNS, summary_text
         "--from",
         metavar="FILE",
         dest="base",
-        help="ask for what a summary.json records, or an experiment file says; options that are given win",
+        help="take the request of a summary.json or an experiment file; options given here win",
     ),
     request_arguments(),
     format_argument(("text", "json")),
@@ -97,7 +97,7 @@ def simulate_command(args: argparse.Namespace) -> int:
 @command(
     "import-schedule",
     argument("schedule", metavar="FILE.csv", help="a row for each device, a cell for each action"),
-    argument("-n", metavar="N", help="its stages (default: as many as it has)"),
+    argument("-n", metavar="N", help="its stages (default: those that it names)"),
     *output_arguments("a folder for its traces, as `cdpsim simulate` has them", "DIR", required=False),
     option_arguments(RUN_OPTIONS),
     request_arguments(),
@@ -113,8 +113,10 @@ def import_command(args: argparse.Namespace) -> int:
     measured = measure(run)
     if args.output is not None:
         run.save(args.output, force=args.force)
-    cells = [(column.heading, measured_cell(measured, column, form, slots=run.in_slots)) for column in MEASURED_COLUMNS]
-    rows = [row for row in cells if row[1] is not None]
-    table = format_table(form, measured.to_builtins(), (args.schedule, ""), rows)
-    write_stdout(with_notes(table, form, table_notes([measured])))
+    metrics = known_columns(quantiles=False, slots=run.in_slots).values()
+    rows = [(each.name, each.value_of(measured), each.words_of(measured)) for each in metrics]
+    columns = Column(args.schedule, itemgetter(0)), Column("value", itemgetter(1), words=itemgetter(2))
+    known = [row for row in rows if row[1] is not None]
+    table = PrintedTable(columns, known, measured.to_builtins(), notes=table_notes([measured]))
+    write_stdout(table.printed(form))
     return 0
