@@ -11,7 +11,6 @@ from matplotlib.ticker import MaxNLocator
 
 from cdpsim.draw import sheet
 from cdpsim.draw.canvas import INK, PALE, TITLE, figure_with, label, one_unit, plain
-from cdpsim.draw.curves.panels import titles
 from cdpsim.draw.gantt.bars import BUBBLE, Drawing, draw_bars, draw_messages, fitted_names, idle_boxes
 from cdpsim.draw.gantt.blocks import Blocks, Panel, read_blocks
 from cdpsim.draw.gantt.key import key_entries
@@ -84,8 +83,10 @@ def gantt(
     if axes is not None:
         return _draw_into(axes, panels[0], clock)
     if len(panels) > 1:
-        panels = [panel._replace(name=name) for panel, name in zip(panels, titles(several)[1], strict=True)]
-    return _new_figure(panels, titles(several)[0] if len(panels) > 1 else title(several[0]), clock, look, dependencies)
+        panels = [panel._replace(name=name) for panel, name in zip(panels, sheet.titles(several)[1], strict=True)]
+    return _new_figure(
+        panels, sheet.titles(several)[0] if len(panels) > 1 else title(several[0]), clock, look, dependencies
+    )
 
 
 def _refuse_apart(traces: Sequence[Trace], *, dependencies: bool, axes: Axes | None) -> None:
