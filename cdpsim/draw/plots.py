@@ -104,7 +104,9 @@ def _with_look(what: str, given: Sequence[Any], settings: dict[str, Any], functi
     names = {field.name for field in fields(Look)}
     look = Look(**{name: value for name, value in settings.items() if name in names})
     own = {name: value for name, value in settings.items() if name not in names}
-    taken = [name for name in [*signature(_painter(what)).parameters][1:] if name != "look"]
+    with canvas.defaults():  # which imports matplotlib
+        parameters = signature(_painter(what)).parameters
+    taken = [name for name in [*parameters][1:] if name not in ("look", "axes")]
     refuse_unknown(function, own, [*taken, *names])
     figure = drawn(lambda: _painter(what)(*given, look=look, **own), look)
     vars(figure)["_repr_png_"] = partial(_png, figure)  # notebooks show a figure that pyplot does not know, too
