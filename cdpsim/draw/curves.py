@@ -1,6 +1,7 @@
 """Memory and traffic over time: of one trace by part and by device, of several on the same axes."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -446,10 +447,8 @@ def _look_of_curve(number: int, among: int) -> dict[str, Any]:
 
 def _curve_entries(texts: Iterable[str]) -> list[Artist]:
     """Return a key's entries: a text for each curve."""
-    return [
-        Line2D([], [], label=text, color=colour(number), linestyle=distinct(DASHES, number))
-        for number, text in enumerate(texts)
-    ]
+    looks: Any = ({"color": colour(number), "linestyle": distinct(DASHES, number)} for number in count())
+    return [Line2D([], [], label=text, **look) for text, look in zip(texts, looks, strict=False)]
 
 
 def memory_line(trace: Trace, axes: Axes, *, sums: bool = False, **style: Any) -> None:

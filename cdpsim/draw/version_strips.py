@@ -1,7 +1,7 @@
 """Versions of parameters over time: their number for each stage on each device, and the age of those that are read."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -166,9 +166,9 @@ def _strips(axes: Axes, heading: str, spans: Spans, labels: Sequence[str], scale
         row, left, right = (column[spans.versions == count] for column in spans[:3])
         half, fill = 0.42 * count / max(2, largest), shade(count, largest)
         corners = [(left, row - half), (left, row + half), (right, row + half), (right, row - half)]
-        boxes = np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
+        boxes = list(np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1))
         edge = "white" if len(spans.row) <= _EDGED_SPANS else fill  # a white edge would cover narrow spans
-        look = {"facecolor": fill, "edgecolor": edge, "linewidth": 0.4, "gid": f"versions-{count}"}
+        look: dict[str, Any] = {"facecolor": fill, "edgecolor": edge, "linewidth": 0.4, "gid": f"versions-{count}"}
         axes.add_collection(PolyCollection(boxes, **look), autolim=False)
     for row, begin, end, count in zip(*spans, strict=True) if len(labels) <= _LABELLED_ROWS else ():
         if end - begin >= scale.end / 40:
