@@ -17,6 +17,7 @@ from cdpsim.files.units import short_text
 from cdpsim.studies.breakeven import BreakEven, StepCurve
 
 _HEIGHT, _WIDTH = 3.6, 6.4  # inches, of a panel
+_LEAST_OF_TWO = 8.0  # inches: less has no room for two panels side by side
 _MARKERS = "osD^vPXp"
 _OWN: dict[str, Any] = {"color": GREY, "linewidth": 1, "linestyle": (0, (4, 3))}
 _NAME: dict[str, Any] = {"textcoords": "offset points", "color": GREY, "fontsize": 8}
@@ -38,8 +39,9 @@ def break_even_curves(
     if len(names) > len(COLOURS):
         raise RequestError("schedules", f"{len(names)} curves cannot be told apart; name at most {len(COLOURS)}")
     panels = 1 + (len({one.n for one in found}) > 1)
-    figure = new_page("", _HEIGHT, look, (0, _WIDTH, 1.9 * _WIDTH)[panels])
-    axes, *over_n = figure.subplots(1, panels, squeeze=False)[0]
+    down = panels if look.inches_wide and look.inches_wide < _LEAST_OF_TWO else 1
+    figure = new_page("", _HEIGHT * down, look, _WIDTH if down == panels else 1.9 * _WIDTH)
+    axes, *over_n = figure.subplots(down, panels // down, squeeze=False).flat
     numbers = [names.index(_curve_name(one, found)) for one, _ in curves]
     _over_bandwidth(axes, factors, curves, numbers, share)
     for each in over_n:

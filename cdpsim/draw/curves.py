@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,7 +82,7 @@ def panel(axes: Axes, heading: str, scale: Scale, most: float, ylabel: str = "",
     """Set up axes from 0 to the end of the run, and to more than the most, so that a peak's label has room."""
     plain(axes, heading, 8 if small else 9.5)
     axes.tick_params(labelsize=6.5 if small else 7.5)
-    clock(axes, scale.end, in_slots=scale.in_slots, ticks=4 if small else 9)
+    clock(axes, scale.end, in_slots=scale.in_slots)
     top = (1.12 if small else 1.2) * most or 1
     axes.set_ylim(0, top)
     axes.yaxis.set_major_locator(MaxNLocator(3 if small else 5, integer=scale.in_slots))
@@ -208,20 +207,21 @@ def traffic_over_time(traces: Sequence[Trace], *, look: Look = AS_DRAWN) -> Figu
         heading = "Sent by {}" + _algorithm_note(traces[0])
         figure, (axes, *below), panels = _page_of_one(title, each, heading, look, [_SUM_HEIGHT] * bool(each))
         _stack(axes, totals[0], CONTENT_COLOURS, scale, "sent", PIXEL_COLUMNS)
-        _draw_devices(panels, each, scale, CONTENT_COLOURS)
+        _draw_devices(panels, each, scale, CONTENT_COLOURS, {})
         entries = _part_entries(CONTENT_COLOURS, totals[0])
     else:
         figure = new_page(title, 3.3 + _SUM_HEIGHT, look)
         axes, *below = figure.subplots(2, 1, sharex=True, height_ratios=[2.9, _SUM_HEIGHT])
-        entries = _curve_entries(map(": ".join, zip(names, said, strict=True)))
+        peaks = [f": {scale.peak(total)}, " if len(total.time) else ": " for total in totals]
+        entries = _curve_entries(map("".join, zip(names, peaks, said, strict=True)))
     _traffic_panel(axes, traces, totals, scale)
     if len(traces) > 1:
         _draw_curves(axes, totals, scale, "sent", list(map(end_of_run, traces)))
     elif each:
-        _mark_peak(axes, totals[0].peak(), said[0], "peak")
+        _mark_peak(axes, totals[0].peak(), scale.peak(totals[0]), "peak")
     for sums in below:
         axes.set_xlabel("")
-        _draw_sums(sums, traces, totals, scale)
+        _draw_sums(sums, traces, totals, scale, f"Sent so far: {said[0]}" if len(traces) == 1 else "Sent so far")
     return finish(figure, look, {figure: entries}, columns=5 if len(traces) == 1 else 1)
 
 
@@ -261,8 +261,7 @@ def _sent_in_words(trace: Trace, total: Series, scale: Scale) -> str:
         return "nothing is sent"
     size = int(copied_bytes(trace.messages).sum())
     mean = scale.amount(size / end_of_run(trace), "B/s")
-    words = f"{scale.amount(size, 'B')} in all, mean {mean}{' per slot' if scale.in_slots else ''}"
-    return f"{scale.peak(total)}, {words}"
+    return f"{scale.amount(size, 'B')} in all, mean {mean}{' per slot' if scale.in_slots else ''}"
 
 
 def _algorithm_note(trace: Trace) -> str:
@@ -303,11 +302,11 @@ def sent_so_far(total: Series, scale: Scale) -> tuple[Times, np.ndarray]:
     return time, np.concatenate([[0], (values * np.diff(time)).cumsum()])
 
 
-def _draw_sums(axes: Axes, traces: Sequence[Trace], totals: Sequence[Series], scale: Scale) -> None:
+def _draw_sums(axes: Axes, traces: Sequence[Trace], totals: Sequence[Series], scale: Scale, heading: str) -> None:
     """Draw what has been sent so far, a line for each trace: level while nothing is sent."""
     lines = [sent_so_far(one, scale._replace(end=end_of_run(of))) for one, of in zip(totals, traces, strict=True)]
     unit = "stages' worth" if scale.in_slots else "sent"
-    panel(axes, "Sent so far", scale._replace(unit="B"), max(line[1][-1] for line in lines), unit)
+    panel(axes, heading, scale._replace(unit="B"), max(line[1][-1] for line in lines), unit)
     for k, (time, value) in enumerate(lines):
         look = _look_of_curve(k, len(lines)) if len(lines) > 1 else {"color": INK, "linewidth": 1.2}
         drawstyle = "steps-post" if scale.at_once else "default"
@@ -341,7 +340,7 @@ def _draw_devices(
     each: Mapping[int, Series],
     scale: Scale,
     colours: Mapping[Any, str],
-    ends: Mapping[int, float] = MappingProxyType({}),
+    ends: Mapping[int, float],
 ) -> None:
     """Draw a small panel for each device, with its peak."""
     most = max((each[device].peak()[1] for device in panels), default=0)
@@ -380,14 +379,12 @@ def _stack(axes: Axes, series: Series, colours: Mapping[Any, str], scale: Scale,
         steps(axes, few.time, below, scale.end, f"{gid}-total", edgecolor=INK, linewidth=width, zorder=3)
 
 
-def _hatched(part: Any, shade: str) -> Artist:
+def _hatched(part: Any, shade: str) -> Any:
     """Return a shape hatched in white; matplotlib has colours of hatches since 3.11, before that they are of edges."""
-    white = {"hatchcolor": "white", "hatch_linewidth": 0.5}
-    part.set(
-        hatch=_HATCHES[shade], **(white if hasattr(part, "set_hatchcolor") else {"edgecolor": "white", "linewidth": 0})
-    )
-    artist: Artist = part
-    return artist
+    is_new = hasattr(part, "set_hatchcolor")
+    white = {"hatchcolor": "white", "hatch_linewidth": 0.5} if is_new else {"edgecolor": "white", "linewidth": 0}
+    part.set(hatch=_HATCHES[shade], **white)
+    return part
 
 
 def _shown(series: Series, scale: Scale, columns: int = PIXEL_COLUMNS, slots: float = 0.4) -> Series:
