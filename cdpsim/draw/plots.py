@@ -109,12 +109,9 @@ def _with_look(what: str, given: Sequence[Any], settings: dict[str, Any], functi
     taken = [name for name in [*parameters][1:] if name not in ("look", "axes")]
     refuse_unknown(function, own, [*taken, *names])
     figure = drawn(lambda: _painter(what)(*given, look=look, **own), look)
-    vars(figure)["_repr_png_"] = partial(_png, figure)  # notebooks show a figure that pyplot does not know, too
+    # Notebooks show a figure that pyplot does not know, too.
+    vars(figure)["_repr_png_"] = partial(canvas.rendered, figure, "figure.png", Look(dpi=96))
     return figure
-
-
-def _png(figure: "Figure") -> bytes:
-    return canvas.rendered(figure, "figure.png", Look(dpi=96))
 
 
 def _plot_into(axes: "Axes", what: str, traces: Sequence[Trace], settings: dict[str, Any]) -> "Figure":
