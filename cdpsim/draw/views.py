@@ -1,6 +1,6 @@
 """Views of a trace that pictures and exports share: devices, lanes, links, codes, spans, its title."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from cdpsim.draw.canvas import label
+from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.errors import RequestError, one_line
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Kind, Op, Stream
@@ -63,6 +64,12 @@ class Views:
     def has_rounds(self) -> bool:
         """Whether updates and messages go one after another in one stream of each device, beside its tasks."""
         return self.trace.rounds is not None
+
+    @cached_property
+    def in_cells(self) -> bool:
+        """Whether every task takes one slot, so that it has a cell of a stage and a slot."""
+        took = (self.tasks["end"] - self.tasks["start"])[self.kind != Kind.U]
+        return self.in_slots and bool((took == 1).all()) and len(took) > 0
 
     @cached_property
     def estimate(self) -> np.ndarray:
@@ -274,6 +281,21 @@ def title_words(trace: Trace) -> list[str]:
     )
     words += [str(request["rule"])] if isinstance(request.get("rule"), str) else []
     return words + describe_request(request) + describe_disorder(request)
+
+
+def colour_meanings(numbers: Iterable[int], noun: str, first: int = 0) -> list[tuple[str, str]]:
+    """Return each colour that sorted numbers have, and words for the first two of these; `first` is the name of 0.
+
+    >>> colour_meanings([0, 1, 8], "stage")
+    [('#0d48f2', 'stage 0, 8'), ('#f7990d', '1')]
+    """
+    sharing: dict[str, list[str]] = {}
+    for number in sorted(numbers, key=lambda number: number % len(COLOURS)):
+        sharing.setdefault(colour(number), []).append(str(number + first))
+    words = [", ".join(each[:2]) + ", …" * (len(each) > 2) for each in sharing.values()]
+    return [
+        (shade, f"{noun} {each}" if not k else each) for k, (shade, each) in enumerate(zip(sharing, words, strict=True))
+    ]
 
 
 def held_at_rest(trace: Trace) -> int | None:
