@@ -51,7 +51,7 @@ _TITLE_ROW, _NAME_ROW, _AXIS_ROW, _RIGHT = 0.3, 0.2, 0.42, 0.2  # inches
 _KEY_ROW, _HALF, _HIGH = 12.0, 6.0, 3.6  # points: a row of the key, and half a sample
 
 
-class Layer(NamedTuple):
+class Marks(NamedTuple):
     """Marks of one look: boxes, lines or points between two x and two y, and a sample of them for the key.
 
     A sample lies between two x and two y, too, from -1 to 1 and downwards; all samples of one meaning are one entry.
@@ -92,12 +92,12 @@ class Layer(NamedTuple):
         self._replace(gid="", x=at[0], y=at[1], style=style).draw(axes)
 
 
-def _ground(words: str, fill: str = _NEUTRAL) -> Layer:
+def _ground(words: str, fill: str = _NEUTRAL) -> Marks:
     """Return no marks, and a box in the key below other samples of a meaning."""
-    return Layer("", "box", ((), ()), ((), ()), {"facecolor": fill}, words)
+    return Marks("", "box", ((), ()), ((), ()), {"facecolor": fill}, words)
 
 
-def _task_layers(panel: Panel, scale: float) -> Iterator[Layer]:
+def _task_layers(panel: Panel, scale: float) -> Iterator[Marks]:
     """Yield the bars of tasks, and the slashes of stale ones."""
     gap = np.minimum(0.4 / scale, 0.04 * panel.took)  # so that bars side by side do not touch
     left, right = panel.tasks["start"] + gap, panel.tasks["end"] - gap
@@ -111,12 +111,12 @@ def _task_layers(panel: Panel, scale: float) -> Iterator[Layer]:
         fill = INK if kind == Kind.U else KIND_COLOURS[kind] if by_kind else _NEUTRAL
         sample = (-1, 1, 2 * share[0] - 1, 2 * share[1] - 1)
         gid, shades = words.replace(" ", "-"), panel.colours[rows]
-        yield Layer(gid, "box", (left[rows], right[rows]), (top, bottom), {"facecolor": shades}, meaning, sample, fill)
+        yield Marks(gid, "box", (left[rows], right[rows]), (top, bottom), {"facecolor": shades}, meaning, sample, fill)
         old = panel.tasks["stale"][rows] > 0
         ends = right[rows][old]
         foot = ends - np.minimum(SLASH / scale, 0.5 * (ends - left[rows][old]))
         style = {"colors": list(map(ink_on, shades[old].tolist())), "linewidths": _fineness(panel, scale)}
-        slash = Layer(f"{gid}-stale", "line", (foot, ends), (bottom[old], top[old]), style, "reads an older version")
+        slash = Marks(f"{gid}-stale", "line", (foot, ends), (bottom[old], top[old]), style, "reads an older version")
         slashes.append(slash._replace(sample=(0.3, 1, 1, -1), fill=INK))
     yield from (_ground("reads an older version"), *slashes)
 
@@ -124,18 +124,18 @@ def _task_layers(panel: Panel, scale: float) -> Iterator[Layer]:
 _MAKES, _READS = "makes an estimate", "reads an estimate"
 
 
-def _update_layers(panel: Panel, scale: float) -> Iterator[Layer]:
+def _update_layers(panel: Panel, scale: float) -> Iterator[Marks]:
     """Yield marks of updates that take no time, of estimates, and of the moments at which devices hand over."""
     views, fine, began, ended = panel.views, _fineness(panel, scale), panel.tasks["start"], panel.tasks["end"]
     makes, reads = (np.flatnonzero(panel.estimate & ((panel.kind == Kind.U) == made)) for made in (True, False))
     line = np.clip(0.25 * panel.took[makes] * scale, 0.3, 1.0)  # points
     gap, high = line / 2 / scale, panel.top[makes] + 0.015
     frame = {"facecolor": PAPER, "edgecolor": INK, "linewidth": line}
-    yield Layer("estimate", "box", (began[makes] + gap, ended[makes] - gap), (high, high + LANE - 0.03), frame, _MAKES)
+    yield Marks("estimate", "box", (began[makes] + gap, ended[makes] - gap), (high, high + LANE - 0.03), frame, _MAKES)
     high = panel.top[reads] + 0.01
     yield _ground(_READS)
     strip = {"facecolor": INK}
-    yield Layer(
+    yield Marks(
         "reads-estimate", "box", (began[reads], ended[reads]), (high, high + 0.04), strip, _READS, (-1, 1, -1, -0.6)
     )
     begin, end = panel.rows.device_spans(streams=False)
@@ -146,7 +146,7 @@ def _update_layers(panel: Panel, scale: float) -> Iterator[Layer]:
         device, time = rounds["device"][chosen], rounds["posted"][chosen]
         style = {"colors": INK, "linewidths": 0.8 * fine, "linestyles": (0, (1.5, 1.5)), "zorder": 2}
         at = (time, time), (begin[device], last[device])
-        yield Layer("hands-over", "line", *at, style, "hands over, goes on", (0, 0, -1, 1))
+        yield Marks("hands-over", "line", *at, style, "hands over, goes on", (0, 0, -1, 1))
         begin, end = np.where(last > end, end + 0.03, begin), last  # updates are in the stream
     free = np.setdiff1d(np.flatnonzero(views.tasks["start"] <= panel.until), views.bars)
     (device, time), of = np.unique(
@@ -157,12 +157,12 @@ def _update_layers(panel: Panel, scale: float) -> Iterator[Layer]:
         own = device[rows].astype(np.int64)
         at = (time[rows], time[rows]), (begin[own] - 0.02, end[own])
         style = {"colors": INK, "linewidths": fine, "clip_on": False}
-        yield Layer(f"{gid}-free", "line", *at, style, words, (0, 0, -1, 1))
+        yield Marks(f"{gid}-free", "line", *at, style, words, (0, 0, -1, 1))
         style = {"facecolor": fill, "edgecolor": INK, "linewidths": 0.6 * fine * (fill != INK), "s": 9 * fine**2}
-        yield Layer(f"{gid}-mark", "v", *at, style, words, (0, 0, -1, -1))
+        yield Marks(f"{gid}-mark", "v", *at, style, words, (0, 0, -1, -1))
 
 
-def _idle_layers(panel: Panel, scale: float) -> Iterator[Layer]:
+def _idle_layers(panel: Panel, scale: float) -> Iterator[Marks]:
     """Yield the bubbles: grey, paler where there is nothing to do, textured where a message or stream is waited for."""
     idle = panel.idle()
     for reason, (words, texture) in IDLE.items():
@@ -171,35 +171,35 @@ def _idle_layers(panel: Panel, scale: float) -> Iterator[Layer]:
         fill = NOTHING_FILL if reason is IdleReason.NOTHING else BUBBLE
         style = {"facecolor": fill, "edgecolor": IDLE_INK, "hatch": texture, "zorder": 0.8}
         at = (idle.begin[rows], idle.end[rows]), (top, top + LANE - 0.02)
-        yield Layer(
+        yield Marks(
             f"idle-{reason.name.lower()}", "box", *at, style, f"bubble: {words}" if panel.views.run else "bubble"
         )
 
 
-def _message_layers(panel: Panel, scale: float) -> Iterator[Layer]:
+def _message_layers(panel: Panel, scale: float) -> Iterator[Marks]:
     """Yield bars with the marks of their contents, none too narrow to be seen; a mark alone for what takes no time."""
     views, rows, fine = panel.views, panel.rows, _fineness(panel, scale)
     start, end = (views.messages[name][panel.message] for name in ("start", "end"))
     middle = rows.lane_top[panel.message_lane] + rows.lane_high[panel.message_lane] / 2
     lines = np.unique(middle)
     at = (np.zeros(len(lines)), np.full(len(lines), panel.until)), (lines, lines)
-    yield Layer("", "line", *at, {"colors": PALE, "linewidths": 0.5, "zorder": 0.5})
+    yield Marks("", "line", *at, {"colors": PALE, "linewidths": 0.5, "zorder": 0.5})
     for content in Content:
         of = (views.content[panel.message] == content) & (start <= panel.until)
         fill, words, gid = MESSAGE_GREYS[content], word_of(content), f"message-{content.name.lower()}"
         long, wide, free = of & (end > start), of & ((end - start) * scale > 5), of & (end == start)
         at = start[long], np.maximum(end, start + 0.8 / scale)[long]
         high = middle[long] - LINK / 2 + 0.01, middle[long] + LINK / 2 - 0.01
-        yield Layer(gid, "box", at, high, {"facecolor": fill}, words)
+        yield Marks(gid, "box", at, high, {"facecolor": fill}, words)
         centre = (start + end)[wide] / 2
         style: dict[str, Any] = {"color": ink_on(fill), "s": 12}
-        yield Layer(f"{gid}-mark", MARKS[content], (centre, centre), (middle[wide],) * 2, style, words, (0, 0, 0, 0))
+        yield Marks(f"{gid}-mark", MARKS[content], (centre, centre), (middle[wide],) * 2, style, words, (0, 0, 0, 0))
         style = {"facecolor": fill, "edgecolor": GREY, "linewidths": 0.4 * fine, "s": 16 * fine**2}
         at = start[free], end[free]
-        yield Layer(f"{gid}-free", MARKS[content], at, (middle[free],) * 2, style, words, (0, 0, 0, 0))
+        yield Marks(f"{gid}-free", MARKS[content], at, (middle[free],) * 2, style, words, (0, 0, 0, 0))
 
 
-def _wait_layers(panel: Panel, scale: float) -> Iterator[Layer]:
+def _wait_layers(panel: Panel, scale: float) -> Iterator[Marks]:
     """Yield lines from what was waited for to each task that waited, thicker where a lane idled for it."""
     run = panel.views.run
     assert run is not None, "gantt refuses the dependencies of a trace without its program"
@@ -219,9 +219,9 @@ def _wait_layers(panel: Panel, scale: float) -> Iterator[Layer]:
         edge = np.sign(y[after] - y[before]) * (LINK / 2 - 0.01)
         style: dict[str, Any] = {"colors": INK, "alpha": 0.6, "zorder": 0.9, "linewidths": width}
         times, heights = (run.end[before], run.start[after]), (y[before] + edge, y[after] - edge)
-        yield Layer(gid, "line", times, heights, style, words, (-1, 1, 0, 0))
+        yield Marks(gid, "line", times, heights, style, words, (-1, 1, 0, 0))
         at = (times[1],) * 2, (heights[1],) * 2
-        yield Layer(f"{gid}-mark", "o", *at, {"color": INK, "s": size}, words, (1, 1, 0, 0))
+        yield Marks(f"{gid}-mark", "o", *at, {"color": INK, "s": size}, words, (1, 1, 0, 0))
 
 
 def _places_of_nodes(panel: Panel) -> tuple[Ints, Floats]:
@@ -364,7 +364,7 @@ def _refuse_too_much(panels: Sequence[Panel], clock: _Clock) -> None:
         raise RequestError("gantt", problem)
 
 
-_Drawing = tuple[Panel, list[Layer]]
+_Drawing = tuple[Panel, list[Marks]]
 
 
 def _new_figure(drawings: Sequence[_Drawing], clock: _Clock, look: Look) -> Figure:
@@ -375,7 +375,7 @@ def _new_figure(drawings: Sequence[_Drawing], clock: _Clock, look: Look) -> Figu
     factor, wide = _enlargement(look), clock.left + clock.width + _RIGHT
     least = max(6.0, look.least_letters / factor)
     fitted = [_fitted_names(panel, clock.scale, least) for panel, _ in drawings]
-    key = sheet.key_rows(_key_entries(drawings, fitted) if look.legend else [], (wide - 0.2) * 72, LETTERS)
+    key = sheet.key_rows(_gantt_key(drawings, fitted) if look.legend else [], (wide - 0.2) * 72, LETTERS)
     gap = _NAME_ROW if several else 0.02
     fixed = _TITLE_ROW * bool(words) + _AXIS_ROW + len(key) * _KEY_ROW / 72 + 0.05 + len(drawings) * gap
     rows = sum(panel.rows.height for panel, _ in drawings)
@@ -410,7 +410,7 @@ def _stretch(room: float, rows: float) -> float:
 def _draw_panel(
     axes: Axes,
     panel: Panel,
-    layers: Sequence[Layer],
+    layers: Sequence[Marks],
     names: tuple[list[str], float],
     clock: _Clock,
     prefix: str = "",
@@ -437,10 +437,10 @@ def _draw_panel(
     axes.patch.set_gid(f"{prefix}frame")
 
 
-def _key_entries(drawings: Sequence[_Drawing], names: Sequence[tuple[list[str], float]]) -> list[sheet.KeyEntry]:
+def _gantt_key(drawings: Sequence[_Drawing], names: Sequence[tuple[list[str], float]]) -> list[sheet.KeyEntry]:
     """Return an entry for each meaning of the marks that are there, then those of colours and names."""
     panels = [panel for panel, _ in drawings]
-    found: dict[str, dict[str, Layer]] = {}
+    found: dict[str, dict[str, Marks]] = {}
     for layer in (layer for _, layers in drawings for layer in layers if layer.words):
         if len(layer.x[0]) or not layer.gid:
             found.setdefault(layer.words, {}).setdefault(layer.gid, layer)
@@ -457,12 +457,12 @@ def _key_entries(drawings: Sequence[_Drawing], names: Sequence[tuple[list[str], 
     return entries
 
 
-def _draw_samples(layers: Sequence[Layer], axes: Axes, x: float, y: float) -> None:
+def _draw_samples(layers: Sequence[Marks], axes: Axes, x: float, y: float) -> None:
     for layer in layers:
         layer.draw_sample(axes, x, y)
 
 
-def _colour_samples(panels: Sequence[Panel]) -> list[tuple[str, list[Layer]]]:
+def _colour_samples(panels: Sequence[Panel]) -> list[tuple[str, list[Marks]]]:
     """Return samples of colours that are not of kinds, each with its first two numbers, and of the paler ones."""
     samples, numbers, colouring = [], set[int](), panels[0].colouring
     if any(panel.tints for panel in panels):
@@ -480,7 +480,7 @@ def _colour_samples(panels: Sequence[Panel]) -> list[tuple[str, list[Layer]]]:
     return samples
 
 
-def _draw_into(axes: Axes, panel: Panel, layers: Sequence[Layer], clock: _Clock) -> Figure:
+def _draw_into(axes: Axes, panel: Panel, layers: Sequence[Marks], clock: _Clock) -> Figure:
     """Draw a run into axes of another figure, with a legend of its colours below them."""
     _draw_panel(axes, panel, layers, _fitted_names(panel, clock.scale, 6.0), clock)
     samples = [(words, each[0]) for words, each in _colour_samples([panel])]

@@ -56,7 +56,7 @@ class _Timeline(NamedTuple):
 def figure_1(n: int = 3, steps: int = 2, *, look: Look = AS_DRAWN) -> Figure:
     """Draw the paper's Fig. 1 for any n: DP, CDP-v1 and CDP-v2."""
     n, steps = whole_number("n", n, at_least=1), whole_number("steps", steps, at_least=1)
-    _pace(2 * n * steps + 2 * (n - 1), _side_by_side(n), _widest(look))
+    _pace(2 * n * steps + 2 * (n - 1), _marks_in_a_line(n), _widest(look))
     runs = [simulate(name, n, steps=steps, rule=rule) for _, name, rule in FIGURE_1]
     return paper(runs, [words for words, _, _ in FIGURE_1], first=1, look=look)
 
@@ -74,9 +74,9 @@ def paper(
     heading = label(look.title or "", 300)
     if look.title is not None and len(names) == 1:
         names, heading = [heading], ""
-    cells = list(map(_cells, runs))
+    cells = list(map(_places_in_cells, runs))
     span = max(int(views.tasks["end"].max()) for views in runs)
-    pace = _pace(span, max(_side_by_side(int(cell.max()) + 1) for cell in cells), _widest(look))
+    pace = _pace(span, max(_marks_in_a_line(int(cell.max()) + 1) for cell in cells), _widest(look))
     each = enumerate(zip(runs, names, cells, strict=True))
     timelines = [_timeline(pace, *one, k, len(runs), first) for k, one in each]
     end = _LEFT + span * pace
@@ -112,7 +112,7 @@ def _refuse_undrawable(runs: Sequence[Views]) -> None:
         raise RequestError("timeline", problem)
 
 
-def _cells(views: Views) -> Ints:
+def _places_in_cells(views: Views) -> Ints:
     """Return the place of each task but updates among those of its stage and slot, in the order of micro-batches."""
     row = np.flatnonzero(views.kind != Kind.U)
     stage, start, micro_batch = (views.tasks[name][row] for name in ("stage", "start", "micro_batch"))
@@ -123,7 +123,7 @@ def _cells(views: Views) -> Ints:
     return place
 
 
-def _side_by_side(marks: int) -> int:
+def _marks_in_a_line(marks: int) -> int:
     """Return how many of the marks of one cell stand side by side, in lines as even as can be."""
     return -(-marks // -(-marks // _MOST_SIDE_BY_SIDE))
 
@@ -150,10 +150,10 @@ def _pace(slots: int, columns: int, widest: float) -> float:
 
 def _timeline(pace: float, views: Views, name: str, place: Ints, number: int, of: int, first: int) -> _Timeline:
     synchronised = synchronisations(views.trace)
-    passed = _passed_on(views, synchronised) if pace >= _LEAST_FOR_ARROWS else []
+    passed = _messages_passed_on(views, synchronised) if pace >= _LEAST_FOR_ARROWS else []
     letter = chr(ord("a") + number) if number < 26 else str(number)
     name, prefix = (f"({letter}) {name}", f"{letter}-") if of > 1 else (name, "")
-    columns = _side_by_side(int(place.max()) + 1)
+    columns = _marks_in_a_line(int(place.max()) + 1)
     stages, lines = int(views.tasks["stage"].max()) + 1, int(place.max()) // columns + 1
     line, gap = _LINE if lines == 1 else _SMALL_LINE, 10.5 if passed or stages == 1 else 4.5
     pitch = lines * line + gap
@@ -341,7 +341,7 @@ def synchronisations(trace: Trace) -> dict[int, float]:
     return result
 
 
-def _passed_on(views: Views, synchronised: dict[int, float]) -> list[tuple[int, int, int]]:
+def _messages_passed_on(views: Views, synchronised: dict[int, float]) -> list[tuple[int, int, int]]:
     """Return messages of gradients, parameters and states between steps: (message, from task, for task).
 
     Those are point to point, of steps that are not synchronised. An update is shown by the task that it follows.

@@ -197,7 +197,7 @@ def _plot_snapshot(traces: Sequence[Trace], *, slot: float | str | None = None, 
 
 def _moment_of(trace: Trace, slot: float | str | None) -> float | str:
     """Return the moment of a snapshot: by default the one at which most activations are held."""
-    from cdpsim.draw.snapshot.moment import busiest_moment
+    from cdpsim.draw.moment import busiest_moment
 
     return busiest_moment(Views(trace)) if slot is None else slot
 
