@@ -186,7 +186,7 @@ def figure_2(n: int = 3, slot: int | None = None, *, look: Look = AS_DRAWN) -> F
         problem = f"n={n}, but figure 2 has room for {_MOST_N} at most; use `cdpsim snapshot NAME` for one"
         raise RequestError("n", problem)
     letters = [f"({chr(ord('a') + k)}) {words}" for k, (words, *_) in enumerate(FIGURE_2)]
-    parts = [[name and _part(name, n, slot) for name in names[::-1]] for _, *names in FIGURE_2]
+    parts = [[_part(name, n, slot) if name else None for name in names[::-1]] for _, *names in FIGURE_2]
     moments = [part.moment for each in parts for part in each if part]
     form = Form(34.0, 34.0, 7.5, _ring(moments), first=1)
     groups, entries = list(zip(letters, parts, strict=True)), _moment_entries(moments, form, in_slots=True)
