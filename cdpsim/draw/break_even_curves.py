@@ -9,18 +9,26 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, PercentFormatter
 
 from cdpsim.draw.canvas import GREY, label, one_unit, plain
+from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURS, colour
+from cdpsim.draw.sheet import finish, new_page
 from cdpsim.errors import RequestError
 from cdpsim.files.units import short_text
 from cdpsim.studies.breakeven import BreakEven, StepCurve
 
 _HEIGHT, _WIDTH = 3.6, 6.4  # inches, of a panel
-_LEGEND_ROW = 0.19  # inches
 _MARKERS = "osD^vPXp"
+_OWN: dict[str, Any] = {"color": GREY, "linewidth": 1, "linestyle": (0, (4, 3))}
+_NAME: dict[str, Any] = {"textcoords": "offset points", "color": GREY, "fontsize": 8}
 
 
 def break_even_curves(
-    found: Sequence[BreakEven], factors: Sequence[float], curves: Sequence[StepCurve], *, share: float
+    found: Sequence[BreakEven],
+    factors: Sequence[float],
+    curves: Sequence[StepCurve],
+    *,
+    share: float,
+    look: Look = AS_DRAWN,
 ) -> Figure:
     """Draw the step times of each schedule over bandwidth, and a panel of break-evens over N if there are several N.
 
@@ -29,20 +37,16 @@ def break_even_curves(
     names = list(dict.fromkeys(_curve_name(one, found) for one in found))
     if len(names) > len(COLOURS):
         raise RequestError("schedules", f"{len(names)} curves cannot be told apart; name at most {len(COLOURS)}")
-    several = len({one.n for one in found}) > 1
-    columns = 2 if several else 1
-    height = _HEIGHT + _LEGEND_ROW * (2 + -(-len(curves) // columns))
-    figure = Figure(figsize=((1.9 if several else 1) * _WIDTH, height), layout="constrained")
-    panels = figure.subplots(1, columns, squeeze=False)[0]
+    panels = 1 + (len({one.n for one in found}) > 1)
+    figure = new_page("", _HEIGHT, look, (0, _WIDTH, 1.9 * _WIDTH)[panels])
+    axes, *over_n = figure.subplots(1, panels, squeeze=False)[0]
     numbers = [names.index(_curve_name(one, found)) for one, _ in curves]
-    _over_bandwidth(panels[0], factors, curves, numbers, share)
-    if several:
-        _over_n(panels[1], found, names)
+    _over_bandwidth(axes, factors, curves, numbers, share)
+    for each in over_n:
+        _over_n(each, found, names)
     entries = [_entry(one, names[k], k) for (one, _), k in zip(curves, numbers, strict=True)]
-    title = f"hidden at N = {curves[0][0].n}, but for {100 * share:g} % of the step, from"
-    look: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "frameon": False, "alignment": "left", "ncols": columns}
-    figure.legend(handles=entries, loc="outside lower left", title=title, **look)
-    return figure
+    words = f"hidden at N = {curves[0][0].n}, but for {100 * share:g} % of the step, from"
+    return finish(figure, look, {figure: entries}, columns=panels, title=words)
 
 
 def _style(number: int) -> dict[str, Any]:
@@ -68,8 +72,8 @@ def _over_bandwidth(
     axes.set(xlim=(bandwidths[0], bandwidths[-1]), ylim=(0, None), ylabel="exposed")
     axes.set_ylim(-0.02 * axes.get_ylim()[1], axes.get_ylim()[1])
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
-    axes.axvline(scale, color=GREY, linewidth=1, linestyle=(0, (4, 3)), gid="own")
-    _name_cluster(axes, (scale, 0.985), ("data", "axes fraction"), "top")
+    axes.axvline(scale, gid="own", **_OWN)
+    axes.annotate("this cluster", (scale, 0.985), (4, 0), ("data", "axes fraction"), va="top", **_NAME)
     _name_bandwidths(axes.xaxis, scale)
 
 
@@ -91,15 +95,9 @@ def _over_n(axes: Axes, found: Sequence[BreakEven], names: Sequence[str]) -> Non
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set(xlabel="N", xlim=(numbers[0] / 1.15, numbers[-1] * 1.15), ylim=(low, high))
-    axes.axhline(scale, color=GREY, linewidth=1, linestyle=(0, (4, 3)), gid="own-over-n")
-    _name_cluster(axes, (1, scale), ("axes fraction", "data"), "center")
+    axes.axhline(scale, gid="own-over-n", **_OWN)
+    axes.annotate("this cluster", (1, scale), (4, 0), ("axes fraction", "data"), va="center", **_NAME)
     _name_bandwidths(axes.yaxis, scale)
-
-
-def _name_cluster(axes: Axes, point: tuple[float, float], frame: Any, side: str) -> None:
-    """Name the line at the cluster's own bandwidth."""
-    look: dict[str, Any] = {"color": GREY, "fontsize": 8, "ha": "left", "va": side}
-    axes.annotate("this cluster", point, xycoords=frame, xytext=(4, 0), textcoords="offset points", **look)
 
 
 def _common_bandwidth(found: Sequence[BreakEven]) -> float:

@@ -2,11 +2,10 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING
 from warnings import catch_warnings, filterwarnings
 
@@ -106,15 +105,6 @@ def amount_text(value: float, unit: str) -> str:
     return short_text(value, unit, digits=3).replace("u", "µ")
 
 
-def caption(figure: "Figure", lines: Sequence[str]) -> None:
-    """Write lines above a figure, which becomes higher by that."""
-    width, height = figure.get_size_inches()
-    wrapped = [part for text in lines for part in wrap(label(text, 1000), int(15 * width))]
-    if wrapped:
-        figure.set_size_inches(width, height + 0.14 * len(wrapped))
-        figure.suptitle("\n".join(wrapped), x=0.012, ha="left", fontsize=7.5, color=GREY)
-
-
 def figure_with(axes: "Axes") -> "Figure":
     """Return the whole figure of axes, which may lie in a part of it."""
     return axes.figure.figure
@@ -134,16 +124,7 @@ def plain(axes: "Axes", title: str, size: float = 9.5) -> None:
 
 def one_unit(axis: "Axis", unit: str, most: float) -> str:
     """Let an axis up to `most` write its numbers in one unit, and return that unit: "ms" for 0.35 of "s"."""
-    factor, prefix = _prefix(most)
-    axis.set_major_formatter(lambda value, _: f"{value / factor:.10g}")
-    return prefix + unit
-
-
-def _prefix(most: float) -> tuple[float, str]:
-    """Return the largest power of 1000 that is no larger than a number, and its prefix.
-
-    >>> _prefix(0.35), _prefix(1500), _prefix(0)
-    ((0.001, 'm'), (1000.0, 'k'), (1.0, ''))
-    """
     prefixes = {1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k", 1.0: "", 1e-3: "m", 1e-6: "µ", 1e-9: "n"}
-    return next((pair for pair in prefixes.items() if most >= pair[0]), (1e-9, "n") if most > 0 else (1.0, ""))
+    factor = next((factor for factor in prefixes if most >= factor), 1e-9 if most > 0 else 1.0)
+    axis.set_major_formatter(lambda value, _: f"{value / factor:.10g}")
+    return prefixes[factor] + unit

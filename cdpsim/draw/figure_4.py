@@ -11,10 +11,12 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from cdpsim.draw.canvas import INK, TITLE, label, one_unit, plain
-from cdpsim.draw.curves.panels import steps
-from cdpsim.draw.curves.step_functions import Series, thinned
+from cdpsim.draw.canvas import label, one_unit, plain
+from cdpsim.draw.curves import steps
+from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURS, colour
+from cdpsim.draw.sheet import PAGE_WIDTH, finish, new_page
+from cdpsim.draw.step_functions import Series, thinned
 from cdpsim.errors import RequestError
 from cdpsim.files.units import short_text
 from cdpsim.model import Model
@@ -24,13 +26,12 @@ from cdpsim.studies.superpose import PAPER_CLAIMS, Superposition, WorkerCurve, b
 PAPER_N = (4, 8, 32)
 MOST_CURVE_STEPS = 100_000  # a hundred for each column of pixels
 _NAMES = MappingProxyType({"resnet50": "ResNet-50", "vit-b16": "ViT-B/16"})
-_WIDTH, _HEIGHT = 7.2, 4.6  # inches
-_LEGEND_LINE = 0.17  # inches
-_NARROW = 0.7  # of the width: too little for two models
+_HEIGHT = 4.6  # inches
+_NARROW = 5.0  # inches: less has no room for two models side by side
 
 
 def figure_4(n: Sequence[int] = PAPER_N, **options: Any) -> Figure:
-    """Draw the paper's two models."""
+    """Draw the paper's two models, with options of `memory_per_worker`."""
     return memory_per_worker(tuple(PAPER_CLAIMS), n, **options)
 
 
@@ -41,34 +42,33 @@ def memory_per_worker(
     axis: str = "flops",
     contents: str = "activations",
     by_layer: bool = False,
-    width: float | None = None,
+    look: Look = AS_DRAWN,
 ) -> Figure:
     """Draw a panel for each model: one worker's memory (DP), the mean of a worker under CDP, half of DP's peak.
 
-    Where the picture is to be narrow, of so many inches, models stand below each other. `axis`, `contents` and
-    `by_layer` are those of `cdpsim.studies.superpose.superpose`.
+    Where the picture is to be narrow, models stand below each other. `axis`, `contents` and `by_layer` are those of
+    `cdpsim.studies.superpose.superpose`.
     """
     if not 1 <= len(n) < len(COLOURS):
         raise RequestError("n", f"{len(n)} curves cannot be told apart; give one to {len(COLOURS) - 1}")
     if len(set(n)) < len(n):
         raise RequestError("n", "has one number twice; give each once")
-    down = len(models) if width and width < _WIDTH * _NARROW else 1
-    size = _WIDTH / down, (_HEIGHT + _LEGEND_LINE * (3 + len(n))) * down
-    figure = Figure(figsize=size, layout="constrained")
+    down = len(models) if look.inches_wide and look.inches_wide < _NARROW else 1
     kind, _, device = axis.partition(":")
-    clock = {"flops": "FLOP", "roofline": f"the roofline of {label(device, 34)}"}.get(kind, "measured times")
-    words = f"Memory per worker over one forward and backward: {contents}, by {clock}"
-    figure.suptitle(words, x=0.012, ha="left", fontsize=10.5, fontweight="bold", color=INK, gid=TITLE)
+    measure = {"flops": "FLOP", "roofline": f"the roofline of {label(device, 34)}"}.get(kind, "measured times")
+    words = f"Memory per worker over one forward and backward: {contents}, by {measure}"
+    figure = new_page(words, _HEIGHT * down, look, PAGE_WIDTH / down)
     parts = figure.subfigures(down, -(-len(models) // down), squeeze=False).flat
-    for number, (model, part) in enumerate(zip(models, parts, strict=True)):
-        _model_panel(part, number, model, n, {"axis": axis, "contents": contents, "by_layer": by_layer})
-    return figure
+    options: dict[str, Any] = {"axis": axis, "contents": contents, "by_layer": by_layer}
+    places = enumerate(zip(models, parts, strict=True))
+    keys = {part: _model_panel(part, number, model, n, options) for number, (model, part) in places}
+    return finish(figure, look, keys, columns=1)
 
 
 def _model_panel(
     part: SubFigure, number: int, model: str | Path | Model, n: Sequence[int], options: dict[str, Any]
-) -> None:
-    """Draw the curves of a model: DP, CDP for each N, and the optimum, half of DP's peak."""
+) -> list[Line2D]:
+    """Draw the curves of a model: DP, CDP for each N, and the optimum, half of DP's peak; return their entries."""
     curve = worker_curve(model, **options)
     results = [superpose(model, workers, **options) for workers in n]
     most = int(curve.size.max())
@@ -88,7 +88,7 @@ def _model_panel(
     entries.append(_draw(axes, np.zeros(1), np.array([most / 2]), f"optimal-{number}", words, **look))
     if name in PAPER_CLAIMS:
         entries.append(Line2D([], [], linestyle="", label=f"the paper: {PAPER_CLAIMS[name]}"))
-    part.legend(handles=entries, loc="outside lower left", fontsize=8, frameon=False)
+    return entries
 
 
 def _draw_cyclic(

@@ -10,11 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from cdpsim.draw import sheet
-from cdpsim.draw.canvas import GREY, INK, PALE, TITLE, figure_with, label, one_unit, plain
-from cdpsim.draw.curves.panels import titles
+from cdpsim.draw.canvas import GREY, INK, PALE, TITLE, figure_with, label, plain
 from cdpsim.draw.gantt_rows import LANE, LINK, PALEST, Panel
 from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import KIND_COLOURS, ink_on, tint
@@ -370,7 +368,7 @@ _Drawing = tuple[Panel, list[Marks]]
 def _new_figure(drawings: Sequence[_Drawing], clock: _Clock, look: Look) -> Figure:
     """Draw panels below each other, and the key below all."""
     traces, several = [panel.views.trace for panel, _ in drawings], len(drawings) > 1
-    words, names = titles(traces) if several else (title(traces[0]), [""])
+    words, names = sheet.titles(traces) if several else (title(traces[0]), [""])
     words = words if look.title is None else label(look.title, 300)
     factor, wide = _enlargement(look), clock.left + clock.width + _RIGHT
     least = max(6.0, look.least_letters / factor)
@@ -421,16 +419,12 @@ def _draw_panel(
     axes.grid(visible=False)
     axes.spines["left"].set_visible(False)
     axes.spines["bottom"].set_visible(is_last)
-    axes.set(xlim=(0, clock.span), ylim=(panel.rows.height, 0))
+    axes.set_ylim(panel.rows.height, 0)
     axes.set_yticks([*panel.names], [*panel.names.values()])
     axes.tick_params(axis="y", length=0, labelsize=LETTERS)
     axes.tick_params(axis="x", labelsize=LETTERS, labelbottom=is_last, bottom=is_last, length=3, pad=2)
-    axes.xaxis.set_major_locator(
-        MaxNLocator(nbins=max(2, int(clock.width / 0.5)), steps=[1, 2, 4, 5, 10], integer=clock.in_slots)
-    )
-    unit = "slots" if clock.in_slots else one_unit(axes.xaxis, "s", clock.span)
-    if is_last:
-        axes.set_xlabel(f"time ({unit})", fontsize=LETTERS, labelpad=1)
+    sheet.clock(axes, clock.span, in_slots=clock.in_slots, ticks=max(2, int(clock.width / 0.5)))
+    axes.set_xlabel(axes.get_xlabel() if is_last else "", fontsize=LETTERS, labelpad=1)
     for layer in layers:
         layer.draw(axes, prefix)
     _write_names(axes, panel, *names, clock.scale, prefix)

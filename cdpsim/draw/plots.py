@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
-from inspect import Parameter, signature
+from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from cdpsim.api import simulate
@@ -60,7 +61,7 @@ def draw_traces(what: str, traces: Sequence[Trace], axes: "Axes | None" = None, 
         if not hasattr(axes, "get_figure"):
             raise RequestError("ax", f"{short_repr(axes)} is no Axes; take one of matplotlib's, such as plt.gca()")
         return _plot_into(axes, what, traces, settings)
-    return _with_look(partial(draw_picture, what, traces), settings, _DRAW[what], "plot")
+    return _with_look(what, (traces,), settings, "plot")
 
 
 def figure(number: int | str, n: int | Sequence[int] | None = None, **options: Any) -> "Figure":
@@ -69,19 +70,19 @@ def figure(number: int | str, n: int | Sequence[int] | None = None, **options: A
     >>> len(figure(2, n=4).axes)
     1
     """
-    number = choose("figure", str(number), _DRAW_FIGURE)
+    number = choose("figure", str(number), FIGURES)
     numbers = [] if n is None else [list(n) if isinstance(n, Sequence) else [n]] if number == "4" else [n]
-    return _with_look(partial(draw_figure, number, *numbers), options, _DRAW_FIGURE[number], "figure")
+    return _with_look(f"figure {number}", numbers, options, "figure")
 
 
 def draw_picture(what: str, traces: Sequence[Trace], *, look: Look, **settings: Any) -> "Figure":
     """Return a picture of traces, one of `PICTURES`, with a look; the settings are those that it has."""
-    return drawn(partial(_DRAW[what], traces, look=look, **settings), look)
+    return drawn(lambda: _painter(what)(traces, look=look, **settings), look)
 
 
 def draw_figure(number: str, *n: int | Sequence[int], look: Look, **settings: Any) -> "Figure":
     """Return a figure of the paper with a look; the settings are those that it has."""
-    return drawn(partial(_DRAW_FIGURE[number], *n, look=look, **settings), look)
+    return drawn(lambda: _painter(f"figure {number}")(*n, look=look, **settings), look)
 
 
 def drawn(draw: Callable[[], "Figure"], look: Look) -> "Figure":
@@ -92,22 +93,20 @@ def drawn(draw: Callable[[], "Figure"], look: Look) -> "Figure":
     with canvas.defaults():
         figure = draw()
         if look.dark:
-            from cdpsim.draw.dark import darken
+            from cdpsim.draw.sheet import darken
 
             darken(figure)
     return figure
 
 
-def _with_look(
-    draw: Callable[..., "Figure"], settings: dict[str, Any], known: Callable[..., "Figure"], what: str
-) -> "Figure":
-    """Return what `draw` returns for settings, of which some are of the look and the others `known` to a picture."""
+def _with_look(what: str, given: Sequence[Any], settings: dict[str, Any], function: str) -> "Figure":
+    """Return a picture or figure with settings, of which some are of its look and the others its own."""
     names = {field.name for field in fields(Look)}
     look = Look(**{name: value for name, value in settings.items() if name in names})
     own = {name: value for name, value in settings.items() if name not in names}
-    taken = [name for name, each in signature(known).parameters.items() if each.kind is Parameter.KEYWORD_ONLY]
-    refuse_unknown(what, own, [*taken, *names])
-    figure = draw(look=look, **own)
+    taken = [name for name in [*signature(_painter(what)).parameters][1:] if name != "look"]
+    refuse_unknown(function, own, [*taken, *names])
+    figure = drawn(lambda: _painter(what)(*given, look=look, **own), look)
     vars(figure)["_repr_png_"] = partial(_png, figure)  # notebooks show a figure that pyplot does not know, too
     return figure
 
@@ -118,16 +117,16 @@ def _png(figure: "Figure") -> bytes:
 
 def _plot_into(axes: "Axes", what: str, traces: Sequence[Trace], settings: dict[str, Any]) -> "Figure":
     """Draw traces into axes of another figure, under that figure's own settings; return that figure."""
-    from cdpsim.draw.curves import lines
+    from cdpsim.draw import curves, step_times, version_strips
     from cdpsim.draw.gantt import gantt
     from cdpsim.draw.snapshot import snapshot
 
     draw: dict[str, Callable[..., Any]] = {
         "timeline": lambda trace, axes, **settings: gantt(trace, axes=axes, **settings),
-        "memory": lines.memory_line,
-        "traffic": lines.traffic_line,
-        "versions": lines.versions_strips,
-        "steps": lines.steps_line,
+        "memory": curves.memory_line,
+        "traffic": curves.traffic_line,
+        "versions": version_strips.draw_strips,
+        "steps": step_times.steps_line,
         "snapshot": lambda trace, axes, slot=None: snapshot(trace, _moment_of(trace, slot), axes=axes),
     }
     for trace in traces:
@@ -141,7 +140,7 @@ def timeline_style(traces: Sequence[Trace], *, gantt: bool) -> str:
     return "paper" if of_the_paper and not gantt else "gantt"
 
 
-def _plot_timeline(
+def _draw_timelines(
     traces: Sequence[Trace],
     *,
     style: str | None = None,
@@ -159,35 +158,7 @@ def _plot_timeline(
     return gantt(traces, colour=colour or "kind", links=links, dependencies=dependencies, steps=steps, look=look)
 
 
-def _plot_memory(traces: Sequence[Trace], *, sums: bool = False, look: Look) -> "Figure":
-    from cdpsim.draw.curves import memory_over_time
-    from cdpsim.draw.fit import fit_figure
-
-    return fit_figure(memory_over_time(traces, sums=sums), look)
-
-
-def _plot_traffic(traces: Sequence[Trace], *, look: Look) -> "Figure":
-    from cdpsim.draw.curves import traffic_over_time
-    from cdpsim.draw.fit import fit_figure
-
-    return fit_figure(traffic_over_time(traces), look)
-
-
-def _plot_versions(traces: Sequence[Trace], *, look: Look) -> "Figure":
-    from cdpsim.draw.curves import versions_over_time
-    from cdpsim.draw.fit import fit_figure
-
-    return fit_figure(versions_over_time(traces), look)
-
-
-def _plot_steps(traces: Sequence[Trace], *, runs: int | None = None, look: Look) -> "Figure":
-    from cdpsim.draw.curves import step_durations
-    from cdpsim.draw.fit import fit_figure
-
-    return fit_figure(step_durations(traces, runs=runs), look)
-
-
-def _plot_snapshot(traces: Sequence[Trace], *, slot: float | str | None = None, look: Look) -> "Figure":
+def _draw_snapshot(traces: Sequence[Trace], *, slot: float | str | None = None, look: Look) -> "Figure":
     from cdpsim.draw.snapshot import snapshot
 
     if len(traces) != 1:
@@ -202,42 +173,24 @@ def _moment_of(trace: Trace, slot: float | str | None) -> float | str:
     return busiest_moment(Views(trace)) if slot is None else slot
 
 
-def _figure_1(n: int = 3, *, steps: int = 2, look: Look) -> "Figure":
-    from cdpsim.draw.paper import figure_1
-
-    return figure_1(n, steps, look=look)
-
-
-def _figure_2(n: int = 3, *, slot: int | None = None, look: Look) -> "Figure":
-    from cdpsim.draw.snapshot import figure_2
-
-    return figure_2(n, slot, look=look)
-
-
-def _figure_4(
-    n: Sequence[int] | None = None,
-    *,
-    axis: str | None = None,
-    contents: str | None = None,
-    by_layer: bool | None = None,
-    look: Look,
-) -> "Figure":
-    from cdpsim.draw.figure_4 import figure_4
-    from cdpsim.draw.fit import fit_figure
-
-    options: dict[str, Any] = {"n": n, "axis": axis, "contents": contents, "by_layer": by_layer}
-    given = {name: value for name, value in options.items() if value is not None}
-    return fit_figure(figure_4(width=look.inches_wide, **given), look)
-
-
-_DRAW: dict[str, Callable[..., "Figure"]] = {
-    "timeline": _plot_timeline,
-    "memory": _plot_memory,
-    "traffic": _plot_traffic,
-    "versions": _plot_versions,
-    "steps": _plot_steps,
-    "snapshot": _plot_snapshot,
+# The functions that draw, imported late, as they import matplotlib: modules of `draw` and names in them.
+_LATE = {
+    "memory": ("curves", "memory_over_time"),
+    "traffic": ("curves", "traffic_over_time"),
+    "versions": ("version_strips", "versions_over_time"),
+    "steps": ("step_times", "step_durations"),
+    "figure 1": ("paper", "figure_1"),
+    "figure 2": ("snapshot", "figure_2"),
+    "figure 4": ("figure_4", "figure_4"),
 }
-PICTURES = tuple(_DRAW)
-_DRAW_FIGURE: dict[str, Callable[..., "Figure"]] = {"1": _figure_1, "2": _figure_2, "4": _figure_4}
-FIGURES = tuple(_DRAW_FIGURE)
+PICTURES = ("timeline", "memory", "traffic", "versions", "steps", "snapshot")
+FIGURES = ("1", "2", "4")
+
+
+def _painter(what: str) -> Callable[..., "Figure"]:
+    """Return the function that draws a picture or a figure of the paper."""
+    if what in _LATE:
+        module, name = _LATE[what]
+        painter: Callable[..., Figure] = getattr(import_module(f"cdpsim.draw.{module}"), name)
+        return painter
+    return _draw_timelines if what == "timeline" else _draw_snapshot

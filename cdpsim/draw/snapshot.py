@@ -235,7 +235,7 @@ def _draw_groups(
         write_words(page, left + room / 2, height - _MARGIN - _HEAD / 2, name, SMALL + 1, ha="center")
         for part, foot in ((part, foot) for part, foot in zip(each, feet, strict=True) if part):
             x = left + (room - part.arrangement.columns * form.pitch) / 2
-            _draw_devices(Board(page, part.moment, part.arrangement, form, x, foot, part.prefix), part.feet)
+            _draw_board(Board(page, part.moment, part.arrangement, form, x, foot, part.prefix), part.feet)
         left += room + _GROUP_GAP
     sheet.draw_key(page, _MARGIN, bottom - _MARGIN, key, _KEY_PITCH)
     return sheet.scale_sheet(figure, look) if axes is None else sheet.scale_in(axes)
@@ -271,7 +271,7 @@ def _write_stages(axes: Axes, high: float, form: Form, left: float, foot: float)
     write_words(axes, left - 16, y, "stage", ha="center", va="center", rotation=90, color=GREY)
 
 
-def _draw_devices(board: Board, feet: Mapping[int, str] = MappingProxyType({})) -> None:
+def _draw_board(board: Board, feet: Mapping[int, str] = MappingProxyType({})) -> None:
     """Draw the devices of a moment, with words at their feet."""
     for device in board.moment.stages:
         _draw_device(board, device, feet.get(device, ""))

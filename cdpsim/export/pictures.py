@@ -215,7 +215,8 @@ def write_comparison(
     """Draw schedules side by side, as bars; or as points, bubble over memory."""
 
     def draw() -> "Figure":
-        from cdpsim.draw.comparison import bubble_over_memory, comparison_bars
+        from cdpsim.draw.compared import comparison_bars
+        from cdpsim.draw.over_memory import bubble_over_memory
 
         return (bubble_over_memory if style == "points" else comparison_bars)(comparison, look)
 
@@ -235,10 +236,9 @@ def write_plan(plan: Plan, path: str | Path, *, look: Look = AS_DRAWN, force: bo
     """Draw a plan; or write it as .json, or all of its candidates as .csv, each with its fate."""
 
     def draw() -> "Figure":
-        from cdpsim.draw.fit import fit_figure
-        from cdpsim.draw.planned import plan_picture
+        from cdpsim.draw.over_memory import plan_picture
 
-        return fit_figure(plan_picture(plan), look)
+        return plan_picture(plan, look)
 
     check_plan(path, look=look, force=force)
     ending = Path(path).suffix.lower()
@@ -264,9 +264,8 @@ def write_breakeven(
 
     def draw() -> "Figure":
         from cdpsim.draw.break_even_curves import break_even_curves
-        from cdpsim.draw.fit import fit_figure
 
-        return fit_figure(break_even_curves(results, factors, curves, share=share), look)
+        return break_even_curves(results, factors, curves, share=share, look=look)
 
     check_picture(path, look=look, force=force)
     _write(partial(plots.drawn, draw, look), path, look, force)

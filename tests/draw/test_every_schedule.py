@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from msgspec.structs import replace
 
 from cdpsim import Model, Stage, Trace, simulate
-from cdpsim.draw import curves
+from cdpsim.draw import curves, step_times, version_strips
 from cdpsim.draw.gantt import gantt
 from cdpsim.draw.paper import paper
 from cdpsim.draw.snapshot import snapshot
@@ -111,9 +111,9 @@ def test_curves_show_the_peak_of_all_and_of_each_device(name: str, costs: str, c
 @every_schedule
 def test_versions_and_steps_are_drawn_to_the_last_one(name: str, costs: str) -> None:
     trace = run(name, costs)
-    figure = curves.versions_over_time([trace])
+    figure = version_strips.versions_over_time([trace])
     assert one(figure, "age") and one(figure, "mean-age")
-    values, edges, _ = one(curves.step_durations([trace]), "step-times-0").get_data()
+    values, edges, _ = one(step_times.step_durations([trace]), "step-times-0").get_data()
     assert len(values) == STEPS and len(edges) == STEPS + 1
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from cdpsim import Model, RequestError, Stage, presets
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.curves.step_functions import MOST_POINTS
 from cdpsim.draw.figure_4 import MOST_CURVE_STEPS, PAPER_N, figure_4, memory_per_worker
+from cdpsim.draw.step_functions import PIXEL_COLUMNS
 from cdpsim.studies.superpose import WorkerCurve, fold, superpose, worker_curve
 from tests.conftest import Command
 from tests.helpers.command_line import content, refuse
@@ -47,7 +47,7 @@ def test_what_is_drawn_is_what_workers_hold(contents: str, by_layer: bool) -> No
             found = [at(patch, share) for share in shares]
             wanted = [mean_at(curve, n, share) for share in shares]
             values, edges, _ = patch.get_data()
-            drawn_all = n * len(fold(curve, n).position) <= MOST_POINTS
+            drawn_all = n * len(fold(curve, n).position) <= 4 * PIXEL_COLUMNS
             assert drawn_all or not by_layer
             assert found == pytest.approx(wanted, rel=None if drawn_all else 0.05)
             assert (edges[0], edges[-1]) == (0, 1)

@@ -16,11 +16,11 @@ from matplotlib.text import Text
 from cdpsim import RequestError, simulate
 from cdpsim.draw import canvas, palette
 from cdpsim.draw.curves import memory_over_time
-from cdpsim.draw.dark import LIGHTER, NIGHT, darken
-from cdpsim.draw.fit import fit_figure
 from cdpsim.draw.look import PLACES, Look
+from cdpsim.draw.palette import NIGHT
 from cdpsim.draw.paper import figure_1, paper
 from cdpsim.draw.pgf import as_tex, pgf_text
+from cdpsim.draw.sheet import darken
 from cdpsim.draw.snapshot import figure_2, snapshot
 from tests.conftest import Command
 from tests.helpers.colours import SIGHTS, seen
@@ -29,7 +29,7 @@ from tests.helpers.every_row import every_row
 from tests.helpers.figures import marked, words
 
 PICTURES: dict[str, Callable[[Look], Figure]] = {
-    "memory": lambda look: fit_figure(memory_over_time([simulate("multi-cdp", 2)]), look),
+    "memory": lambda look: memory_over_time([simulate("multi-cdp", 2)], look=look),
     "paper": lambda look: paper([simulate("multi-cdp", 3)], look=look),
     "snapshot": lambda look: snapshot(simulate("multi-cdp", 2), 4, look=look),
     "figure 1": lambda look: figure_1(2, look=look),
@@ -126,12 +126,11 @@ def test_numbers_in_marks_keep_the_ink_that_can_be_read_there() -> None:
 
 def test_lighter_colours_can_be_seen_and_told_apart() -> None:
     """WCAG asks for a contrast of 3 for marks and of 4.5 for letters; any two differ by 27 in CIELAB."""
-    colours = [LIGHTER.get(colour, colour) for colour in palette.COLOURS]
+    colours = list(map(palette.on_night, palette.COLOURS))
     night = palette.luminance(NIGHT)
-    for colour in colours:
-        light = palette.luminance(colour)
+    for old, colour in zip(palette.COLOURS, colours, strict=True):
+        light, ink = palette.luminance(colour), palette.ink_on(old)
         assert (light + 0.05) / (night + 0.05) >= 3
-        ink = palette.ink_on(next((old for old, new in LIGHTER.items() if new == colour), colour))
         assert (1.05 / (light + 0.05) if ink == "#ffffff" else (light + 0.05) / 0.05) >= 4.5
     for sight in SIGHTS:
         apart = [np.linalg.norm(seen(a, sight) - seen(b, sight)) for a, b in combinations(colours, 2)]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cdpsim.draw.curves.step_functions import PIXEL_COLUMNS, Series, band_of, rates, sum_at_times, sum_changes, thinned
+from cdpsim.draw.step_functions import PIXEL_COLUMNS, Series, rates, sum_at_times, sum_changes, thinned
 from cdpsim.numeric.close_times import merge_close_times
 
 
@@ -57,12 +57,3 @@ def test_rates_and_moments() -> None:
     assert series.value[:, -1].tolist() == [0, 0]  # exactly, so that nothing is drawn there
     series = sum_at_times(np.array([0, 1, 1]), np.array([4, 4, 2]), np.array([1, 2, 3]), 2)
     assert (series.time.tolist(), series.value.tolist()) == ([2, 4], [[0, 1], [3, 2]])
-
-
-def test_a_band_of_long_functions_loses_no_extreme() -> None:
-    functions = [noise(30_000), Series(np.zeros(1), np.full((1, 1), 70)), noise(10)]
-    time, least, median, most = band_of(functions, 50, at_once=False)
-    assert len(time) == PIXEL_COLUMNS
-    assert most.max() == max(each.total.max() for each in functions)
-    assert least.min() == min(each.total.min() for each in functions)
-    assert ((least <= median) & (median <= most)).all()

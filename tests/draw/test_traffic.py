@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 from cdpsim import Cluster, RequestError, Trace, simulate
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.curves.panels import scale_of
-from cdpsim.draw.curves.traffic import traffic_by_content, traffic_by_sender, traffic_over_time
+from cdpsim.draw.curves import scale_of, traffic_by_content, traffic_by_sender, traffic_over_time
 from cdpsim.program import Content
 from tests.helpers.figures import BOX, HOSTILE, PAPER, at, marked, model, one, saved, spot, words
 from tests.helpers.made_traces import changed, empty
@@ -168,17 +167,6 @@ def test_algorithms_are_named() -> None:
     )
     assert "Sent by each device, collectives by binomial trees" in words(traffic_over_time([simulate("zero-dp", 3)]))
     assert "Sent by each device" in words(traffic_over_time([simulate("zero-cdp", 3)]))
-
-
-def test_many_devices_are_a_band() -> None:
-    trace = simulate("mp-cdp", 5)
-    sent: dict[tuple[float, int], int] = {}
-    for start, src, size in zip(*(trace.messages[name].tolist() for name in ("start", "src", "size")), strict=True):
-        sent[start, src] = sent.get((start, src), 0) + size
-    (band,) = marked(traffic_over_time([trace]), "band")
-    drawn = {segment[0][0]: (segment[0][1], segment[1][1]) for segment in band.get_segments()}
-    each = {start: [sent.get((start, device), 0) for device in range(15)] for start, _ in sent}
-    assert drawn == {start: (min(amounts), max(amounts)) for start, amounts in each.items()}
 
 
 def test_nothing_sent_is_said() -> None:

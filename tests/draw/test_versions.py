@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 
 from cdpsim import Model, RequestError, Stage, simulate
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.curves.step_functions import PIXEL_COLUMNS
-from cdpsim.draw.curves.versions import (
+from cdpsim.draw.palette import luminance
+from cdpsim.draw.step_functions import PIXEL_COLUMNS
+from cdpsim.draw.version_strips import (
     MOST_SPANS,
     Spans,
     mean_age,
@@ -22,7 +23,6 @@ from cdpsim.draw.curves.versions import (
     version_spans,
     versions_over_time,
 )
-from cdpsim.draw.palette import luminance
 from tests.helpers.figures import BOX, HOSTILE, at, marked, model, one, saved, words
 from tests.helpers.made_traces import changed, empty, some_rows
 
