@@ -164,11 +164,11 @@ def _idle_layers(panel: Panel, scale: float) -> Iterator[Marks]:
     """Yield the bubbles: grey, paler where there is nothing to do, textured where a message or stream is waited for."""
     idle = panel.idle()
     for reason, (words, texture) in IDLE.items():
-        rows = np.flatnonzero(idle.reason == reason)
-        top = panel.rows.lane_top[idle.lane[rows]] + 0.01
+        rows = np.flatnonzero(idle["reason"] == reason)
+        top = panel.rows.lane_top[idle["lane"][rows]] + 0.01
         fill = NOTHING_FILL if reason is IdleReason.NOTHING else BUBBLE
         style = {"facecolor": fill, "edgecolor": IDLE_INK, "hatch": texture, "zorder": 0.8}
-        at = (idle.begin[rows], idle.end[rows]), (top, top + LANE - 0.02)
+        at = (idle["begin"][rows], idle["end"][rows]), (top, top + LANE - 0.02)
         yield Marks(
             f"idle-{reason.name.lower()}", "box", *at, style, f"bubble: {words}" if panel.views.run else "bubble"
         )

@@ -1,16 +1,15 @@
 """A gantt picture as data: the rows of devices and links, and the boxes of tasks, messages and idle time in them."""
 
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
 from cdpsim.draw.canvas import INK, label
 from cdpsim.draw.palette import COLOURINGS, KIND_COLOURS, colour, tint
-from cdpsim.draw.views import STREAM_NAMES, Channel, Views, lane_counts, lanes, previous_in_run
+from cdpsim.draw.views import STREAM_NAMES, Views, lane_counts, lanes, previous_in_run
 from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.numeric.columns import Flags, Floats, Ints, Times, group_numbers, group_starts
-from cdpsim.program import Kind, Op, Stream
+from cdpsim.program import Kind, Stream
 from cdpsim.trace.metrics import waiting
 from cdpsim.trace.metrics.waiting import IdleReason
 
@@ -20,15 +19,6 @@ FEW_LINKS, FEW_DEVICES = 4, 8  # links, and devices with streams, that are shown
 PALEST, LATER = 0.6, 0.8  # shares of white: in the colour of a device's last stage, and of a later step
 _MARK = 0.8  # of a short task: the time of the mark of a message that takes none
 _OF_DEVICE = 1 + len(Stream)  # rows that a device may have: of its tasks, and of its streams
-
-
-class IdleTimes(NamedTuple):
-    """The times in which lanes of devices run nothing, and the `IdleReason` of each."""
-
-    lane: Ints
-    begin: Times
-    end: Times
-    reason: Ints
 
 
 class Rows(NamedTuple):
@@ -106,24 +96,23 @@ class Panel:
             )
         return names
 
-    def idle(self) -> IdleTimes:
-        """Return when each lane of a device is idle, and why; without its program a trace has no reasons."""
+    def idle(self) -> dict[str, np.ndarray]:
+        """Return when each lane of a device is idle, and why; a trace from files has no reasons."""
         views, span = self.views, float(self.views.end.max()) or 1.0
         without = np.setdiff1d(np.arange(self.rows.devices), views.tasks["device"][views.bars])
-        unused = np.flatnonzero(np.isin(self.rows.lane_owner, without * _OF_DEVICE))
+        lane = np.flatnonzero(np.isin(self.rows.lane_owner, without * _OF_DEVICE))
+        whole = {"lane": lane, "begin": np.zeros(len(lane)), "end": np.full(len(lane), span)}
         if views.run is None:
-            start, end = (views.tasks[name][views.bars] for name in ("start", "end"))
-            lane, begin, end = _gaps(self.task_lane, start, end, span)
-            reason = np.full(len(lane), IdleReason.NOTHING)
+            gaps = _gaps(self.task_lane, views.start[views.bars], views.end[views.bars], span)
+            gaps["reason"] = np.full(len(gaps["lane"]), IdleReason.NOTHING)
         else:
             gaps = waiting.idle_spans(views.run.program, views.run.start, views.run.end)
-            begin, end, reason = gaps["begin"], gaps["end"], gaps["reason"]
             in_lanes = views.run.task_nodes[views.bars] < len(views.run.program.lane_tasks)
-            lane = np.unique(self.task_lane[in_lanes])[gaps["lane"]]  # each has tasks; they come in the program's order
-        whole = unused, np.zeros(len(unused)), np.full(len(unused), span), np.full(len(unused), IdleReason.NOTHING)
-        idle = IdleTimes(*map(np.append, (lane, begin, end, reason), whole))
-        shown = idle.begin < self.until
-        return IdleTimes(*(column[shown] for column in idle._replace(end=np.minimum(idle.end, self.until))))
+            gaps["lane"] = np.unique(self.task_lane[in_lanes])[gaps["lane"]]  # they come in the program's order
+        whole["reason"] = np.full(len(lane), IdleReason.NOTHING)
+        idle = {name: np.append(gaps[name], column) for name, column in whole.items()}
+        idle["end"] = np.minimum(idle["end"], self.until)
+        return {name: column[idle["begin"] < self.until] for name, column in idle.items()}
 
 
 def _end_of_picture(views: Views, steps: int | None) -> tuple[float, int]:
@@ -225,7 +214,7 @@ def _message_places(
 
     Messages in streams have a row below each of their devices, where streams are shown. Other messages are on links.
     """
-    keys, link = views.links(_link_key)
+    tracks, _, link = views.tracks
     streams, others = views.stream >= 0, views.stream < 0
     few = len(np.unique(link[others & (views.messages["start"] < until)])) <= FEW_LINKS
     message, owner = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
@@ -240,7 +229,7 @@ def _message_places(
         rows = np.flatnonzero(others)
         shown, number = np.unique(link[rows], return_inverse=True)
         _refuse_rows(devices + len(shown))
-        names = [label(_link_name(*keys[k]), 28) for k in shown.tolist()]
+        names = [label(tracks[k], 28) for k in shown.tolist()]
         start, end = (views.messages[name][rows] for name in ("start", "end"))
         message, owner = np.append(message, rows), np.append(owner, devices * _OF_DEVICE + number)
         lane = np.append(lane, lanes(number, start, np.maximum(end, start + mark)))
@@ -254,30 +243,12 @@ def _are_shown(views: Views, among: Flags, until: float, *, few: bool, asked: bo
     return bool(sent.any()) and (takes_time and few if asked is None else asked)
 
 
-def _link_key(channel: Channel) -> tuple[str, tuple[int, ...]]:
-    """Return the operation of a collective and its members; of a pair of devices "" and both."""
-    return ("", (channel.src, *channel.members)) if channel.is_pair else (Op(channel.op).name, channel.members)
-
-
-def _link_name(op: str, members: tuple[int, ...]) -> str:
-    """Return the name of a link, neighbours in a group as a range.
-
-    >>> _link_name("", (3, 4)), _link_name("ALL_REDUCE", (0, 1, 2, 5))
-    ('3 → 4', 'all-reduce 0–2, 5')
-    """
-    if not op:
-        return f"{members[0]} → {members[1]}"
-    runs = [[member for _, member in run] for _, run in groupby(enumerate(members), lambda at: at[1] - at[0])]
-    ranges = ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-    return f"{op.lower().replace('_', '-')} {ranges}"
-
-
-def _gaps(lane: Ints, start: Times, end: Times, span: float) -> tuple[Ints, Times, Times]:
+def _gaps(lane: Ints, start: Times, end: Times, span: float) -> dict[str, np.ndarray]:
     """Return the times, from 0 to `span`, in which nothing runs in each lane that has bars."""
     order = np.lexsort((end, start, lane))
     lane, start, end = lane[order], start[order], end[order]
     first = group_starts(lane)
     last = np.append(first[1:], len(lane))[: len(first)] - 1
-    lane, begin = np.append(lane, lane[last]), np.append(previous_in_run(end, first), end[last])
-    until = np.append(start, np.full(len(last), span))
-    return lane[begin < until], begin[begin < until], until[begin < until]
+    begin, until = np.append(previous_in_run(end, first), end[last]), np.append(start, np.full(len(last), span))
+    gaps = {"lane": np.append(lane, lane[last]), "begin": begin, "end": until}
+    return {name: column[begin < until] for name, column in gaps.items()}

@@ -19,6 +19,7 @@ from cdpsim.trace import Trace, names_of
 STREAM_NAMES = dict(zip(Stream, ("gathers", "reductions", "across", "from host", "from disks"), strict=True))
 KIND_WORDS = {"F": "forward", "B": "backward", "W": "backward of weights", "U": "update"}  # in the order of keys
 LONGEST_TITLE_WORD = 60
+_LONGEST_GROUP = 60
 _Key = TypeVar("_Key", bound=tuple[Any, ...])
 
 
@@ -174,6 +175,13 @@ class Views:
         return list(number), np.array([number[each] for each in keys], dtype=np.int64)[channel]
 
     @cached_property
+    def tracks(self) -> tuple[list[str], list[int | str], Ints]:
+        """The names of links, streams and groups of devices, the receivers on each, and each message's number."""
+        keys, track = self.links(_track_key)
+        receivers = [_devices_name(members) if is_group else members[0] for is_group, _, members, _ in keys]
+        return [_track_name(*key) for key in keys], receivers, track
+
+    @cached_property
     def message_tasks(self) -> tuple[MessageTasks, MessageTasks]:
         """The tasks that made what each message carries, and those that need it; none without a program.
 
@@ -208,6 +216,35 @@ class Views:
         order = sort_by(message, task)
         order = order[group_starts(message[order], task[order])]
         return MessageTasks(message[order], task[order])
+
+
+def _track_key(channel: Channel) -> tuple[bool, int, tuple[int, ...], int]:
+    """Return whether a channel is a group's, its source, members and stream: pairs of devices come first."""
+    return not channel.is_pair, channel.src if channel.is_pair else -1, channel.members, channel.stream
+
+
+def _track_name(is_group: bool, src: int, members: tuple[int, ...], stream: int) -> str:
+    """Return the name of a link, or of a stream.
+
+    >>> _track_name(False, 3, (4,), -1), _track_name(True, -1, (0, 1, 2, 3), Stream.GATHER)
+    ('3 → 4', 'gathers, devices 0–3')
+    """
+    if not is_group and stream < 0:
+        return f"{src} → {members[0]}"
+    name = _devices_name(members) if is_group else f"device {src}"
+    return f"{STREAM_NAMES[Stream(stream)]}, {name}" if stream >= 0 else name
+
+
+def _devices_name(members: tuple[int, ...]) -> str:
+    """Return the name of a group, short for a large one.
+
+    >>> _devices_name((0, 1, 2, 3)), _devices_name((0, 4, 8))
+    ('devices 0–3', 'devices 0, 4, 8')
+    """
+    if len(members) > 2 and members == tuple(range(members[0], members[-1] + 1)):
+        return f"devices {members[0]}–{members[-1]}"
+    name = f"devices {', '.join(map(str, members))}"
+    return name if len(name) <= _LONGEST_GROUP else f"{name[: _LONGEST_GROUP - 12]}… ({len(members)})"
 
 
 def refuse_empty(trace: Trace) -> None:

@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, UnsetType, defstruct
 
-from cdpsim.draw.views import KIND_WORDS, STREAM_NAMES, Channel, Views, lane_counts, lanes, plain_title
+from cdpsim.draw.views import KIND_WORDS, Views, lane_counts, lanes, plain_title
 from cdpsim.errors import RequestError
 from cdpsim.files.progress import progress
 from cdpsim.numeric.columns import Ints, Times, group_starts, sort_by
 from cdpsim.numeric.paths import longest_paths
-from cdpsim.program import EdgeKind, Kind, Stream
+from cdpsim.program import EdgeKind, Kind
 from cdpsim.trace import Trace
 
 SLOT = 1000  # nanoseconds that stand for a slot
@@ -26,7 +26,6 @@ SLICE_CATEGORIES = {**KIND_WORDS, "W": "weight backward"}  # by which readers of
 _MAKERS = {"activation": "F", "activation_gradient": "B"}  # the kinds of the tasks that made what messages carry
 _EXACT = 2**43 * SLOT  # viewers read microseconds as floats, which have no thousandths beyond
 _LONGEST_RUN = 2**62
-_LONGEST_NAME = 60
 _EVENTS_AT_ONCE = 1 << 14
 
 # What is absent is UNSET. A task and a message are slices; an arrow has one start and one end for each of its targets.
@@ -198,7 +197,7 @@ def place(content: str, micro_batch: int, stage: int) -> str:
 def _lay_out_tracks(views: Views) -> _Tracks:
     """Lay out all tasks and messages of a trace."""
     start, end = nanoseconds(views, views.start), nanoseconds(views, views.end)
-    links, link = views.links(_track_key)
+    links, receivers, link = views.tracks
     update = views.kind == Kind.U
     key = np.append(2 * views.tasks["device"].astype(np.int64) + update, 2 * views.devices + link)
     owner = np.append(np.where(update, -1, views.tasks["micro_batch"]), np.full(len(link), -1))
@@ -207,7 +206,7 @@ def _lay_out_tracks(views: Views) -> _Tracks:
     until[free] = until[free] if (end > start)[free].any() else end[free]
     lane = lanes(key, start, until, owner)
     rows = [(device, name) for device in range(views.devices) for name in ("tasks", "updates")]
-    rows += [(views.devices, _track_name(*own)) for own in links]
+    rows += [(views.devices, name) for name in links]
     counts = lane_counts(key, lane, len(rows))
     each = zip(rows, counts.tolist(), strict=True)
     threads = [(pid, name if many == 1 else f"{name} ({k + 1})") for (pid, name), many in each for k in range(many)]
@@ -217,11 +216,10 @@ def _lay_out_tracks(views: Views) -> _Tracks:
     names = _name_events("process", [(k, 0, name) for k, name in enumerate(processes)])
     names += _name_events("thread", [(pid, len(processes) + k, name) for k, (pid, name) in enumerate(threads)])
     source, target = _arrows(views, start)
-    dst = [_devices_name(members) if is_group else members[0] for is_group, _, members, _ in links]
     return _Tracks(
         views,
         names,
-        dst=np.array(dst, dtype=object)[link],
+        dst=np.array(receivers, dtype=object)[link],
         process=np.minimum(key // 2, views.devices),
         thread=len(processes) + thread,
         start=_microseconds(np.concatenate([start, end]))[: len(start)],
@@ -271,35 +269,6 @@ def _arrows(views: Views, start: Ints) -> tuple[Ints, Ints]:
     sources = source[~late], first[instead], views.row[edges.before[on_one_device]]
     targets = target[~late], second[instead], views.row[edges.after[on_one_device]]
     return np.concatenate(sources), np.concatenate(targets)
-
-
-def _track_key(channel: Channel) -> tuple[bool, int, tuple[int, ...], int]:
-    """Return whether a channel is a group's, its source, members and stream: pairs of devices come first."""
-    return not channel.is_pair, channel.src if channel.is_pair else -1, channel.members, channel.stream
-
-
-def _track_name(is_group: bool, src: int, members: tuple[int, ...], stream: int) -> str:
-    """Return the name of a link, or of a stream.
-
-    >>> _track_name(False, 3, (4,), -1), _track_name(True, -1, (0, 1, 2, 3), Stream.GATHER)
-    ('3 → 4', 'gathers, devices 0–3')
-    """
-    if not is_group and stream < 0:
-        return f"{src} → {members[0]}"
-    name = _devices_name(members) if is_group else f"device {src}"
-    return f"{STREAM_NAMES[Stream(stream)]}, {name}" if stream >= 0 else name
-
-
-def _devices_name(members: tuple[int, ...]) -> str:
-    """Return the name of a group, short for a large one.
-
-    >>> _devices_name((0, 1, 2, 3)), _devices_name((0, 4, 8))
-    ('devices 0–3', 'devices 0, 4, 8')
-    """
-    if len(members) > 2 and members == tuple(range(members[0], members[-1] + 1)):
-        return f"devices {members[0]}–{members[-1]}"
-    name = f"devices {', '.join(map(str, members))}"
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 12]}… ({len(members)})"
 
 
 def _sort_slices(start: Ints, source: Ints, target: Ints) -> Ints:

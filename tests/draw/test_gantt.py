@@ -186,13 +186,13 @@ def test_collectives_have_a_row_for_each_group() -> None:
     picture = Picture(
         simulate("multi-dp", 2, model=TWO, cluster=Cluster(link=Link(latency=0.5, bandwidth=2.0)), steps=2)
     )
-    assert [*picture.rows] == ["device 0", "device 1", "all-reduce 0–1"]
+    assert [*picture.rows] == ["device 0", "device 1", "devices 0, 1"]
     assert picture.boxes("message-gradient") == [
-        Box("all-reduce 0–1", lane, start, start + 2, MESSAGE_GREYS[Content.GRADIENT])
+        Box("devices 0, 1", lane, start, start + 2, MESSAGE_GREYS[Content.GRADIENT])
         for lane in (-1, 1)
         for start in (6, 14)
     ]
-    assert [*Picture(simulate("mp-dp", 2), links=True).rows][-2:] == ["all-reduce 0, 2", "all-reduce 1, 3"]
+    assert [*Picture(simulate("mp-dp", 2), links=True).rows][-2:] == ["devices 0, 2", "devices 1, 3"]
 
 
 def test_lanes_of_one_device_stand_side_by_side() -> None:
@@ -469,7 +469,7 @@ def test_links_are_shown_if_asked_for_or_few() -> None:
     trace = simulate("1f1b", 4, model=model(4), cluster=slow)
     assert "0 → 1" not in words(gantt(trace))
     assert "0 → 1" in words(gantt(trace, links=True))
-    assert "all-reduce 0–1" in words(gantt(simulate("multi-dp", 2, model=TWO, cluster=BOX)))
+    assert "devices 0, 1" in words(gantt(simulate("multi-dp", 2, model=TWO, cluster=BOX)))
     figure = gantt(trace, links=True)
     axes = one(figure, "message-activation").axes
     points = axes.get_position().width * figure.get_figwidth() * 72 / axes.get_xlim()[1]
