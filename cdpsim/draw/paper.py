@@ -279,10 +279,17 @@ def _key_entries(timelines: Sequence[_Timeline]) -> list[KeyEntry]:
     shades = colour_meanings(numbers, "micro-batch", timelines[0].first)
     entries = [KeyEntry(partial(_draw_shade, shade), 6, words) for shade, words in shades]
     entries += [KeyEntry(partial(_draw_kind, kind), 7, word) for kind, word in KIND_WORDS.items() if kind in kinds]
+
+    def bars(axes: Axes, x: float, y: float) -> None:
+        _double_bar(axes, x, y - 4, y + 4)
+
+    def curve(axes: Axes, x: float, y: float) -> None:
+        sheet.draw_arc(axes, (x - 7, y - 2), (x, y + 5), (x + 7, y - 2), 2.4, edgecolor=GREY, lw=0.6)
+
     others = (
         (KeyEntry(_draw_stale, 8, "reads an older version"), any(stale)),
-        (KeyEntry(_draw_synchronisation, 3, "synchronisation"), any(timeline.synchronised for timeline in timelines)),
-        (KeyEntry(_draw_curve, 16, "message"), any(timeline.passed for timeline in timelines)),
+        (KeyEntry(bars, 3, "synchronisation"), any(timeline.synchronised for timeline in timelines)),
+        (KeyEntry(curve, 16, "message"), any(timeline.passed for timeline in timelines)),
     )
     return entries + [entry for entry, there in others if there]
 
@@ -303,14 +310,6 @@ def _draw_stale(axes: Axes, x: float, y: float) -> None:
     box = (x - 3.5, x + 3.5, y - 4, y + 4)
     sheet.fill_polygon(axes, _block_arrow("F", box), PALE)
     _slash(axes, box)
-
-
-def _draw_synchronisation(axes: Axes, x: float, y: float) -> None:
-    _double_bar(axes, x, y - 4, y + 4)
-
-
-def _draw_curve(axes: Axes, x: float, y: float) -> None:
-    sheet.draw_arc(axes, (x - 7, y - 2), (x, y + 5), (x + 7, y - 2), 2.4, edgecolor=GREY, lw=0.6)
 
 
 # When steps are synchronised, and messages between them.
