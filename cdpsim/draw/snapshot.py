@@ -105,25 +105,17 @@ def arrange(stages_of: dict[int, list[int]]) -> Arrangement:
     return Arrangement(column, row, spans, by_stage, len(used_rows), max(high for _, high in spans.values()) + 1)
 
 
-def in_a_row(arrangement: Arrangement) -> Arrangement:
-    """Return an arrangement side by side instead of one above the other, where each device has a row of its own."""
-    if arrangement.columns > 1 or arrangement.rows < len(arrangement.column):
-        return arrangement
-    column = {device: float(low) for device, (low, _) in arrangement.span.items()}
-    row, span = dict.fromkeys(arrangement.row, 0), dict.fromkeys(arrangement.span, (0, 0))
-    return Arrangement(column, row, span, False, arrangement.rows, 1)
-
-
 class Board(NamedTuple):
-    """A moment's arrangement at a place on the sheet; `prefix` begins the ids of all that is drawn."""
+    """The arrangement of one run at its moment, and its place on a sheet; `prefix` begins the ids of all marks."""
 
-    axes: Axes
+    prefix: str
     moment: Moment
     arrangement: Arrangement
     form: Form
-    left: float
-    bottom: float
-    prefix: str = ""
+    feet: Mapping[int, str] = MappingProxyType({})  # the words at the foot of each device
+    axes: Any = None
+    left: float = 0.0
+    bottom: float = 0.0
 
     def x(self, device: int) -> float:
         """Return the middle of a device's column."""
@@ -145,15 +137,6 @@ class Board(NamedTuple):
         return self.form.disk + self.moment.activations.get(place, 0) * self.form.ring
 
 
-class _Part(NamedTuple):
-    """One run at its moment: the begin of all its ids, and the words at the foot of each device."""
-
-    prefix: str
-    moment: Moment
-    arrangement: Arrangement
-    feet: Mapping[int, str] = MappingProxyType({})
-
-
 def snapshot(trace: Trace, slot: float | str, *, look: Look = AS_DRAWN, axes: Axes | None = None) -> Figure:
     """Draw the devices at one slot, or at one moment in seconds: what they compute, hold and send.
 
@@ -170,8 +153,13 @@ def snapshot(trace: Trace, slot: float | str, *, look: Look = AS_DRAWN, axes: Ax
     when = f", time step {now}" if trace.in_slots else f", {amount_text(now, 's')}"
     own = title(trace) if look.title is None else label(look.title, 300)
     entries = _moment_entries([moment], form, in_slots=trace.in_slots)
-    entries += _words_entries(in_slots=trace.in_slots, by_stage=arrangement.by_stage)
-    groups = [("", [_Part("", moment, arrangement, feet)])]
+    words = {"1F3": "task: stage, kind, micro-batch"}
+    words["0: 1" if trace.in_slots else "0: 1 GB"] = "device, and the activations that it holds"
+    words |= {} if arrangement.by_stage else {"0": "stage, beside its disk"}
+    for example, meaning in words.items():
+        write = partial(write_words, words=example, size=6, ha="center", color=GREY)
+        entries.append(KeyEntry(write, 3.6 * len(example), meaning))
+    groups = [("", [Board("", moment, arrangement, form, feet)])]
     return _draw_groups(groups, [""], form, entries, (own, when), look, axes)
 
 
@@ -186,21 +174,24 @@ def figure_2(n: int = 3, slot: int | None = None, *, look: Look = AS_DRAWN) -> F
         problem = f"n={n}, but figure 2 has room for {_MOST_N} at most; use `cdpsim snapshot NAME` for one"
         raise RequestError("n", problem)
     letters = [f"({chr(ord('a') + k)}) {words}" for k, (words, *_) in enumerate(FIGURE_2)]
-    parts = [[_part(name, n, slot) if name else None for name in names[::-1]] for _, *names in FIGURE_2]
-    moments = [part.moment for each in parts for part in each if part]
-    form = Form(34.0, 34.0, 7.5, _ring(moments), first=1)
-    groups, entries = list(zip(letters, parts, strict=True)), _moment_entries(moments, form, in_slots=True)
+    moments = {name: _moment_of_figure_2(name, n, slot) for _, *names in FIGURE_2 for name in names if name}
+    form = Form(34.0, 34.0, 7.5, _ring(list(moments.values())), first=1)
+    boards = {name: Board(f"{name}-", moment, arrange(moment.stages), form) for name, moment in moments.items()}
+    parts = [[boards[name] if name else None for name in names[::-1]] for _, *names in FIGURE_2]
+    groups, entries = (
+        list(zip(letters, parts, strict=True)),
+        _moment_entries(list(moments.values()), form, in_slots=True),
+    )
     return _draw_groups(groups, ["with CDP", "without CDP"], form, entries, (label(look.title or "", 300), ""), look)
 
 
-def _part(name: str, n: int, slot: int | None) -> _Part:
+def _moment_of_figure_2(name: str, n: int, slot: int | None) -> Moment:
     views = Views(simulate(name, n, steps=_STEPS))
-    moment = moment_at(views, busiest_moment(views) if slot is None else read_moment(views, slot))
-    return _Part(f"{name}-", moment, arrange(moment.stages))
+    return moment_at(views, busiest_moment(views) if slot is None else read_moment(views, slot))
 
 
 def _draw_groups(
-    groups: Sequence[tuple[str, Sequence[_Part | None]]],
+    groups: Sequence[tuple[str, Sequence[Board | None]]],
     rows: Sequence[str],
     form: Form,
     entries: Sequence[KeyEntry],
@@ -235,18 +226,22 @@ def _draw_groups(
         write_words(page, left + room / 2, height - _MARGIN - _HEAD / 2, name, SMALL + 1, ha="center")
         for part, foot in ((part, foot) for part, foot in zip(each, feet, strict=True) if part):
             x = left + (room - part.arrangement.columns * form.pitch) / 2
-            _draw_board(Board(page, part.moment, part.arrangement, form, x, foot, part.prefix), part.feet)
+            _draw_board(part._replace(axes=page, left=x, bottom=foot))
         left += room + _GROUP_GAP
     sheet.draw_key(page, _MARGIN, bottom - _MARGIN, key, _KEY_PITCH)
     return sheet.scale_sheet(figure, look) if axes is None else sheet.scale_in(axes)
 
 
 def _arranged(moment: Moment) -> Arrangement:
-    """Return a place for every device; refuse more than can be drawn."""
+    """Return a place for every device, side by side where all would stand in one column; refuse more than fit."""
     most = _MOST_BESIDE**2
     if len(moment.stages) > most:
         raise RequestError("snapshot", f"has {len(moment.stages)} devices, of which {most} can be drawn; {_SMALLER}")
-    arrangement = in_a_row(arrange(moment.stages))
+    arrangement = arrange(moment.stages)
+    if arrangement.columns == 1 and arrangement.rows == len(moment.stages):  # each device has a row of its own
+        column = {device: float(low) for device, (low, _) in arrangement.span.items()}
+        row, span = dict.fromkeys(arrangement.row, 0), dict.fromkeys(arrangement.span, (0, 0))
+        arrangement = Arrangement(column, row, span, False, arrangement.rows, 1)
     if max(arrangement.columns, arrangement.rows) > _MOST_BESIDE:
         raise RequestError(
             "snapshot",
@@ -271,10 +266,9 @@ def _write_stages(axes: Axes, high: float, form: Form, left: float, foot: float)
     write_words(axes, left - 16, y, "stage", ha="center", va="center", rotation=90, color=GREY)
 
 
-def _draw_board(board: Board, feet: Mapping[int, str] = MappingProxyType({})) -> None:
-    """Draw the devices of a moment, with words at their feet."""
+def _draw_board(board: Board) -> None:
     for device in board.moment.stages:
-        _draw_device(board, device, feet.get(device, ""))
+        _draw_device(board, device, board.feet.get(device, ""))
     for device, stages in board.moment.stages.items():
         for stage in stages:
             _draw_place(board, (device, stage))
@@ -437,14 +431,6 @@ def _moment_entries(moments: Sequence[Moment], form: Form, *, in_slots: bool) ->
     ]
 
 
-def _words_entries(*, in_slots: bool, by_stage: bool) -> list[KeyEntry]:
-    """Return the entries of the words above a disk, at the foot of a device and, where rows are no stages, beside."""
-    words = "0: 1" if in_slots else "0: 1 GB"
-    foot = KeyEntry(partial(_write_grey, words), 3.6 * len(words), "device, and the activations that it holds")
-    task = KeyEntry(partial(_write_grey, "1F3"), 11, "task: stage, kind, micro-batch")
-    return [task, foot] if by_stage else [task, foot, KeyEntry(partial(_write_grey, "0"), 4, "stage, beside its disk")]
-
-
 def _has_empty_place(moment: Moment) -> bool:
     """Return whether a device holds nothing of a stage that it serves, as far as that is known."""
     places = {(device, stage) for device, stages in moment.stages.items() for stage in stages}
@@ -452,10 +438,6 @@ def _has_empty_place(moment: Moment) -> bool:
 
 
 # Marks of the key, drawn around a point.
-
-
-def _write_grey(words: str, axes: Axes, x: float, y: float) -> None:
-    write_words(axes, x, y, words, 6, ha="center", color=GREY)
 
 
 def _empty_place(axes: Axes, x: float, y: float) -> None:

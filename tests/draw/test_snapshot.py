@@ -219,6 +219,7 @@ def test_a_snapshot_shows_the_moment(name: str, n: int) -> None:
     picture = drawn(snapshot(trace, 3 * n))
     check_drawn(picture, moment_at(Views(trace), 3 * n))
     check_apart(picture, r"device-d\d+")
+    check_apart(picture, r"ring-d.*")
     assert min(text.size for text in picture.texts) >= 6
     assert f"{name}, n = {n}, {'cdp-v2' if name in CYCLIC else 'dp'}, time step {3 * n}" in picture.said()
     held = moment_at(Views(trace), 3 * n).stash
