@@ -8,7 +8,7 @@ import numpy as np
 from cdpsim.draw.views import Views
 from cdpsim.errors import RequestError, whole_number
 from cdpsim.files.units import quantity_text, seconds
-from cdpsim.numeric.columns import Flags, Ints, group_starts, sort_by
+from cdpsim.numeric.columns import Flags, Ints, sort_and_group
 from cdpsim.program import Category, Content, EdgeKind, Kind, Op
 from cdpsim.runs import Run
 from cdpsim.trace.metrics import memory
@@ -50,8 +50,8 @@ def stages_served(views: Views) -> dict[int, list[int]]:
         pairs.append((buffers.device[rows], buffers.stage[rows]))
     device, stage = (np.concatenate(column) for column in zip(*pairs, strict=True))
     result: dict[int, list[int]] = {number: [] for number in np.union1d(device, views.memory["device"]).tolist()}
-    order = sort_by(device, stage)
-    different = order[group_starts(device[order], stage[order])]
+    order, first = sort_and_group(device, stage)
+    different = order[first]
     for number, served in zip(device[different].tolist(), stage[different].tolist(), strict=True):
         result[number].append(served)
     return result

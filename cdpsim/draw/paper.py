@@ -263,10 +263,8 @@ def _slash(axes: Axes, box: Box, name: str = "") -> None:
 
 
 def _double_bar(axes: Axes, x: float, lower: float, upper: float, name: str = "") -> None:
-    """Draw two bars side by side."""
-    sheet.draw_lines(
-        axes, *([(x + side, lower), (x + side, upper)] for side in (-0.85, 0.85)), name=name, lw=0.7, zorder=4
-    )
+    bars = ([(x + side, lower), (x + side, upper)] for side in (-0.85, 0.85))
+    sheet.draw_lines(axes, *bars, name=name, lw=0.7, zorder=4)
 
 
 def _key_entries(timelines: Sequence[_Timeline]) -> list[KeyEntry]:
@@ -349,7 +347,14 @@ def _messages_passed_on(views: Views, synchronised: dict[int, float]) -> list[tu
     wanted &= ~np.isin(views.messages["step"], list(synchronised))
     made, used = views.message_tasks
     maker, user = _first(made, -views.tasks["end"]), _first(used, views.tasks["start"])
-    before = _tasks_before_updates(views.trace)
+    before: dict[int, int] = {}  # of each update, the last task of its stage on its device that had ended by then
+    last: dict[tuple[int, int], int] = {}
+    places = zip(*(views.tasks[name].tolist() for name in ("kind", "stage", "device")), strict=True)
+    for row, (kind, *place) in enumerate(places):  # those that start together come behind the update
+        if kind == "U":
+            before[row] = last.get(tuple(place), -1)
+        else:
+            last[tuple(place)] = row
     ends = [(k, maker[k], user[k]) for k in np.flatnonzero(wanted).tolist() if k in maker and k in user]
     drawn = [(k, before.get(a, a), before.get(b, b)) for k, a, b in ends]
     return [(k, a, b) for k, a, b in drawn if -1 not in (a, b) and a != b]
@@ -361,18 +366,3 @@ def _first(pairs: MessageTasks, by: np.ndarray) -> dict[int, int]:
     message, task = pairs.message[order], pairs.task[order]
     first = group_starts(message)
     return dict(zip(message[first].tolist(), task[first].tolist(), strict=True))
-
-
-def _tasks_before_updates(trace: Trace) -> dict[int, int]:
-    """Return for each update the last task of its stage on its device that had ended by then; -1 for none."""
-    names = ("kind", "stage", "device", "start", "end")
-    last: dict[tuple[int, int], list[tuple[float, int]]] = {}
-    result = {}
-    columns = zip(*(trace.tasks[name].tolist() for name in names), strict=True)
-    for row, (kind, stage, device, start, end) in enumerate(columns):
-        ended = last.setdefault((stage, device), [])
-        if kind == "U":
-            result[row] = max(((until, task) for until, task in ended if until <= start), default=(0.0, -1))[1]
-        else:
-            ended.append((end, row))
-    return result

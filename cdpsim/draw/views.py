@@ -10,7 +10,7 @@ import numpy as np
 from cdpsim.draw.canvas import label
 from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.errors import RequestError, one_line
-from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
+from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, matching_pairs, sort_and_group, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Kind, Op, Stream
 from cdpsim.request.description import describe_disorder, describe_request
 from cdpsim.runs import Run
@@ -144,8 +144,7 @@ class Views:
         members = [tuple(map(int, str(text).split("|"))) for text in number]
         dst = np.fromiter(map(number.__getitem__, texts), np.int64, len(texts))
         columns = self.op, self.messages["src"].astype(np.int64) + 1, dst, self.stream + 1
-        order = sort_by(*columns)
-        first = group_starts(*(column[order] for column in columns))
+        order, first = sort_and_group(*columns)
         appeared = np.argsort(order[first])
         place = np.empty(len(first), dtype=np.int64)
         place[appeared] = np.arange(len(first))
@@ -204,17 +203,17 @@ class Views:
         first, second = pairs(True, True)
         passed = _tasks_of_other(second, first, *used, unless=made[0])
         added_to = _tasks_of_other(first, second, *made, unless=used[0])
-        message, task = _tasks_through(second, first, _joined(made, passed))
+        message, task = _tasks_through(second, first, (np.append(made[0], passed[0]), np.append(made[1], passed[1])))
         seen = start[task] <= start[message]  # a later reader is not what the parameters came for
-        needed = _tasks_through(first, second, _joined(used, added_to))
+        needed = _tasks_through(first, second, (np.append(used[0], added_to[0]), np.append(used[1], added_to[1])))
         return self._rows(message[seen], task[seen]), self._rows(*needed)
 
     def _rows(self, message: Ints, task: Ints) -> MessageTasks:
         """Convert pairs of nodes to pairs of rows, each once."""
         message, task = self.row[message], self.row[task]
         message -= len(self.tasks["start"])
-        order = sort_by(message, task)
-        order = order[group_starts(message[order], task[order])]
+        order, first = sort_and_group(message, task)
+        order = order[first]
         return MessageTasks(message[order], task[order])
 
 
@@ -276,24 +275,15 @@ def word_of(member: IntEnum) -> str:
 def _tasks_of_other(message: Ints, other: Ints, of: Ints, task: Ints, unless: Ints) -> tuple[Ints, Ints]:
     """Return each message with the tasks of its other message, unless it has tasks of its own."""
     without = ~np.isin(message, unless)
-    message, other = message[without], other[without]
-    order = sort_by(of)
-    of, task = of[order], task[order]
-    first = np.searchsorted(of, other)
-    many = np.searchsorted(of, other, side="right") - first
-    within = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
-    return np.repeat(message, many), task[np.repeat(first, many) + within]
+    row, wanted = matching_pairs([of], [other[without]])
+    return message[without][wanted], task[row]
 
 
 def _tasks_through(message: Ints, other: Ints, pairs: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
     """Return pairs of messages and tasks, and for each message without a task those of its other messages."""
     while len((more := _tasks_of_other(message, other, *pairs, unless=pairs[0]))[0]):
-        pairs = _joined(pairs, more)
+        pairs = np.append(pairs[0], more[0]), np.append(pairs[1], more[1])
     return pairs
-
-
-def _joined(pairs: tuple[Ints, Ints], more: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
-    return np.append(pairs[0], more[0]), np.append(pairs[1], more[1])
 
 
 def title(trace: Trace) -> str:
@@ -310,7 +300,7 @@ def title_words(trace: Trace) -> list[str]:
     """Return what identifies a run: its schedule, size and rule, model, training, cluster and disturbances."""
     request = trace.request
     words = [str(request.get("schedule", "trace"))]
-    words += [f"{name} = {request[name]}" for name in ("n",) if name in request]
+    words += [f"n = {request['n']}"] if "n" in request else []
     words += [f"m = {request['m']}"] if request.get("m", request.get("n")) != request.get("n") else []
     words += [f"{name} = {request[name]}" for name in ("chunks", "replicas", "shard", "zero") if name in request]
     words += (

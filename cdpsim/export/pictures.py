@@ -133,12 +133,8 @@ def write_figure(
     numbers = [n] if isinstance(n, int) else list(n or ())
     if number != "4" and len(numbers) > 1:
         raise RequestError("n", f"figure {number} is of one n, not of {len(numbers)}; give one")
-    _write(
-        partial(plots.draw_figure, number, *([numbers] if numbers and number == "4" else numbers), look=look, **given),
-        path,
-        look,
-        force,
-    )
+    own = [numbers] if numbers and number == "4" else numbers
+    _write(partial(plots.draw_figure, number, *own, look=look, **given), path, look, force)
 
 
 def write_snapshot(
