@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -435,9 +436,11 @@ def _gantt_key(drawings: Sequence[_Drawing], names: Sequence[tuple[list[str], fl
     """Return an entry for each meaning of the marks that are there, then those of colours and names."""
     panels = [panel for panel, _ in drawings]
     found: dict[str, dict[str, Marks]] = {}
-    for layer in (layer for _, layers in drawings for layer in layers if layer.words):
-        if len(layer.x[0]) or not layer.gid:
+    for layer in chain(*zip_longest(*(layers for _, layers in drawings))):  # in the order of a run's marks
+        if layer and layer.words and (len(layer.x[0]) or not layer.gid):
             found.setdefault(layer.words, {}).setdefault(layer.gid, layer)
+    if "backward" in found:  # of another run
+        found.pop("backward of inputs", None)
     samples = [(words, list(each.values())) for words, each in found.items() if any(each)]
     samples += _colour_samples(panels)
     entries = [sheet.KeyEntry(partial(_draw_samples, each), 2 * _HALF, words) for words, each in samples]
