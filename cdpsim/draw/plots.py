@@ -135,7 +135,7 @@ def _plot_into(axes: "Axes", what: str, traces: Sequence[Trace], settings: dict[
 
 def timeline_style(traces: Sequence[Trace], *, gantt: bool) -> str:
     """Return the style of a timeline: the paper's for its nine schedules in slots, if nothing of a `gantt` is asked."""
-    of_the_paper = all(trace.in_slots and trace.request.get("schedule") in TABLE_1 for trace in traces)
+    of_the_paper = all(trace.request.get("schedule") in TABLE_1 and Views(trace).in_cells for trace in traces)
     return "paper" if of_the_paper and not gantt else "gantt"
 
 
@@ -167,7 +167,7 @@ def _draw_snapshot(traces: Sequence[Trace], *, slot: float | str | None = None, 
 
 def _moment_of(trace: Trace, slot: float | str | None) -> float | str:
     """Return the moment of a snapshot: by default the one at which most activations are held."""
-    from cdpsim.draw.snapshot.moment import busiest_moment
+    from cdpsim.draw.moment import busiest_moment
 
     return busiest_moment(Views(trace)) if slot is None else slot
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,19 +27,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLES = ("paper", "gantt")
-EXPORTS = (".html", ".json")
+EXPORTS = {".html": "page.page", ".json": "chrome.chrome"}
 ORDER = ".csv"  # of a pipeline, as torch reads it
 TIMELINES = (*canvas.PICTURE_FORMS, *EXPORTS)
-COMPARISONS = ("bars", "points")
+COMPARISONS = {"bars": "compared.comparison_bars", "points": "over_memory.bubble_over_memory"}
 PLAN_TABLES = (".csv", ".json")
 PLOTS = ("memory", "traffic", "versions", "steps")
-FIGURE_OPTIONS = {
-    "steps": "1",
-    "slot": "2",
-    "axis": "4",
-    "contents": "4",
-    "by_layer": "4",
-}  # and the one figure that takes each
+FIGURE_OPTIONS = {"steps": "1", "slot": "2", "axis": "4", "contents": "4", "by_layer": "4"}  # and the figure of each
+
+
+def check_picture(
+    path: str | Path, *, look: Look = AS_DRAWN, force: bool = False, known: Iterable[str] = canvas.PICTURE_FORMS
+) -> None:
+    """Refuse early a file of no known form, that does not take its look, or that cannot be written."""
+    canvas.check_form(path, known)
+    canvas.check_look(path, look)
+    check_writable(path, force=force)
+
+
+check_plan = partial(check_picture, known=(*canvas.PICTURE_FORMS, *PLAN_TABLES))
 
 
 def write_timeline(
@@ -63,13 +70,12 @@ def write_timeline(
     """
     several = [traces] if isinstance(traces, Trace) else list(traces)
     options: dict[str, Any] = {"colour": colour, "links": links, "dependencies": dependencies}
-
     check_timeline(path, len(several), style=style, look=look, force=force, **options)
     ending = Path(path).suffix.lower()
     if ending == ORDER:
         write_actions(_order(several[0]), path, force=force)
     elif ending in EXPORTS:
-        write_file(path, _exported(several, ending), force=force)
+        write_file(path, _late(f"export.{EXPORTS[ending]}")(*several), force=force)
     else:
         style = style or plots.timeline_style(several, gantt=any(options.values()))
         asked = options | {"links": links or None, "style": style, "steps": steps if style == "gantt" else None}
@@ -88,30 +94,22 @@ def check_timeline(
     """Refuse early what `write_timeline` would refuse of any traces."""
     if Path(path).suffix.lower() == ".pftrace":
         raise RequestError(str(path), "its form is not written; end its name in .json, which opens in Perfetto")
-    ending = canvas.check_form(path, (*TIMELINES, ORDER))
+    known = (*TIMELINES, ORDER)
+    ending = canvas.check_form(path, known)
     if style is not None:
         choose("style", style, STYLES)
     if options.get("colour") is not None:
         choose("colour", options["colour"], COLOURINGS)
-    given = [option for option, value in options.items() if value]
     if ending not in canvas.PICTURE_FORMS:
         if style is not None:
             raise RequestError("style", f"is of {canvas.PICTURE_ENDINGS}, not of {ending}; leave it out")
         if schedules > (2 if ending == ".html" else 1):
             most = "two at most" if ending == ".html" else "one"
             raise RequestError("schedules", f"are {schedules}, of which a {ending} has {most}; name fewer")
-    for option in given:
+    for option in (option for option, value in options.items() if value):
         if style == "paper" or ending not in canvas.PICTURE_FORMS:
             raise RequestError(option, f"is of --style gantt in {canvas.PICTURE_ENDINGS}; leave it out")
-    canvas.check_look(path, look)
-    check_writable(path, force=force)
-
-
-def check_picture(path: str | Path, *, look: Look = AS_DRAWN, force: bool = False) -> None:
-    """Refuse early a file that is no picture, does not take its look, or cannot be written."""
-    canvas.check_form(path)
-    canvas.check_look(path, look)
-    check_writable(path, force=force)
+    check_picture(path, look=look, force=force, known=known)
 
 
 def write_figure(
@@ -119,37 +117,24 @@ def write_figure(
     path: str | Path,
     *,
     n: int | Sequence[int] | None = None,
-    steps: int | None = None,
-    slot: int | None = None,
-    axis: str | None = None,
-    contents: str | None = None,
-    by_layer: bool | None = None,
     look: Look = AS_DRAWN,
     force: bool = False,
+    **options: Any,
 ) -> None:
     """Draw the paper's Fig. 1 (timelines of DP, CDP-v1, CDP-v2), 2 (devices at one slot) or 4 (memory per worker).
 
-    `n` is 3 by default; for figure 4, several: 4, 8 and 32.
+    `n` is 3 by default; for figure 4, several: 4, 8 and 32. The other options are those of `FIGURE_OPTIONS`.
     """
     number = choose("figure", str(number), plots.FIGURES)
-    options = {"steps": steps, "slot": slot, "axis": axis, "contents": contents, "by_layer": by_layer}
     given = {option: value for option, value in options.items() if value is not None}
     for option in given:
-        if number != FIGURE_OPTIONS[option]:
+        if number != FIGURE_OPTIONS.get(option):
             raise RequestError(option, f"figure {number} does not take this option; leave it out")
     numbers = [n] if isinstance(n, int) else list(n or ())
     if number != "4" and len(numbers) > 1:
         raise RequestError("n", f"figure {number} is of one n, not of {len(numbers)}; give one")
-    drawn = [numbers] if numbers and number == "4" else numbers
-    draw = partial(plots.draw_figure, number, *drawn, look=look, **given)
-    canvas.check_form(path)
-    canvas.check_look(path, look)
-    try:
-        check_writable(path, force=force)
-    except RequestError:
-        draw()  # a wrong n or slot is reported first, and takes no long run
-        raise
-    _write(draw, path, look, force)
+    own = [numbers] if numbers and number == "4" else numbers
+    _write(partial(plots.draw_figure, number, *own, look=look, **given), path, look, force)
 
 
 def write_snapshot(
@@ -159,7 +144,6 @@ def write_snapshot(
 
     Without a slot it is the one at which most activations are held.
     """
-    check_picture(path, look=look, force=force)
     _write(partial(plots.draw_picture, "snapshot", [trace], look=look, slot=slot), path, look, force)
 
 
@@ -177,9 +161,8 @@ def write_plot(
 
     Memory of several is that of the fullest device of each, or with `sums` of all devices together.
 
-    Steps are how long each training step takes, in each trace or in so many `runs` of its request.
+    Steps are how long each training step takes, in each trace or in `runs` runs of its request.
     """
-
     check_plot(what, path, runs=runs, sums=sums, look=look, force=force)
     if sums and len(traces) == 1:
         raise RequestError("sum", "is of several runs; the picture of one has the sum and each device; leave it out")
@@ -205,41 +188,14 @@ def check_plot(
 
 
 def write_comparison(
-    comparison: Comparison,
-    path: str | Path,
-    *,
-    style: str = "bars",
-    look: Look = AS_DRAWN,
-    force: bool = False,
+    comparison: Comparison, path: str | Path, *, style: str = "bars", look: Look = AS_DRAWN, force: bool = False
 ) -> None:
     """Draw schedules side by side, as bars; or as points, bubble over memory."""
-
-    def draw() -> "Figure":
-        from cdpsim.draw.compared import comparison_bars
-        from cdpsim.draw.over_memory import bubble_over_memory
-
-        return (bubble_over_memory if style == "points" else comparison_bars)(comparison, look)
-
-    choose("style", style, COMPARISONS)
-    check_picture(path, look=look, force=force)
-    _write(partial(plots.drawn, draw, look), path, look, force)
-
-
-def check_plan(path: str | Path, *, look: Look = AS_DRAWN, force: bool = False) -> None:
-    """Refuse early what `write_plan` would refuse of any plan."""
-    canvas.check_form(path, (*canvas.PICTURE_FORMS, *PLAN_TABLES))
-    canvas.check_look(path, look)
-    check_writable(path, force=force)
+    _draw_late(COMPARISONS[choose("style", style, COMPARISONS)], path, look, force, comparison)
 
 
 def write_plan(plan: Plan, path: str | Path, *, look: Look = AS_DRAWN, force: bool = False) -> None:
     """Draw a plan; or write it as .json, or all of its candidates as .csv, each with its fate."""
-
-    def draw() -> "Figure":
-        from cdpsim.draw.over_memory import plan_picture
-
-        return plan_picture(plan, look)
-
     check_plan(path, look=look, force=force)
     ending = Path(path).suffix.lower()
     if ending == ".csv":
@@ -247,7 +203,7 @@ def write_plan(plan: Plan, path: str | Path, *, look: Look = AS_DRAWN, force: bo
     elif ending == ".json":
         write_file(path, [as_json(plan.to_builtins(candidates=True))], force=force)
     else:
-        _write(partial(plots.drawn, draw, look), path, look, force)
+        _draw_late("over_memory.plan_picture", path, look, force, plan)
 
 
 def write_breakeven(
@@ -261,14 +217,33 @@ def write_breakeven(
     force: bool = False,
 ) -> None:
     """Draw the exposed communication over bandwidth, and over N the bandwidth from which messages are hidden."""
+    _draw_late("break_even_curves.break_even_curves", path, look, force, results, factors, curves, share=share)
+
+
+def _late(path: str) -> Callable[..., Any]:
+    """Return a function whose module is imported when it is needed, as matplotlib takes long to import."""
+    module, _, name = path.rpartition(".")
+    function: Callable[..., Any] = getattr(import_module(f"cdpsim.{module}"), name)
+    return function
+
+
+def _draw_late(painter: str, path: str | Path, look: Look, force: bool, *given: Any, **options: Any) -> None:
+    """Write what a function of `draw` draws with a look."""
 
     def draw() -> "Figure":
-        from cdpsim.draw.break_even_curves import break_even_curves
+        return plots.drawn(lambda: _late(f"draw.{painter}")(*given, look=look, **options), look)
 
-        return break_even_curves(results, factors, curves, share=share, look=look)
+    _write(draw, path, look, force)
 
+
+def _write(draw: "Callable[[], Figure]", path: str | Path, look: Look, force: bool) -> None:
+    """Write what `draw` returns."""
     check_picture(path, look=look, force=force)
-    _write(partial(plots.drawn, draw, look), path, look, force)
+    done: Any = ticker(2, "draw")
+    figure = draw()
+    done(1)
+    write_file(path, [canvas.rendered(figure, path, look)], force=force)
+    done(0)
 
 
 def _order(trace: Trace) -> Actions:
@@ -280,22 +255,6 @@ def _order(trace: Trace) -> Actions:
     except (ValueError, TypeError, KeyError, AttributeError):
         problem = "the request in its summary cannot be served; simulate the schedule again"
         raise RequestError("timeline", problem) from None
-
-
-def _exported(traces: Sequence[Trace], ending: str) -> Iterable[bytes]:
-    from cdpsim.export.chrome import chrome
-    from cdpsim.export.page import page
-
-    return page(*traces) if ending == ".html" else chrome(traces[0])
-
-
-def _write(draw: "Callable[[], Figure]", path: str | Path, look: Look, force: bool) -> None:
-    """Write what `draw` returns."""
-    done: Any = ticker(2, "draw")
-    figure = draw()
-    done(1)
-    write_file(path, [canvas.rendered(figure, path, look)], force=force)
-    done(0)
 
 
 def step_actions(trace: Trace) -> Actions:

@@ -73,10 +73,9 @@ def test_a_gantt_has_a_bar_for_each_task(name: str, costs: str) -> None:
     assert {kind: count for kind, count in bars.items() if count} == tasks_of(trace)
 
 
-@in_slots_and_seconds
 @every_schedule
-def test_the_paper_s_style_has_a_mark_for_each_task(name: str, costs: str) -> None:
-    trace = run(name, costs)
+def test_the_paper_s_style_has_a_mark_for_each_task(name: str) -> None:
+    trace = run(name, "slots")
     marks = named(paper([trace]), r"[FBW]-t\d+-i\d+-j\d+")
     assert len(set(marks)) == len(marks)
     assert Counter(mark[0] for mark in marks) == tasks_of(trace)

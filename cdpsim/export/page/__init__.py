@@ -15,7 +15,7 @@ import msgspec
 
 from cdpsim.draw.views import Views, plain_title
 from cdpsim.errors import RequestError
-from cdpsim.export.page.columns import page_columns
+from cdpsim.export.page.page_columns import page_columns
 from cdpsim.files.progress import ticker
 from cdpsim.numeric.columns import Columns
 from cdpsim.trace import Trace
