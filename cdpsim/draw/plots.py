@@ -75,14 +75,9 @@ def figure(number: int | str, n: int | Sequence[int] | None = None, **options: A
     return _with_look(f"figure {number}", numbers, options, "figure")
 
 
-def draw_picture(what: str, traces: Sequence[Trace], *, look: Look, **settings: Any) -> "Figure":
-    """Return a picture of traces, one of `PICTURES`, with a look; the settings are those that it has."""
-    return drawn(lambda: _painter(what)(traces, look=look, **settings), look)
-
-
-def draw_figure(number: str, *n: int | Sequence[int], look: Look, **settings: Any) -> "Figure":
-    """Return a figure of the paper with a look; the settings are those that it has."""
-    return drawn(lambda: _painter(f"figure {number}")(*n, look=look, **settings), look)
+def draw_picture(what: str, *given: Any, look: Look, **settings: Any) -> "Figure":
+    """Return one of `PICTURES` of given traces, or a figure of the paper ("figure 1") of a given n; with a look."""
+    return drawn(lambda: _painter(what)(*given, look=look, **settings), look)
 
 
 def drawn(draw: Callable[[], "Figure"], look: Look) -> "Figure":
@@ -108,7 +103,7 @@ def _with_look(what: str, given: Sequence[Any], settings: dict[str, Any], functi
         parameters = signature(_painter(what)).parameters
     taken = [name for name in [*parameters][1:] if name not in ("look", "axes")]
     refuse_unknown(function, own, [*taken, *names])
-    figure = drawn(lambda: _painter(what)(*given, look=look, **own), look)
+    figure = draw_picture(what, *given, look=look, **own)
     # Notebooks show a figure that pyplot does not know, too.
     vars(figure)["_repr_png_"] = partial(canvas.rendered, figure, "figure.png", Look(dpi=96))
     return figure

@@ -134,7 +134,7 @@ def write_figure(
     if number != "4" and len(numbers) > 1:
         raise RequestError("n", f"figure {number} is of one n, not of {len(numbers)}; give one")
     own = [numbers] if numbers and number == "4" else numbers
-    _write(partial(plots.draw_figure, number, *own, look=look, **given), path, look, force)
+    _write(partial(plots.draw_picture, f"figure {number}", *own, look=look, **given), path, look, force)
 
 
 def write_snapshot(
