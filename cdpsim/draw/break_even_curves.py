@@ -17,6 +17,7 @@ from cdpsim.files.units import short_text
 from cdpsim.studies.breakeven import BreakEven, StepCurve
 
 _HEIGHT, _WIDTH = 3.6, 6.4  # inches, of a panel
+_LEAST_OF_TWO = 8.0  # inches: less has no room for two panels side by side
 _MARKERS = "osD^vPXp"
 _OWN: dict[str, Any] = {"color": GREY, "linewidth": 1, "linestyle": (0, (4, 3))}
 _NAME: dict[str, Any] = {"textcoords": "offset points", "color": GREY, "fontsize": 8}
@@ -38,8 +39,9 @@ def break_even_curves(
     if len(names) > len(COLOURS):
         raise RequestError("schedules", f"{len(names)} curves cannot be told apart; name at most {len(COLOURS)}")
     panels = 1 + (len({one.n for one in found}) > 1)
-    figure = new_page("", _HEIGHT, look, (0, _WIDTH, 1.9 * _WIDTH)[panels])
-    axes, *over_n = figure.subplots(1, panels, squeeze=False)[0]
+    down = panels if look.inches_wide and look.inches_wide < _LEAST_OF_TWO else 1
+    figure = new_page("", _HEIGHT * down, look, _WIDTH if down == panels else 1.9 * _WIDTH)
+    axes, *over_n = figure.subplots(down, panels // down, squeeze=False).flat
     numbers = [names.index(_curve_name(one, found)) for one, _ in curves]
     _over_bandwidth(axes, factors, curves, numbers, share)
     for each in over_n:
@@ -50,7 +52,6 @@ def break_even_curves(
 
 
 def _style(number: int) -> dict[str, Any]:
-    """Return the look of a schedule's curve with markers."""
     return {"color": colour(number), "marker": _MARKERS[number], "linewidth": 1.6, "markersize": 5}
 
 
@@ -68,9 +69,7 @@ def _over_bandwidth(
             level = share / (1 + share)  # of a step that is longer by that share
             look: dict[str, Any] = {"color": colour(k), "markersize": 6, "markeredgecolor": "white", "zorder": 3}
             axes.plot([one.factor * scale], [level], _MARKERS[k], **look, clip_on=False, gid=f"break-even-{k}")
-    axes.set_xscale("log")
-    axes.set(xlim=(bandwidths[0], bandwidths[-1]), ylim=(0, None), ylabel="exposed")
-    axes.set_ylim(-0.02 * axes.get_ylim()[1], axes.get_ylim()[1])
+    axes.set(xscale="log", xlim=(bandwidths[0], bandwidths[-1]), ylabel="exposed")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     axes.axvline(scale, gid="own", **_OWN)
     axes.annotate("this cluster", (scale, 0.985), (4, 0), ("data", "axes fraction"), va="top", **_NAME)
@@ -78,7 +77,6 @@ def _over_bandwidth(
 
 
 def _over_n(axes: Axes, found: Sequence[BreakEven], names: Sequence[str]) -> None:
-    """Draw the break-evens of each schedule over N."""
     scale = _common_bandwidth(found)
     plain(axes, "bandwidth from which on messages are hidden")
     for k, name in enumerate(names):
@@ -86,16 +84,15 @@ def _over_n(axes: Axes, found: Sequence[BreakEven], names: Sequence[str]) -> Non
         n, bandwidth = zip(*points, strict=True) if points else ((), ())
         axes.plot(n, bandwidth, **_style(k), gid=f"over-n-{k}")
     numbers = sorted({one.n for one in found})
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    axes.set(xscale="log", yscale="log")
     axes.set_xticks(numbers, [str(n) for n in numbers])
     axes.xaxis.set_minor_locator(NullLocator())
-    values = [scale, *(one.factor * scale for one in found if one.factor)]
-    low, high = min(values) / 1.6, max(values) * 1.6
+    axes.axhline(scale, gid="own-over-n", **_OWN)
+    axes.margins(0.1)
+    low, high = axes.get_ylim()
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.set(xlabel="N", xlim=(numbers[0] / 1.15, numbers[-1] * 1.15), ylim=(low, high))
-    axes.axhline(scale, gid="own-over-n", **_OWN)
+    axes.set_xlabel("N")
     axes.annotate("this cluster", (1, scale), (4, 0), ("axes fraction", "data"), va="center", **_NAME)
     _name_bandwidths(axes.yaxis, scale)
 
@@ -123,7 +120,6 @@ def _curve_name(one: BreakEven, found: Sequence[BreakEven]) -> str:
 
 
 def _entry(one: BreakEven, name: str, number: int) -> Line2D:
-    """Return the legend entry of a curve, with its break-even."""
     words = "any bandwidth"
     if one.break_even is None:
         words = f"never; latency alone costs {100 * one.latency:.2g} %"

@@ -112,7 +112,7 @@ def figure_with(axes: "Axes") -> "Figure":
 
 def plain(axes: "Axes", title: str, size: float = 9.5) -> None:
     """Give a panel its title, grey axes and a pale grid, without a frame."""
-    axes.set_title(title, fontsize=size, loc="left")
+    axes.set_title(title, fontsize=size, loc="left", wrap=True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(labelsize=8, color=GREY)

@@ -1,13 +1,12 @@
 """Memory and traffic over time: of one trace by part and by device, of several on the same axes."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.markers import CARETDOWN
@@ -18,7 +17,7 @@ from cdpsim.draw import views
 from cdpsim.draw.canvas import GREY, INK, amount_text, label, one_unit, plain
 from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import CATEGORY_COLOURS, COLOURS, CONTENT_COLOURS, colour
-from cdpsim.draw.sheet import DASHES, MARKERS, PAGE_WIDTH, clock, distinct, finish, new_page, titles
+from cdpsim.draw.sheet import DASHES, PAGE_WIDTH, clock, distinct, finish, new_page, titles
 from cdpsim.draw.step_functions import (
     PIXEL_COLUMNS,
     Series,
@@ -43,7 +42,6 @@ from cdpsim.trace.metrics.communication import copied_bytes, sent_shares
 
 MOST_CURVES = 16  # on one pair of axes
 MOST_DEVICE_PANELS = 12  # of devices
-MOST_HEADS = 200  # stems whose heads can be told apart
 _SUM_HEIGHT = 1.6  # inches
 _HATCHES = dict(zip(COLOURS, ("///", "", "++", "xxx", "\\\\\\", "", "", "\\\\\\"), strict=True))
 
@@ -84,7 +82,7 @@ def panel(axes: Axes, heading: str, scale: Scale, most: float, ylabel: str = "",
     """Set up axes from 0 to the end of the run, and to more than the most, so that a peak's label has room."""
     plain(axes, heading, 8 if small else 9.5)
     axes.tick_params(labelsize=6.5 if small else 7.5)
-    clock(axes, scale.end, in_slots=scale.in_slots, ticks=4 if small else 9)
+    clock(axes, scale.end, in_slots=scale.in_slots)
     top = (1.12 if small else 1.2) * most or 1
     axes.set_ylim(0, top)
     axes.yaxis.set_major_locator(MaxNLocator(3 if small else 5, integer=scale.in_slots))
@@ -97,17 +95,10 @@ def steps(
     axes: Axes, time: np.ndarray, value: np.ndarray, end: float, gid: str, baseline: Any = None, **style: Any
 ) -> StepPatch:
     """Draw a step function until `end`, as a line, or as an area from its baseline; the limits of the axes stay."""
-    patch = StepPatch(value, np.append(time, end), baseline=baseline, fill=baseline is not None, gid=gid, **style)
+    edges = np.append(time, max(end, *time[-1:]))
+    patch = StepPatch(value, edges, baseline=baseline, fill=baseline is not None, gid=gid, **style)
     axes.add_artist(patch)
     return patch
-
-
-def draw_boxes(axes: Axes, left: Any, right: Any, low: Any, high: Any, **style: Any) -> PolyCollection:
-    """Draw boxes as one collection; the limits of the axes stay."""
-    corners = [np.stack(corner, axis=-1) for corner in ((left, low), (left, high), (right, high), (right, low))]
-    collection = PolyCollection(list(np.stack(corners, axis=1)), **style)
-    axes.add_collection(collection, autolim=False)
-    return collection
 
 
 def level(axes: Axes, value: float, text: str, gid: str) -> None:
@@ -132,15 +123,7 @@ def memory_over_time(traces: Sequence[Trace], *, sums: bool = False, look: Look 
     rest = [views.held_at_rest(trace) for trace in traces]
     later = [f"; at rest a device holds {scale.amount(most)}" if most is not None else "" for most in rest]
     if len(traces) == 1:
-        total, each = total_memory(traces[0]), memory_of_devices(traces[0])
-        ends = ends_of_devices(each, scale.end)
-        figure, (axes,), panels = _page_of_one(title + later[0], each, "Held by {}", look)
-        _stack(axes, total, CATEGORY_COLOURS, scale, "held", PIXEL_COLUMNS)
-        _draw_devices(panels, each, scale, CATEGORY_COLOURS, ends)
-        _memory_panel(axes, "Held by all devices together" if len(each) > 1 else "Held", scale, [total], traces)
-        _mark_peak(axes, total.peak(), scale.peak(total), "peak")
-        _fade(axes, min(ends.values(), default=scale.end), scale, "pale", "pale: devices have ended")
-        return finish(figure, look, {figure: _part_entries(CATEGORY_COLOURS, total)})
+        return _memory_of_one(traces[0], title + later[0], scale, look)
     figure = new_page(title, 5.5, look)
     above, below = figure.subplots(2, 1, sharex=True)
     whose, hold = ("all devices together", "hold") if sums else ("the fullest device", "holds")
@@ -148,37 +131,38 @@ def memory_over_time(traces: Sequence[Trace], *, sums: bool = False, look: Look 
         (above, "activations", f"Activations of {whose}", [Category.ACTIVATIONS]),
         (below, "everything", f"Everything that {whose} {hold}", list(Category)),
     ):
-        held = [holder_of(trace, rows, sums=sums) for trace in traces]
-        series = [one.series for one in held]
-        _memory_panel(axes, heading, scale, series, traces if sums and axes is above else ())
-        _draw_curves(axes, series, scale, gid, [one.end for one in held])
-        colon = ":" if axes is above else ";"
-        names = [
-            f"{said}{colon} {gid} {scale.peak(one.series)}{one.name}" for said, one in zip(names, held, strict=True)
-        ]
+        held, ends, devices = zip(*(_memory_of(trace, rows, sums=sums) for trace in traces), strict=True)
+        _memory_panel(axes, heading, scale, held, traces if sums and axes is above else ())
+        _draw_curves(axes, held, scale, gid, ends)
+        said = [f" {gid} {scale.peak(series)}{device}" for series, device in zip(held, devices, strict=True)]
+        names = list(map((":" if axes is above else ";").join, zip(names, said, strict=True)))
     above.set_xlabel("")
-    return finish(
-        figure, look, {figure: _curve_entries(scale, map("".join, zip(names, later, strict=True)))}, columns=1
-    )
+    entries = _curve_entries(map("".join, zip(names, later, strict=True)))
+    return finish(figure, look, {figure: entries}, columns=1)
 
 
-class Holder(NamedTuple):
-    """The memory of a device over time, or of all devices together, and its name in a legend."""
+def _memory_of_one(trace: Trace, title: str, scale: Scale, look: Look) -> Figure:
+    total, each = total_memory(trace), memory_of_devices(trace)
+    ends = ends_of_devices(each, scale.end)
+    figure, (axes,), panels = _page_of_one(title, each, "Held by {}", look)
+    _stack(axes, total, CATEGORY_COLOURS, scale, "held", PIXEL_COLUMNS)
+    _memory_panel(axes, "Held by all devices together" if len(each) > 1 else "Held", scale, [total], [trace])
+    _mark_peak(axes, total.peak(), scale.peak(total), "peak")
+    _fade(axes, min(ends.values(), default=scale.end), scale, "pale", "pale: devices have ended")
+    _draw_devices(panels, each, scale, CATEGORY_COLOURS, ends)
+    return finish(figure, look, {figure: _part_entries(CATEGORY_COLOURS, total)})
 
-    series: Series
-    end: float
-    name: str
 
-
-def holder_of(trace: Trace, rows: Sequence[int] = tuple(Category), *, sums: bool = False) -> Holder:
-    """Return the fullest device of a trace by these categories, or all of its devices together."""
+def _memory_of(trace: Trace, rows: Sequence[int], *, sums: bool) -> tuple[Series, float, str]:
+    """Return what the fullest device of a trace by these categories holds, or all together; its end; and its name."""
     if sums:
         total = total_memory(trace)
-        return Holder(total._replace(value=total.value[list(rows)]), end_of_run(trace), "")
-    ends = ends_of_devices(memory_of_devices(trace), end_of_run(trace))
-    each = {device: held._replace(value=held.value[list(rows)]) for device, held in memory_of_devices(trace).items()}
+        return total._replace(value=total.value[rows]), end_of_run(trace), ""
+    whole = memory_of_devices(trace)
+    each = {device: held._replace(value=held.value[rows]) for device, held in whole.items()}
     fullest = max(each, key=lambda device: each[device].peak()[1])
-    return Holder(each[fullest], ends[fullest], f" on device {fullest}" if len(each) > 1 else "")
+    end = ends_of_devices(whole, end_of_run(trace))[fullest]
+    return each[fullest], end, f" on device {fullest}" if len(each) > 1 else ""
 
 
 def _memory_panel(axes: Axes, heading: str, scale: Scale, totals: Sequence[Series], of: Sequence[Trace]) -> None:
@@ -223,20 +207,21 @@ def traffic_over_time(traces: Sequence[Trace], *, look: Look = AS_DRAWN) -> Figu
         heading = "Sent by {}" + _algorithm_note(traces[0])
         figure, (axes, *below), panels = _page_of_one(title, each, heading, look, [_SUM_HEIGHT] * bool(each))
         _stack(axes, totals[0], CONTENT_COLOURS, scale, "sent", PIXEL_COLUMNS)
-        _draw_devices(panels, each, scale, CONTENT_COLOURS)
+        _draw_devices(panels, each, scale, CONTENT_COLOURS, {})
         entries = _part_entries(CONTENT_COLOURS, totals[0])
     else:
         figure = new_page(title, 3.3 + _SUM_HEIGHT, look)
         axes, *below = figure.subplots(2, 1, sharex=True, height_ratios=[2.9, _SUM_HEIGHT])
-        entries = _curve_entries(scale, map(": ".join, zip(names, said, strict=True)))
+        peaks = [f": {scale.peak(total)}, " if len(total.time) else ": " for total in totals]
+        entries = _curve_entries(map("".join, zip(names, peaks, said, strict=True)))
     _traffic_panel(axes, traces, totals, scale)
     if len(traces) > 1:
         _draw_curves(axes, totals, scale, "sent", list(map(end_of_run, traces)))
     elif each:
-        _mark_peak(axes, totals[0].peak(), said[0], "peak")
+        _mark_peak(axes, totals[0].peak(), scale.peak(totals[0]), "peak")
     for sums in below:
         axes.set_xlabel("")
-        _draw_sums(sums, traces, totals, scale)
+        _draw_sums(sums, traces, totals, scale, f"Sent so far: {said[0]}" if len(traces) == 1 else "Sent so far")
     return finish(figure, look, {figure: entries}, columns=5 if len(traces) == 1 else 1)
 
 
@@ -276,8 +261,7 @@ def _sent_in_words(trace: Trace, total: Series, scale: Scale) -> str:
         return "nothing is sent"
     size = int(copied_bytes(trace.messages).sum())
     mean = scale.amount(size / end_of_run(trace), "B/s")
-    words = f"{scale.amount(size, 'B')} in all, mean {mean}{' per slot' if scale.in_slots else ''}"
-    return f"{scale.peak(total)}, {words}"
+    return f"{scale.amount(size, 'B')} in all, mean {mean}{' per slot' if scale.in_slots else ''}"
 
 
 def _algorithm_note(trace: Trace) -> str:
@@ -318,11 +302,11 @@ def sent_so_far(total: Series, scale: Scale) -> tuple[Times, np.ndarray]:
     return time, np.concatenate([[0], (values * np.diff(time)).cumsum()])
 
 
-def _draw_sums(axes: Axes, traces: Sequence[Trace], totals: Sequence[Series], scale: Scale) -> None:
+def _draw_sums(axes: Axes, traces: Sequence[Trace], totals: Sequence[Series], scale: Scale, heading: str) -> None:
     """Draw what has been sent so far, a line for each trace: level while nothing is sent."""
     lines = [sent_so_far(one, scale._replace(end=end_of_run(of))) for one, of in zip(totals, traces, strict=True)]
     unit = "stages' worth" if scale.in_slots else "sent"
-    panel(axes, "Sent so far", scale._replace(unit="B"), max(line[1][-1] for line in lines), unit)
+    panel(axes, heading, scale._replace(unit="B"), max(line[1][-1] for line in lines), unit)
     for k, (time, value) in enumerate(lines):
         look = _look_of_curve(k, len(lines)) if len(lines) > 1 else {"color": INK, "linewidth": 1.2}
         drawstyle = "steps-post" if scale.at_once else "default"
@@ -356,7 +340,7 @@ def _draw_devices(
     each: Mapping[int, Series],
     scale: Scale,
     colours: Mapping[Any, str],
-    ends: Mapping[int, float] = MappingProxyType({}),
+    ends: Mapping[int, float],
 ) -> None:
     """Draw a small panel for each device, with its peak."""
     most = max((each[device].peak()[1] for device in panels), default=0)
@@ -380,19 +364,14 @@ def _part_entries(colours: Mapping[Any, str], total: Series) -> list[Artist]:
 
 def _stack(axes: Axes, series: Series, colours: Mapping[Any, str], scale: Scale, gid: str, columns: int) -> None:
     """Draw functions on each other; where a part is thinner than a line, it is a line."""
-    few = thinned(series, scale.end, columns)
+    few = _shown(series, scale, columns)
     below = np.zeros(len(few.time), dtype=few.value.dtype)
     for member, shade in colours.items():
         above, seen = below + few.value[member], few.value[member] > 0
         if seen.any():
             name = f"{gid}-{views.word_of(member).replace(' ', '-')}"
-            if scale.at_once:
-                half, time = _bar_width(scale) / 2, few.time[seen]
-                bounds = time - half, time + half, below[seen], above[seen]
-                part: Any = draw_boxes(axes, *bounds, clip_on=False)
-            else:
-                part = steps(axes, few.time, np.where(seen, above, np.nan), scale.end, name, below)
-            part.set(gid=name, facecolor=shade, edgecolor=shade, linewidth=0.5, zorder=2)
+            part = steps(axes, few.time, np.where(seen, above, np.nan), scale.end, name, below)
+            part.set(facecolor=shade, edgecolor=shade, linewidth=0.5, zorder=2)
             _hatched(part, shade)
         below = above
     if scale.unit == "B" and not scale.at_once:
@@ -400,19 +379,25 @@ def _stack(axes: Axes, series: Series, colours: Mapping[Any, str], scale: Scale,
         steps(axes, few.time, below, scale.end, f"{gid}-total", edgecolor=INK, linewidth=width, zorder=3)
 
 
-def _hatched(part: Any, shade: str) -> Artist:
+def _hatched(part: Any, shade: str) -> Any:
     """Return a shape hatched in white; matplotlib has colours of hatches since 3.11, before that they are of edges."""
-    white = {"hatchcolor": "white", "hatch_linewidth": 0.5}
-    part.set(
-        hatch=_HATCHES[shade], **(white if hasattr(part, "set_hatchcolor") else {"edgecolor": "white", "linewidth": 0})
-    )
-    artist: Artist = part
-    return artist
+    is_new = hasattr(part, "set_hatchcolor")
+    white = {"hatchcolor": "white", "hatch_linewidth": 0.5} if is_new else {"edgecolor": "white", "linewidth": 0}
+    part.set(hatch=_HATCHES[shade], **white)
+    return part
 
 
-def _bar_width(scale: Scale) -> float:
-    """Return the width of a bar: narrower than a slot, and never narrower than can be seen."""
-    return max(0.6, scale.end / 300) if scale.in_slots else scale.end / 300
+def _shown(series: Series, scale: Scale, columns: int = PIXEL_COLUMNS, slots: float = 0.4) -> Series:
+    """Return the times that a page can show; values of single moments are as wide as can be seen."""
+    few = thinned(series, scale.end, columns)
+    if not scale.at_once:
+        return few
+    wide = max(slots if scale.in_slots else 0.0, scale.end / 300)
+    begin = few.time - wide / 2
+    stop = np.minimum(begin + wide, np.append(begin[1:], np.inf))
+    value = np.zeros((len(few.value), 1 + 2 * len(begin)), dtype=few.value.dtype)
+    value[:, 1::2] = few.value
+    return Series(np.append(begin.min(initial=0.0), np.column_stack([begin, stop])), value)
 
 
 def _mark_peak(axes: Axes, at: tuple[float, float], text: str, gid: str) -> None:
@@ -435,24 +420,19 @@ def _fade(axes: Axes, begin: float, scale: Scale, gid: str, text: str = "") -> N
 
 
 def _draw_curves(axes: Axes, totals: Sequence[Series], scale: Scale, gid: str, ends: Sequence[float]) -> None:
-    """Draw the totals of several series that are not empty, each until its own end, with its peak marked."""
-    draw = _stems if scale.at_once else _line
+    """Draw the totals of several series that are not empty, each until its own end, with its peak marked.
+
+    Each is a dashed line over a thin line, which no short peak can slip through.
+    """
     for k, (series, end) in enumerate(zip(totals, ends, strict=True)):
         before = series.time <= end if scale.at_once else series.time < end
         if before.any():
-            few = thinned(Series(series.time[before], series.value[:, before]), scale.end)
-            shift = draw(axes, few, scale._replace(end=end), k, len(totals), f"{gid}-{k}")
-            time, most = series.peak()
-            _mark_peak(axes, (time + shift, most), "", f"{gid}-{k}-peak")
-
-
-def _line(axes: Axes, few: Series, scale: Scale, number: int, among: int, gid: str) -> float:
-    """Draw a curve as a dashed line over a thin line, which no short peak can slip through; return its shift, 0."""
-    look = _look_of_curve(number, among)
-    ink, order = look.pop("color"), look.pop("zorder")
-    for name, style in ((f"{gid}-under", {"linewidth": 0.6}), (gid, look)):
-        steps(axes, few.time, few.total, scale.end, name, edgecolor=ink, zorder=order, **style)
-    return 0
+            few = _shown(Series(series.time[before], series.value[:, before]), scale, slots=0.1)
+            look = _look_of_curve(k, len(totals))
+            ink, order = look.pop("color"), look.pop("zorder")
+            for name, style in ((f"{gid}-{k}-under", {"linewidth": 0.6}), (f"{gid}-{k}", look)):
+                steps(axes, few.time, few.total, end, name, edgecolor=ink, zorder=order, **style)
+            _mark_peak(axes, series.peak(), "", f"{gid}-{k}-peak")
 
 
 def _look_of_curve(number: int, among: int) -> dict[str, Any]:
@@ -462,31 +442,15 @@ def _look_of_curve(number: int, among: int) -> dict[str, Any]:
     return {"color": colour(number), "linewidth": wide, "linestyle": dashes, "zorder": 3 + 0.01 * number}
 
 
-def _stems(axes: Axes, few: Series, scale: Scale, number: int, among: int, gid: str) -> float:
-    """Draw a curve as a stem for each moment, with a head if there is room; return its shift beside the time."""
-    shift = (number - (among - 1) / 2) * _bar_width(scale) / among
-    stems = axes.vlines(few.time + shift, 0, few.total, color=colour(number), linewidth=1.2, clip_on=False)
-    stems.set(gid=gid, zorder=3 + 0.01 * number)
-    if len(few.time) <= MOST_HEADS:
-        head = distinct(MARKERS, number)
-        (heads,) = axes.plot(few.time + shift, few.total, head, color=colour(number), markersize=3)
-        heads.set(gid=f"{gid}-heads", clip_on=False, zorder=4)
-    return shift
-
-
-def _curve_entries(scale: Scale, texts: Iterable[str]) -> list[Artist]:
+def _curve_entries(texts: Iterable[str]) -> list[Artist]:
     """Return a key's entries: a text for each curve."""
-    entries: list[Artist] = []
-    for number, text in enumerate(texts):
-        dashes, marker = ("-", distinct(MARKERS, number)) if scale.at_once else (distinct(DASHES, number), "")
-        look: dict[str, Any] = {"color": colour(number), "linestyle": dashes, "marker": marker, "markersize": 4}
-        entries.append(Line2D([], [], label=text, **look))
-    return entries
+    looks: Any = ({"color": colour(number), "linestyle": distinct(DASHES, number)} for number in count())
+    return [Line2D([], [], label=text, **look) for text, look in zip(texts, looks, strict=False)]
 
 
 def memory_line(trace: Trace, axes: Axes, *, sums: bool = False, **style: Any) -> None:
     """Draw into axes what the fullest device holds over time, or with `sums` all devices together."""
-    series, end, _ = holder_of(trace, sums=sums)
+    series, end, _ = _memory_of(trace, list(Category), sums=sums)
     time, total = np.append(series.time, end), np.append(series.total, series.total[-1:])
     axes.plot(time, total, drawstyle="steps-post", **{"label": views.plain_title(trace)} | style)
     _name_axes(axes, trace, "memory")

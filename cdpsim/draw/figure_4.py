@@ -12,7 +12,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from cdpsim.draw.canvas import label, one_unit, plain
-from cdpsim.draw.curves import steps
 from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.draw.sheet import PAGE_WIDTH, finish, new_page
@@ -21,7 +20,7 @@ from cdpsim.errors import RequestError
 from cdpsim.files.units import short_text
 from cdpsim.model import Model
 from cdpsim.numeric.columns import Floats, group_starts
-from cdpsim.studies.superpose import PAPER_CLAIMS, Superposition, WorkerCurve, bytes_text, fold, superpose, worker_curve
+from cdpsim.studies.superpose import PAPER_CLAIMS, WorkerCurve, bytes_text, fold, superpose, worker_curve
 
 PAPER_N = (4, 8, 32)
 MOST_CURVE_STEPS = 100_000  # a hundred for each column of pixels
@@ -76,36 +75,23 @@ def _model_panel(
     name = str(model) if not isinstance(model, Model) else model.name or "model"
     plain(axes, f"{label(_NAMES.get(name, name), 34)}, by {results[0].resolution}")
     plain(enlarged, "CDP alone, enlarged", 8.5)
-    axes.set(xlim=(0, 1), ylim=(0, 1.08 * most or 1))
-    enlarged.set_xlabel("share of the pass")
-    enlarged.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     look: dict[str, Any] = {"color": colour(3), "linewidth": 1.2}
     entries = [_draw(axes, *_mean_over_pass(curve, 1), f"dp-{number}", f"DP: {bytes_text(most)}", **look)]
-    entries += _draw_cyclic((axes, enlarged), curve, number, results)
-    for each in (axes, enlarged):
-        each.set_ylabel(f"memory per worker, {one_unit(each.yaxis, 'B', 1.08 * most)}", fontsize=8)
-    words, look = f"half of DP's peak: {bytes_text(most / 2)}", {"color": "black", "linewidth": 1.1}
-    entries.append(_draw(axes, np.zeros(1), np.array([most / 2]), f"optimal-{number}", words, **look))
-    if name in PAPER_CLAIMS:
-        entries.append(Line2D([], [], linestyle="", label=f"the paper: {PAPER_CLAIMS[name]}"))
-    return entries
-
-
-def _draw_cyclic(
-    panels: tuple[Axes, Axes], curve: WorkerCurve, number: int, results: Sequence[Superposition]
-) -> list[Line2D]:
-    """Draw the curve of each number of workers in both panels, the second of which shows them alone."""
-    entries, drawn = [], []
     for k, result in enumerate(results):
         words = f"CDP, N = {result.n}: {bytes_text(result.cdp)}, {short_text(float(result.reduction), '%')} less"
-        look: dict[str, Any] = {"color": colour(k if k < 3 else k + 1), "linewidth": 1.0}
-        drawn.append(_mean_over_pass(curve, result.n))
-        for axes, gid in zip(panels, ("cdp", "enlarged"), strict=True):
-            entry = _draw(axes, *drawn[-1], f"{gid}-{result.n}-{number}", words, **look)
-        entries.append(entry)
-    values = np.concatenate([value for _, value in drawn])
-    room = 0.08 * (values.max() - values.min()) or 0.5
-    panels[1].set_ylim(values.min() - room, values.max() + room)
+        look, drawn = {"color": colour(k if k < 3 else k + 1), "linewidth": 1.0}, _mean_over_pass(curve, result.n)
+        entries.append(_draw(axes, *drawn, f"cdp-{result.n}-{number}", words, **look))
+        _draw(enlarged, *drawn, f"enlarged-{result.n}-{number}", words, **look)
+    words, look = f"half of DP's peak: {bytes_text(most / 2)}", {"color": "black", "linewidth": 1.1}
+    entries.append(_draw(axes, np.zeros(1), np.array([most / 2]), f"optimal-{number}", words, **look))
+    axes.set_ylim(0, 1.08 * most or 1)
+    for each in (axes, enlarged):
+        each.margins(x=0)
+        each.set_ylabel(f"memory per worker, {one_unit(each.yaxis, 'B', 1.08 * most)}", fontsize=8)
+    enlarged.set_xlabel("share of the pass")
+    enlarged.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+    if name in PAPER_CLAIMS:
+        entries.append(Line2D([], [], linestyle="", label=f"the paper: {PAPER_CLAIMS[name]}"))
     return entries
 
 
@@ -113,9 +99,9 @@ def _draw(axes: Axes, begins: Any, values: Any, gid: str, words: str, **look: An
     """Draw a step function, and return its legend entry."""
     value: Any = np.asarray(values, dtype=np.float64)
     first = group_starts(value)  # where it does not change there is no step
-    entry = Line2D([], [], label=words, **look)
-    steps(axes, np.asarray(begins, np.float64)[first], value[first], 1.0, gid, edgecolor=look.pop("color"), **look)
-    return entry
+    edges = np.append(np.asarray(begins, np.float64)[first], 1.0)
+    axes.stairs(value[first], edges, baseline=None, gid=gid, edgecolor=look["color"], linewidth=look["linewidth"])
+    return Line2D([], [], label=words, **look)
 
 
 def _mean_over_pass(curve: WorkerCurve, n: int) -> tuple[Floats, Floats]:

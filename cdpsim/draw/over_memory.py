@@ -1,9 +1,9 @@
 """Points over memory: the bubble of runs that are compared, the steps of a plan's candidates; the best are joined."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -25,7 +25,15 @@ _WIDE, _HIGH = 8.0, 4.9  # inches
 _BEYOND = 1.3  # times the largest memory that fits, and the slowest or the largest of a front: more is not drawn there
 _SIZE, _LARGE, _RING = 3.5, 6.5, 3.0  # points, of which a ring adds some
 _EDGE = 0.04  # of the axes, around their points
-_RING_LOOK: dict[str, Any] = {"marker": "o", "markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 0.7}
+_RING_LOOK: dict[str, Any] = {
+    "marker": "o",
+    "markersize": _LARGE + _RING,
+    "markerfacecolor": "none",
+    "markeredgecolor": INK,
+    "markeredgewidth": 0.7,
+    "linestyle": "none",
+    "clip_on": False,
+}
 _JOINED: dict[str, Any] = {"color": GREY, "linewidth": 0.9}
 
 
@@ -64,51 +72,36 @@ def bubble_over_memory(comparison: Comparison, look: Look = AS_DRAWN) -> Figure:
     return finish(figure, look, {figure: entries}, columns=4, title=notes_of(comparison, notes))
 
 
-class _Spot(NamedTuple):
-    """A candidate in the picture."""
-
-    memory: float
-    time: float
-    schedule: str
-    stale: bool
-    on_front: bool
-
-
 def plan_picture(plan: Plan, look: Look = AS_DRAWN) -> Figure:
     """Draw all candidates that were simulated and fit: a point for each, whose colour and shape are its schedule's.
 
     Those of the plan's front are larger; a line joins the least times over memory, and a ring has staleness.
     Candidates that are much slower or larger than all of the front are counted instead.
     """
-    front, batch = {id(row.measured) for row in plan.front}, plan.wanted.batch
-    every = [
-        _Spot(float(one.memory), float(one.step) / batch, one.schedule, one.staleness > 0, id(one) in front)
-        for one in plan.fitting
-    ]
-    front_spots = [spot for spot in every if spot.on_front]
-    time = max((spot.time for spot in front_spots), default=0.0)
-    memory = max((spot.memory for spot in front_spots), default=0.0)
-    near = [spot for spot in every if spot.time <= _BEYOND * time and spot.memory <= _BEYOND * memory]
-    spots = sorted(near, key=lambda spot: (spot.on_front, spot.memory, spot.time))
-    if not spots:
+    front, batch = [row.measured for row in plan.front], plan.wanted.batch
+    slowest, largest = (max((float(getattr(one, name)) for one in front), default=0.0) for name in ("step", "memory"))
+    shown = [one for one in plan.fitting if one.step <= _BEYOND * slowest and one.memory <= _BEYOND * largest]
+    if not shown:
         raise RequestError("output", "has nothing to show: no candidate that fits has been simulated; leave it out")
-    names = list(dict.fromkeys(spot.schedule for spot in sorted(spots, key=lambda spot: spot.time)))
+    best = set(map(id, front))
+    shown.sort(key=lambda one: (id(one) in best, one.memory, one.step))
+    names = list(dict.fromkeys(one.schedule for one in sorted(shown, key=lambda one: one.step)))
     figure = new_page(_title(plan), _HIGH, look, _WIDE)
     axes = figure.add_subplot()
-    _scale_axes(axes, plan, spots)
-    _join(axes, [spot[:2] for spot in spots], "front")
-    for number, spot in enumerate(spots):
-        style = _mark_of(names.index(spot.schedule), large=spot.on_front)
-        axes.plot([spot.memory], [spot.time], gid=f"candidate-{number}", **style)
-        if spot.stale:
-            size = style["markersize"] + _RING
-            axes.plot([spot.memory], [spot.time], gid=f"ring-{number}", markersize=size, clip_on=False, **_RING_LOOK)
+    plain(axes, "")
+    _join(axes, [(float(one.memory), float(one.step) / batch) for one in shown], "front")
+    for number, one in enumerate(shown):
+        place, style = ([float(one.memory)], [float(one.step) / batch]), _mark_of(names.index(one.schedule))
+        style |= {} if id(one) in best else {"markersize": _SIZE, "zorder": 2, "alpha": 0.55}
+        axes.plot(*place, gid=f"candidate-{number}", **style)
+        if one.staleness:
+            axes.plot(*place, gid=f"ring-{number}", **_RING_LOOK | {"markersize": style["markersize"] + _RING})
+    _name_axes_of_plan(axes, plan)
     entries = [Line2D([], [], label=label(name, 30), **_mark_of(k)) for k, name in enumerate(names)]
-    if any(spot.stale for spot in spots):
-        ring = {"markersize": _LARGE + _RING, "linestyle": "none"}
-        entries.append(Line2D([], [], label="ring: stale parameters", **_RING_LOOK | ring))
+    if any(one.staleness for one in shown):
+        entries.append(Line2D([], [], label="ring: stale parameters", **_RING_LOOK))
     entries.append(Line2D([], [], label="least time over memory", **_JOINED))
-    outside = len(every) - len(spots)
+    outside = len(plan.fitting) - len(shown)
     words = f"{outside:,} slower or larger ones are outside" if outside else ""
     return finish(figure, look, {figure: entries}, columns=4, title=words)
 
@@ -121,23 +114,14 @@ def _title(plan: Plan) -> str:
     return label(f"{of}{wanted.devices} devices, batch {wanted.batch}: {plan.status.partition(':')[0]}", 200)
 
 
-def _scale_axes(axes: Axes, plan: Plan, spots: Sequence[_Spot]) -> None:
-    """Set up the axes, with a line at the memory that a device may hold."""
-    plain(axes, "")
-    limit = plan.wanted.memory
-    for name, values, most in (
-        ("xlim", [spot.memory for spot in spots], limit or 0),
-        ("ylim", [spot.time for spot in spots], 0),
-    ):
-        low, high = min(values), max(*values, most)
-        room = _EDGE * (high - low) or 0.1 * high or 1
-        axes.set(**{name: (max(0.0, low - room), high + room)})
+def _name_axes_of_plan(axes: Axes, plan: Plan) -> None:
+    """Name the axes of drawn points, with a line at the memory that a device may hold."""
+    if plan.wanted.memory is not None:
+        axes.axvline(plan.wanted.memory, color=GREY, linewidth=1, linestyle=(0, (4, 3)), gid="limit")
+    axes.margins(_EDGE)
     unit = "stage-activations" if plan.in_slots else one_unit(axes.xaxis, "B", axes.get_xlim()[1])
-    axes.set_xlabel(f"memory of the fullest device, {unit}")
     time = "" if plan.in_slots else f"step for each sample, {one_unit(axes.yaxis, 's', axes.get_ylim()[1])}"
-    axes.set_ylabel(time or "slots for each micro-batch")
-    if limit is not None:
-        axes.axvline(limit, color=GREY, linewidth=1, linestyle=(0, (4, 3)), gid="limit")
+    axes.set(xlabel=f"memory of the fullest device, {unit}", ylabel=time or "slots for each micro-batch")
 
 
 def _join(axes: Axes, points: Iterable[tuple[float, float]], gid: str) -> None:
@@ -149,11 +133,8 @@ def _join(axes: Axes, points: Iterable[tuple[float, float]], gid: str) -> None:
     axes.plot(*zip(*best, strict=True), gid=gid, drawstyle="steps-post", zorder=1, **_JOINED)
 
 
-def _mark_of(number: int, *, large: bool = True, hollow: bool = False) -> dict[str, Any]:
+def _mark_of(number: int, *, hollow: bool = False) -> dict[str, Any]:
     """Return the mark of a point by the number of its colour and shape."""
-    face = {"markerfacecolor": "white"} if hollow else {"markeredgecolor": INK, "markeredgewidth": 0.4}
     style: dict[str, Any] = {"color": colour(number), "marker": distinct(MARKERS, number), "linestyle": "none"}
-    style |= face | (
-        {"markersize": _LARGE, "zorder": 3} if large else {"markersize": _SIZE, "zorder": 2, "alpha": 0.55}
-    )
-    return style | {"clip_on": False}
+    style |= {"markerfacecolor": "white"} if hollow else {"markeredgecolor": INK, "markeredgewidth": 0.4}
+    return style | {"markersize": _LARGE, "zorder": 3, "clip_on": False}

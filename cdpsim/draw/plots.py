@@ -75,23 +75,10 @@ def figure(number: int | str, n: int | Sequence[int] | None = None, **options: A
     return _with_look(f"figure {number}", numbers, options, "figure")
 
 
-def draw_picture(what: str, traces: Sequence[Trace], *, look: Look, **settings: Any) -> "Figure":
-    """Return a picture of traces, one of `PICTURES`, with a look; the settings are those that it has."""
-    return drawn(lambda: _painter(what)(traces, look=look, **settings), look)
-
-
-def draw_figure(number: str, *n: int | Sequence[int], look: Look, **settings: Any) -> "Figure":
-    """Return a figure of the paper with a look; the settings are those that it has."""
-    return drawn(lambda: _painter(f"figure {number}")(*n, look=look, **settings), look)
-
-
-def drawn(draw: Callable[[], "Figure"], look: Look) -> "Figure":
-    """Return what `draw` draws under matplotlib's own defaults, with a dark ground where that is asked for.
-
-    `draw` itself imports all that imports matplotlib.
-    """
+def draw_named(what: str, *given: Any, look: Look, **settings: Any) -> "Figure":
+    """Return a picture by its name, under matplotlib's own defaults, with a dark ground where that is asked for."""
     with canvas.defaults():
-        figure = draw()
+        figure = _painter(what)(*given, look=look, **settings)
         if look.dark:
             from cdpsim.draw.sheet import darken
 
@@ -104,15 +91,14 @@ def _with_look(what: str, given: Sequence[Any], settings: dict[str, Any], functi
     names = {field.name for field in fields(Look)}
     look = Look(**{name: value for name, value in settings.items() if name in names})
     own = {name: value for name, value in settings.items() if name not in names}
-    taken = [name for name in [*signature(_painter(what)).parameters][1:] if name != "look"]
+    with canvas.defaults():  # which imports matplotlib
+        parameters = signature(_painter(what)).parameters
+    taken = [name for name in [*parameters][1:] if name not in ("look", "axes")]
     refuse_unknown(function, own, [*taken, *names])
-    figure = drawn(lambda: _painter(what)(*given, look=look, **own), look)
-    vars(figure)["_repr_png_"] = partial(_png, figure)  # notebooks show a figure that pyplot does not know, too
+    figure = draw_named(what, *given, look=look, **own)
+    # Notebooks show a figure that pyplot does not know, too.
+    vars(figure)["_repr_png_"] = partial(canvas.rendered, figure, "figure.png", Look(dpi=96))
     return figure
-
-
-def _png(figure: "Figure") -> bytes:
-    return canvas.rendered(figure, "figure.png", Look(dpi=96))
 
 
 def _plot_into(axes: "Axes", what: str, traces: Sequence[Trace], settings: dict[str, Any]) -> "Figure":
@@ -182,13 +168,17 @@ _LATE = {
     "figure 1": ("paper", "figure_1"),
     "figure 2": ("snapshot", "figure_2"),
     "figure 4": ("figure_4", "figure_4"),
+    "bars": ("compared", "comparison_bars"),
+    "points": ("over_memory", "bubble_over_memory"),
+    "plan": ("over_memory", "plan_picture"),
+    "breakeven": ("break_even_curves", "break_even_curves"),
 }
 PICTURES = ("timeline", "memory", "traffic", "versions", "steps", "snapshot")
 FIGURES = ("1", "2", "4")
 
 
 def _painter(what: str) -> Callable[..., "Figure"]:
-    """Return the function that draws a picture or a figure of the paper."""
+    """Return the function that draws a picture."""
     if what in _LATE:
         module, name = _LATE[what]
         painter: Callable[..., Figure] = getattr(import_module(f"cdpsim.draw.{module}"), name)

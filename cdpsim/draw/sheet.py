@@ -1,8 +1,7 @@
 """Figures of all pictures: sheets measured in points, pages of panels that matplotlib lays out; both on black, too."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -238,7 +237,7 @@ def new_page(title: str, height: float, look: Look, width: float = PAGE_WIDTH) -
     return figure
 
 
-def clock(axes: Axes, end: float, *, in_slots: bool, ticks: int = 9) -> None:
+def clock(axes: Axes, end: float, *, in_slots: bool, ticks: int | Literal["auto"] = "auto") -> None:
     """Let the lower axis show the time of a run until `end`, in slots or in one unit of seconds."""
     axes.set_xlim(0, end)
     axes.xaxis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 4, 5, 10], integer=in_slots))
@@ -248,7 +247,7 @@ def clock(axes: Axes, end: float, *, in_slots: bool, ticks: int = 9) -> None:
 def finish(
     figure: Figure,
     look: Look,
-    keys: Mapping[Any, Sequence[Artist]] = MappingProxyType({}),
+    keys: Mapping[Any, Sequence[Artist]],
     *,
     columns: int = 5,
     title: str = "",

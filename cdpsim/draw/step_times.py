@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from cdpsim.draw.canvas import GREY, INK, one_unit, plain
-from cdpsim.draw.curves import Scale, scale_of, steps
+from cdpsim.draw.curves import Scale, scale_of
 from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURS, tint
 from cdpsim.draw.sheet import finish, new_page, titles
@@ -42,16 +42,20 @@ def step_durations(traces: Sequence[Trace], *, runs: int | None = None, look: Lo
     samples = [None if runs is None else sample_runs(trace, runs) for trace in traces]
     figure = new_page(title, (1.8 if runs else 1.5) * len(traces) + 0.4, look)
     grid = figure.subplots(len(traces), 2 if runs else 1, squeeze=False, sharey=True, **_SIDE if runs else {})
-    limits = _limits(traces, samples)
     for k, ((axes, *side), trace, sample) in enumerate(zip(grid, traces, samples, strict=True)):
-        words = [names[k]] * (len(traces) > 1)
+        words = [names[k]] * (len(traces) > 1) + ([_quantiles_text(sample, scale)] if sample else [])
+        plain(axes, "; ".join(words), 8.5)
         if sample is None:
             _steps(axes, durations_of_steps(trace), f"step-times-{k}", edgecolor=COLOURS[0], zorder=3, **_MEDIAN)
         else:
-            words.append(_quantiles_text(sample, scale))
             _bands(axes, sample, k)
             _histogram(side[0], sample, k)
-        _set_up(axes, "; ".join(words), scale, limits)
+        axes.margins(x=0)
+        axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+    most = grid[0, 0].get_ylim()[1]
+    for axes in grid[:, 0]:
+        axes.set_ylabel("slots" if scale.in_slots else f"time of a step, {one_unit(axes.yaxis, 's', most)}")
     grid[-1, 0].set_xlabel("training step")
     return finish(figure, look, {figure: _band_entries(runs) if runs else []}, columns=4)
 
@@ -69,18 +73,6 @@ def _between(ends: Floats) -> Floats:
     return np.diff(ends, axis=-1, prepend=0)
 
 
-def _limits(traces: Sequence[Trace], samples: Sequence[SampledRuns | None]) -> tuple[float, float]:
-    """Return the least and the most that is drawn, with some room."""
-    drawn = [] if samples[0] else [durations_of_steps(trace) for trace in traces]
-    for sample in filter(None, samples):
-        outer = np.quantile(_between(sample.ends), [QUANTILE_SHARES[name] for name in ("5%", "95%")], axis=0)
-        drawn += [outer.ravel(), _between(sample.steady), np.quantile(sample.period, [0.005, 0.995])]
-    values = np.concatenate(drawn)
-    low, high = values.min().item(), values.max().item()
-    room = 0.08 * (high - low) or 0.5 * high
-    return max(0.0, low - room), high + room
-
-
 def _quantiles_text(sample: SampledRuns, scale: Scale) -> str:
     """Return the median and the outer quantiles of a step, and its time if nothing were random."""
     values = np.quantile(sample.period, [QUANTILE_SHARES[name] for name in ("5%", "50%", "95%")]).tolist()
@@ -90,7 +82,8 @@ def _quantiles_text(sample: SampledRuns, scale: Scale) -> str:
 
 def _steps(axes: Axes, value: Floats, gid: str, baseline: Floats | None = None, **style: Any) -> None:
     """Draw a value for each step, around its number."""
-    steps(axes, np.arange(len(value)) - 0.5, value, len(value) - 0.5, gid, baseline, **style)
+    edges = np.arange(len(value) + 1) - 0.5
+    axes.stairs(value, edges, baseline=baseline, fill=baseline is not None, gid=gid, **style)
 
 
 def _bands(axes: Axes, sample: SampledRuns, k: int) -> None:
@@ -112,22 +105,9 @@ def _histogram(axes: Axes, sample: SampledRuns, k: int) -> None:
     axes.set_xticks([])
     axes.spines[["bottom"]].set_visible(False)
     axes.tick_params(left=False, labelleft=False)
-    count, edges = np.histogram(sample.period, _BINS)
-    for row, bar in enumerate(axes.barh(edges[:-1], count, np.diff(edges), align="edge", color=COLOURS[0])):
+    drawn: Any = axes.hist(sample.period, _BINS, orientation="horizontal", color=COLOURS[0])
+    for row, bar in enumerate(drawn[2]):
         bar.set_gid(f"runs-{k}-{row}")
-    axes.set_xlim(0, 1.05 * max(count.max(), 1))
-
-
-def _set_up(axes: Axes, words: str, scale: Scale, limits: tuple[float, float]) -> None:
-    """Set up the axes of a panel that is drawn."""
-    plain(axes, words, 8.5)
-    axes.autoscale(enable=False)
-    last = max(patch.get_data().edges[-1] for patch in axes.patches if hasattr(patch, "get_data"))
-    axes.set(xlim=(-0.5, last), ylim=limits, ylabel="slots")
-    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
-    axes.yaxis.set_major_locator(MaxNLocator(4))
-    if not scale.in_slots:
-        axes.set_ylabel(f"time of a step, {one_unit(axes.yaxis, 's', limits[1])}")
 
 
 def _band_entries(runs: int) -> list[Artist]:

@@ -1,20 +1,21 @@
 """Versions of parameters over time: their number for each stage on each device, and the age of those that are read."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
 from cdpsim.draw.canvas import GREY
-from cdpsim.draw.curves import Scale, draw_boxes, level, panel, scale_of, steps, write_beside
+from cdpsim.draw.curves import Scale, level, panel, scale_of, steps, write_beside
 from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURS, colour, ink_on, tint
 from cdpsim.draw.sheet import finish, new_page, titles
-from cdpsim.draw.step_functions import PIXEL_COLUMNS, Series, end_of_run, sum_spans, thinned
+from cdpsim.draw.step_functions import Series, end_of_run, sum_spans, thinned
 from cdpsim.errors import RequestError
 from cdpsim.files.units import counted
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts
@@ -23,9 +24,9 @@ from cdpsim.trace import Trace
 from cdpsim.trace.metrics.memory import live_versions, step_function
 
 MOST_VERSION_ROWS = 128  # more would be thinner than can be told apart
-_LABELLED_ROWS = 32  # with at most so many rows, each has its name beside it
+MOST_SPANS = 20_000
+_LABELLED_ROWS = 32  # that have their names beside them
 _EDGED_SPANS = 500  # at most so many spans have white edges
-MOST_SPANS = 5_000  # more are widened to columns of pixels
 
 
 class Spans(NamedTuple):
@@ -97,19 +98,13 @@ def version_spans(run: Run) -> tuple[Spans, Ints, Ints]:
     return Spans(*(column[kept] for column in columns)), device[first], stage[first]
 
 
-def most_versions(spans: Spans, group: Ints, grid: float = 0) -> Spans:
-    """Return the most versions that any row of a group keeps; `group` gives the group of each row.
-
-    Times widen to multiples of `grid`, unless it is 0.
-    """
-    begin, end, parts = spans.begin, spans.end, []
-    if grid:
-        begin, end = np.floor(begin / grid) * grid, np.ceil(end / grid) * grid
+def most_versions(spans: Spans, group: Ints) -> Spans:
+    """Return the most versions that any row of a group keeps; `group` gives the group of each row."""
+    parts = []
     for count in range(1, _largest(spans) + 1):  # when any row of a group keeps at least so many
         rows = spans.versions >= count
-        parts.append(_sum_spans_by_row(group[spans.row[rows]], begin[rows], end[rows]))
-    row, begin, end = (np.concatenate(column) for column in list(zip(*parts, strict=True))[:3])
-    return _sum_spans_by_row(row, begin, end)
+        parts.append(_sum_spans_by_row(group[spans.row[rows]], spans.begin[rows], spans.end[rows])[:3])
+    return _sum_spans_by_row(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _sum_spans_by_row(row: Ints, begin: Times, end: Times) -> Spans:
@@ -159,33 +154,26 @@ def _later(run: Run, most: int) -> str:
 def _strips(axes: Axes, heading: str, spans: Spans, labels: Sequence[str], scale: Scale) -> None:
     """Draw a strip for each row: the more versions, the higher and darker; their number stands where there is room."""
     if len(spans.row) > MOST_SPANS:
-        spans = most_versions(spans, np.arange(len(labels)), scale.end / PIXEL_COLUMNS)
+        raise RequestError("versions", f"change {len(spans.row):,} times, too often to be seen; simulate fewer --steps")
     panel(axes, heading, scale, 1)
     axes.grid(visible=False)
     axes.set_ylim(len(labels) - 0.5, -0.5)
-    named = range(len(labels)) if len(labels) <= _LABELLED_ROWS else _first_rows_of_devices(labels)
+    named = range(0, len(labels), -(-len(labels) // _LABELLED_ROWS))
     axes.set_yticks(named, [labels[row] for row in named], fontsize=7)
     axes.tick_params(axis="y", length=0)
     largest = _largest(spans)
     for count in range(1, largest + 1):
         row, left, right = (column[spans.versions == count] for column in spans[:3])
         half, fill = 0.42 * count / max(2, largest), shade(count, largest)
+        corners = [(left, row - half), (left, row + half), (right, row + half), (right, row - half)]
+        boxes = list(np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1))
         edge = "white" if len(spans.row) <= _EDGED_SPANS else fill  # a white edge would cover narrow spans
-        look = {"facecolor": fill, "edgecolor": edge, "linewidth": 0.4, "gid": f"versions-{count}"}
-        draw_boxes(axes, left, right, row + half, row - half, **look)
-    if len(labels) > _LABELLED_ROWS:
-        return
-    for row, begin, end, count in zip(*(column.tolist() for column in spans), strict=True):
+        look: dict[str, Any] = {"facecolor": fill, "edgecolor": edge, "linewidth": 0.4, "gid": f"versions-{count}"}
+        axes.add_collection(PolyCollection(boxes, **look), autolim=False)
+    for row, begin, end, count in zip(*spans, strict=True) if len(labels) <= _LABELLED_ROWS else ():
         if end - begin >= scale.end / 40:
             ink = ink_on(shade(count, largest))
             axes.text((begin + end) / 2, row, str(count), ha="center", va="center_baseline", fontsize=6, color=ink)
-
-
-def _first_rows_of_devices(labels: Sequence[str]) -> list[int]:
-    """Return the rows where another device begins, and not more than have room."""
-    device = [label.partition(",")[0] for label in labels]
-    rows = [row for row in range(len(labels)) if not row or device[row] != device[row - 1]]
-    return rows[:: -(-len(rows) // _LABELLED_ROWS)]
 
 
 def shade(count: int, largest: int) -> str:

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from cdpsim import Model, RequestError, Stage, Trace, simulate
 from cdpsim.draw.canvas import rendered
 from cdpsim.draw.curves import memory_over_time, traffic_over_time
+from cdpsim.draw.step_functions import PIXEL_COLUMNS
 from cdpsim.draw.version_strips import versions_over_time
 from tests.helpers.figures import BOX, HOSTILE, PAPER, at, held_at, marked, model, one, saved, spot, words
 from tests.helpers.made_traces import changed, empty
@@ -73,6 +74,29 @@ def test_rounding_holds_nothing_twice() -> None:
     trace = simulate("multi-cdp", model=equal, steps=4)
     assert len(np.unique(trace.memory["time"])) > len(np.unique(trace.memory["time"].round(6)))
     assert np.nanmax(one(memory_over_time([trace]), "held-activations").get_data().values) == 7 * 8 / 2
+
+
+def test_of_a_long_run_the_times_that_a_page_can_show_are_drawn() -> None:
+    """Each with its own sum; the least and the most of each column of pixels are among them."""
+    trace = simulate("pp-cdp", 4, steps=1200)
+    columns = (trace.memory[name].tolist() for name in ("device", "category", "time", "size"))
+    held: dict[tuple[int, str], int] = {}
+    total: dict[int, int] = {}
+    for device, category, time, size in sorted(zip(*columns, strict=True), key=lambda row: row[2]):
+        held[device, category] = size
+        total[time] = sum(held.values())
+    values, edges, _ = one(memory_over_time([trace]), "held-total").get_data()
+    assert len(values) <= 4 * PIXEL_COLUMNS < len(total)
+    assert {time: total[time] for time in edges[:-1].tolist()} == dict(
+        zip(edges.tolist(), values.tolist(), strict=False)
+    )
+    end, extremes = trace.summary()["makespan"], {}
+    for name, heights in (("all", total), ("shown", dict(zip(edges.tolist(), values.tolist(), strict=False)))):
+        for time, value in heights.items():
+            place = name, min(int(time / end * PIXEL_COLUMNS), PIXEL_COLUMNS - 1)
+            low, high = extremes.get(place, (value, value))
+            extremes[place] = min(low, value), max(high, value)
+    assert all(extremes["shown", column] == extremes["all", column] for _, column in extremes)
 
 
 @pytest.mark.parametrize("n", range(1, 7))
