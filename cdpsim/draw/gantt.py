@@ -482,8 +482,12 @@ def _draw_into(axes: Axes, panel: Panel, layers: Sequence[Marks], clock: _Clock)
     _draw_panel(axes, panel, layers, _fitted_names(panel, clock.scale, 6.0), clock)
     samples = [(words, each[0]) for words, each in _colour_samples([panel])]
     samples += [(layer.words, layer) for layer in layers if layer.words and layer.form == "box" and len(layer.x[0])]
-    look = {words: (layer.fill or layer.style["facecolor"], layer.style.get("hatch")) for words, layer in samples}
-    handles = [Patch(facecolor=fill, hatch=hatch, lw=0, label=words) for words, (fill, hatch) in look.items()]
+    looks = {words: (layer.fill or layer.style["facecolor"], layer.style.get("hatch")) for words, layer in samples}
+    handles = [
+        Patch(facecolor=fill, hatch=hatch, lw=0, label=f"{panel.colouring} {words}" if words[0].isdigit() else words)
+        for words, (fill, hatch) in looks.items()
+        if fill != _NEUTRAL
+    ]
     style: dict[str, Any] = {"frameon": False, "fontsize": LETTERS, "borderaxespad": 0}
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.16), ncols=5, **style)
     return figure_with(axes)

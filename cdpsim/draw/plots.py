@@ -75,18 +75,10 @@ def figure(number: int | str, n: int | Sequence[int] | None = None, **options: A
     return _with_look(f"figure {number}", numbers, options, "figure")
 
 
-def draw_picture(what: str, *given: Any, look: Look, **settings: Any) -> "Figure":
-    """Return one of `PICTURES` of given traces, or a figure of the paper ("figure 1") of a given n; with a look."""
-    return drawn(lambda: _painter(what)(*given, look=look, **settings), look)
-
-
-def drawn(draw: Callable[[], "Figure"], look: Look) -> "Figure":
-    """Return what `draw` draws under matplotlib's own defaults, with a dark ground where that is asked for.
-
-    `draw` itself imports all that imports matplotlib.
-    """
+def draw_named(what: str, *given: Any, look: Look, **settings: Any) -> "Figure":
+    """Return a picture by its name, under matplotlib's own defaults, with a dark ground where that is asked for."""
     with canvas.defaults():
-        figure = draw()
+        figure = _painter(what)(*given, look=look, **settings)
         if look.dark:
             from cdpsim.draw.sheet import darken
 
@@ -103,7 +95,7 @@ def _with_look(what: str, given: Sequence[Any], settings: dict[str, Any], functi
         parameters = signature(_painter(what)).parameters
     taken = [name for name in [*parameters][1:] if name not in ("look", "axes")]
     refuse_unknown(function, own, [*taken, *names])
-    figure = draw_picture(what, *given, look=look, **own)
+    figure = draw_named(what, *given, look=look, **own)
     # Notebooks show a figure that pyplot does not know, too.
     vars(figure)["_repr_png_"] = partial(canvas.rendered, figure, "figure.png", Look(dpi=96))
     return figure
@@ -176,13 +168,17 @@ _LATE = {
     "figure 1": ("paper", "figure_1"),
     "figure 2": ("snapshot", "figure_2"),
     "figure 4": ("figure_4", "figure_4"),
+    "bars": ("compared", "comparison_bars"),
+    "points": ("over_memory", "bubble_over_memory"),
+    "plan": ("over_memory", "plan_picture"),
+    "breakeven": ("break_even_curves", "break_even_curves"),
 }
 PICTURES = ("timeline", "memory", "traffic", "versions", "steps", "snapshot")
 FIGURES = ("1", "2", "4")
 
 
 def _painter(what: str) -> Callable[..., "Figure"]:
-    """Return the function that draws a picture or a figure of the paper."""
+    """Return the function that draws a picture."""
     if what in _LATE:
         module, name = _LATE[what]
         painter: Callable[..., Figure] = getattr(import_module(f"cdpsim.draw.{module}"), name)

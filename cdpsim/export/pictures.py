@@ -1,10 +1,10 @@
 """Pictures and exports as files: traces and a file's name in, the file out; the name's ending picks its form."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cdpsim.draw import canvas, plots
 from cdpsim.draw.look import AS_DRAWN, Look
@@ -23,14 +23,11 @@ from cdpsim.studies.plan import Plan
 from cdpsim.studies.plan.plan_table import candidate_cells
 from cdpsim.trace import Trace
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 STYLES = ("paper", "gantt")
-EXPORTS = {".html": "page.page", ".json": "chrome.chrome"}
+EXPORTS = {".html": "page", ".json": "chrome"}  # the module of each, and its function
 ORDER = ".csv"  # of a pipeline, as torch reads it
 TIMELINES = (*canvas.PICTURE_FORMS, *EXPORTS)
-COMPARISONS = {"bars": "compared.comparison_bars", "points": "over_memory.bubble_over_memory"}
+COMPARISONS = ("bars", "points")
 PLAN_TABLES = (".csv", ".json")
 PLOTS = ("memory", "traffic", "versions", "steps")
 FIGURE_OPTIONS = {"steps": "1", "slot": "2", "axis": "4", "contents": "4", "by_layer": "4"}  # and the figure of each
@@ -75,11 +72,12 @@ def write_timeline(
     if ending == ORDER:
         write_actions(_order(several[0]), path, force=force)
     elif ending in EXPORTS:
-        write_file(path, _late(f"export.{EXPORTS[ending]}")(*several), force=force)
+        export = import_module(f"cdpsim.export.{EXPORTS[ending]}")
+        write_file(path, getattr(export, EXPORTS[ending])(*several), force=force)
     else:
         style = style or plots.timeline_style(several, gantt=any(options.values()))
         asked = options | {"links": links or None, "style": style, "steps": steps if style == "gantt" else None}
-        _write(partial(plots.draw_picture, "timeline", several, look=look, **asked), path, look, force)
+        _write("timeline", several, path=path, look=look, force=force, **asked)
 
 
 def check_timeline(
@@ -134,7 +132,7 @@ def write_figure(
     if number != "4" and len(numbers) > 1:
         raise RequestError("n", f"figure {number} is of one n, not of {len(numbers)}; give one")
     own = [numbers] if numbers and number == "4" else numbers
-    _write(partial(plots.draw_picture, f"figure {number}", *own, look=look, **given), path, look, force)
+    _write(f"figure {number}", *own, path=path, look=look, force=force, **given)
 
 
 def write_snapshot(
@@ -144,7 +142,7 @@ def write_snapshot(
 
     Without a slot it is the one at which most activations are held.
     """
-    _write(partial(plots.draw_picture, "snapshot", [trace], look=look, slot=slot), path, look, force)
+    _write("snapshot", [trace], path=path, look=look, force=force, slot=slot)
 
 
 def write_plot(
@@ -167,7 +165,7 @@ def write_plot(
     if sums and len(traces) == 1:
         raise RequestError("sum", "is of several runs; the picture of one has the sum and each device; leave it out")
     settings: dict[str, Any] = {"sums": sums} if what == "memory" else {"runs": runs} if what == "steps" else {}
-    _write(partial(plots.draw_picture, what, traces, look=look, **settings), path, look, force)
+    _write(what, traces, path=path, look=look, force=force, **settings)
 
 
 def check_plot(
@@ -191,7 +189,7 @@ def write_comparison(
     comparison: Comparison, path: str | Path, *, style: str = "bars", look: Look = AS_DRAWN, force: bool = False
 ) -> None:
     """Draw schedules side by side, as bars; or as points, bubble over memory."""
-    _draw_late(COMPARISONS[choose("style", style, COMPARISONS)], path, look, force, comparison)
+    _write(choose("style", style, COMPARISONS), comparison, path=path, look=look, force=force)
 
 
 def write_plan(plan: Plan, path: str | Path, *, look: Look = AS_DRAWN, force: bool = False) -> None:
@@ -203,7 +201,7 @@ def write_plan(plan: Plan, path: str | Path, *, look: Look = AS_DRAWN, force: bo
     elif ending == ".json":
         write_file(path, [as_json(plan.to_builtins(candidates=True))], force=force)
     else:
-        _draw_late("over_memory.plan_picture", path, look, force, plan)
+        _write("plan", plan, path=path, look=look, force=force)
 
 
 def write_breakeven(
@@ -217,30 +215,14 @@ def write_breakeven(
     force: bool = False,
 ) -> None:
     """Draw the exposed communication over bandwidth, and over N the bandwidth from which messages are hidden."""
-    _draw_late("break_even_curves.break_even_curves", path, look, force, results, factors, curves, share=share)
+    _write("breakeven", results, factors, curves, path=path, look=look, force=force, share=share)
 
 
-def _late(path: str) -> Callable[..., Any]:
-    """Return a function whose module is imported when it is needed, as matplotlib takes long to import."""
-    module, _, name = path.rpartition(".")
-    function: Callable[..., Any] = getattr(import_module(f"cdpsim.{module}"), name)
-    return function
-
-
-def _draw_late(painter: str, path: str | Path, look: Look, force: bool, *given: Any, **options: Any) -> None:
-    """Write what a function of `draw` draws with a look."""
-
-    def draw() -> "Figure":
-        return plots.drawn(lambda: _late(f"draw.{painter}")(*given, look=look, **options), look)
-
-    _write(draw, path, look, force)
-
-
-def _write(draw: "Callable[[], Figure]", path: str | Path, look: Look, force: bool) -> None:
-    """Write what `draw` returns."""
+def _write(what: str, *given: Any, path: str | Path, look: Look, force: bool, **settings: Any) -> None:
+    """Write the picture of that name."""
     check_picture(path, look=look, force=force)
     done: Any = ticker(2, "draw")
-    figure = draw()
+    figure = plots.draw_named(what, *given, look=look, **settings)
     done(1)
     write_file(path, [canvas.rendered(figure, path, look)], force=force)
     done(0)

@@ -588,7 +588,12 @@ def test_a_run_is_drawn_into_somebody_s_axes() -> None:
     assert gantt(simulate("1f1b", 4, m=8), axes=mine) is figure
     assert mine.get_xlim() == (0, 22)
     assert len(blocks(figure)) == 64
+    shown = [text.get_text() for text in mine.get_legend().get_texts()]
+    assert shown == ["forward", "backward", "bubble: waiting for a dependency"]
     assert (other.get_xlim(), len(other.get_children()), len(figure.axes)) == ((0, 1), 10, 2)
+    gantt(simulate("1f1b", 2), axes=other, colour="stage")
+    shown = [text.get_text() for text in other.get_legend().get_texts()]
+    assert shown == ["stage 0", "stage 1", "bubble: waiting for a dependency"]
     with pytest.raises(RequestError, match="axes: have room for one schedule, not for 2"):
         gantt([simulate("1f1b", 4)] * 2, axes=mine)
 
