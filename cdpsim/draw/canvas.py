@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, filterwarnings
 
 from cdpsim.draw.look import AS_DRAWN, Look
@@ -72,16 +72,11 @@ def rendered(figure: "Figure", path: str | Path, look: Look = AS_DRAWN) -> bytes
             from cdpsim.draw.pgf import pgf_text
 
             return pgf_text(figure).encode()
-        metadata = PICTURE_FORMS[ending] | {"Title": look.title or _title_of(figure)}
+        titles: list[Any] = figure.findobj(lambda artist: artist.get_gid() == TITLE)
+        words = " ".join(text.get_text() for text in titles).replace("\n", " ").replace(r"\$", "$")
+        metadata = PICTURE_FORMS[ending] | {"Title": look.title or words or "a picture of cdpsim"}
         figure.savefig(out, format=ending[1:], metadata=metadata, dpi=look.dots_per_inch)
     return out.getvalue().replace(b"<svg ", b'<svg role="img" ', 1) if ending == ".svg" else out.getvalue()
-
-
-def _title_of(figure: "Figure") -> str:
-    """Return the words of a figure's title, for its file."""
-    titles = figure.findobj(lambda artist: artist.get_gid() == TITLE)
-    words = " ".join(text.get_text() for text in titles)  # type: ignore[attr-defined]
-    return words.replace("\n", " ").replace(r"\$", "$") or "a picture of cdpsim"
 
 
 def check_look(path: str | Path, look: Look) -> None:

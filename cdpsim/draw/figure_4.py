@@ -29,14 +29,9 @@ _HEIGHT = 4.6  # inches
 _NARROW = 5.0  # inches: less has no room for two models side by side
 
 
-def figure_4(n: Sequence[int] = PAPER_N, **options: Any) -> Figure:
-    """Draw the paper's two models, with options of `memory_per_worker`."""
-    return memory_per_worker(tuple(PAPER_CLAIMS), n, **options)
-
-
-def memory_per_worker(
-    models: Sequence[str | Path | Model],
-    n: Sequence[int],
+def figure_4(
+    n: Sequence[int] = PAPER_N,
+    models: Sequence[str | Path | Model] = tuple(PAPER_CLAIMS),
     *,
     axis: str = "flops",
     contents: str = "activations",

@@ -189,7 +189,7 @@ def fitted(words: str, width: float, size: float = SMALL) -> str:
 def lines_of(text: str, width: float, size: float = SMALL) -> list[str]:
     """Return a text in lines that are at most so wide, in points."""
     lines = [""]
-    for word in text.split():
+    for word in (fitted(word, width, size) for word in text.split()):
         longer = f"{lines[-1]} {word}".lstrip()
         lines = [*lines, word] if lines[-1] and width_of(longer, size) > width else [*lines[:-1], longer]
     return lines

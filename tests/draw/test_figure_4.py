@@ -8,7 +8,7 @@ import pytest
 
 from cdpsim import Model, RequestError, Stage, presets
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.figure_4 import MOST_CURVE_STEPS, PAPER_N, figure_4, memory_per_worker
+from cdpsim.draw.figure_4 import MOST_CURVE_STEPS, PAPER_N, figure_4
 from cdpsim.draw.step_functions import PIXEL_COLUMNS
 from cdpsim.studies.superpose import WorkerCurve, fold, superpose, worker_curve
 from tests.conftest import Command
@@ -117,7 +117,7 @@ def test_the_same_picture_is_the_same_bytes() -> None:
 
 
 def test_one_worker_is_dp_and_any_model_can_be_drawn() -> None:
-    figure = memory_per_worker([TIMED], [1, 2], axis="measured")
+    figure = figure_4([1, 2], [TIMED], axis="measured")
     dp, alone = (one(figure, gid).get_data() for gid in ("dp-0", "cdp-1-0"))
     assert (dp.values == alone.values).all()
     assert dp.edges == pytest.approx(alone.edges)
@@ -132,12 +132,12 @@ def test_one_worker_is_dp_and_any_model_can_be_drawn() -> None:
 
 def test_a_hostile_name_stays_text() -> None:
     hostile = Model(name=HOSTILE, stages=TIMED.stages)
-    picture = drawn(memory_per_worker([hostile], [2], axis="measured"))
+    picture = drawn(figure_4([2], [hostile], axis="measured"))
     assert any("</script>" in text and len(text) <= 60 for text in picture.said())
 
 
 def test_a_model_that_holds_nothing_has_a_picture() -> None:
-    figure = memory_per_worker([Model(stages=(Stage(forward=1.0, backward=1.0),))], [4], axis="measured")
+    figure = figure_4([4], [Model(stages=(Stage(forward=1.0, backward=1.0),))], axis="measured")
     assert one(figure, "dp-0").get_data().values.tolist() == [0]
     assert "CDP, N = 4: 0.00 B, 0.0 % less" in words(figure)
 
@@ -146,9 +146,9 @@ def test_steps_that_cannot_be_seen_are_refused() -> None:
     """Each worker's tasks are steps of the sum: as many as are told apart, and no more."""
     tasks = 2 * presets.model("vit-b16").n
     most = MOST_CURVE_STEPS // tasks
-    assert marked(memory_per_worker(["vit-b16"], [most], by_layer=True), f"cdp-{most}-0")
+    assert marked(figure_4([most], ["vit-b16"], by_layer=True), f"cdp-{most}-0")
     with pytest.raises(RequestError, match=rf"n={2 * most} makes more steps than can be seen; give at most \d+ here"):
-        memory_per_worker(["vit-b16"], [2 * most], by_layer=True)
+        figure_4([2 * most], ["vit-b16"], by_layer=True)
     with pytest.raises(RequestError, match="one number twice"):
         figure_4([4, 4])
     with pytest.raises(RequestError, match="9 curves cannot be told apart"):

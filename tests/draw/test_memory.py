@@ -90,7 +90,7 @@ def test_of_a_long_run_the_times_that_a_page_can_show_are_drawn() -> None:
     assert {time: total[time] for time in edges[:-1].tolist()} == dict(
         zip(edges.tolist(), values.tolist(), strict=False)
     )
-    end, extremes = trace.summary()["makespan"], {}
+    end, extremes = trace.summary()["makespan"], dict[tuple[str, int], tuple[int, int]]()
     for name, heights in (("all", total), ("shown", dict(zip(edges.tolist(), values.tolist(), strict=False)))):
         for time, value in heights.items():
             place = name, min(int(time / end * PIXEL_COLUMNS), PIXEL_COLUMNS - 1)

@@ -14,9 +14,7 @@ from cdpsim import Model, RequestError, Stage, simulate
 from cdpsim.draw.canvas import rendered
 from cdpsim.draw.palette import luminance
 from cdpsim.draw.version_strips import (
-    Spans,
     mean_age,
-    most_versions,
     shade,
     versions_over_time,
 )
@@ -120,21 +118,15 @@ def test_several_are_the_most_of_each() -> None:
     ]
 
 
-spans = st.lists(
-    st.tuples(st.integers(0, 5), st.integers(0, 20), st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=12
-)
-
-
-@given(spans)
-def test_the_most_of_a_group(given: list[tuple[int, int, int, int]]) -> None:
-    columns = [np.array([row[k] for row in given], dtype=np.int64) for k in range(4)]
-    rows = Spans(columns[0], columns[1], columns[1] + columns[2], columns[3])
-    found = most_versions(rows, np.array([0, 0, 1, 1, 2, 2]))
-    for group in range(3):
-        for time in range(36):
-            counts = [c for row, begin, long, c in given if row // 2 == group and begin <= time < begin + long]
-            drawn = [c for g, low, high, c in zip(*found, strict=True) if g == group and low <= time < high]
-            assert drawn == ([max(counts)] if counts else [])
+@pytest.mark.parametrize("name", ["zero-cdp", "multi-cdp", "pipedream", "1f1b"])
+def test_a_strip_of_several_is_the_most_of_the_strips_of_one(name: str) -> None:
+    run = simulate(name, 4, steps=4)
+    (alone, _), single = strips(versions_over_time([run, run])).values(), strips(versions_over_time([run])).values()
+    for slot in range(run.makespan):
+        kept, most = (
+            [count for row in rows for low, high, count in row if low <= slot < high] for rows in ([alone], single)
+        )
+        assert kept == [max(most)] * bool(most)
 
 
 def test_many_rows_become_the_most_of_each_stage_and_too_many_are_refused() -> None:
