@@ -176,7 +176,7 @@ def _idle_layers(panel: Panel, scale: float) -> Iterator[Marks]:
 
 
 def _message_layers(panel: Panel, scale: float) -> Iterator[Marks]:
-    """Yield bars with the marks of their contents, none too narrow to be seen; a mark alone for what takes no time."""
+    """Yield bars with the marks of their contents, none too narrow to be seen; a message without length is a mark."""
     views, rows, fine = panel.views, panel.rows, _fineness(panel, scale)
     start, end = (views.messages[name][panel.message] for name in ("start", "end"))
     middle = rows.lane_top[panel.message_lane] + rows.lane_high[panel.message_lane] / 2
@@ -199,7 +199,7 @@ def _message_layers(panel: Panel, scale: float) -> Iterator[Marks]:
 
 
 def _wait_layers(panel: Panel, scale: float) -> Iterator[Marks]:
-    """Yield lines from what was waited for to each task that waited, thicker where a lane idled for it."""
+    """Yield a line from each dependency to the task that waited for it, thicker where a lane idled for it."""
     run = panel.views.run
     assert run is not None, "gantt refuses the dependencies of a trace without its program"
     program, edges, waited = run.program, run.program.edges, waits_for(run.program, run.start, run.end)
@@ -308,7 +308,7 @@ def gantt(
 
     A run is drawn for `steps` training steps, by default for one if every task reads what the step before it made, else
     for all. Blocks have the `colour` of their kind, micro-batch or stage. `links` adds rows for messages; by default
-    where these take time and the links are few. `dependencies` adds them, and lines from what was waited for. With
+    where these take time and the links are few. `dependencies` adds them, and lines of dependencies. With
     `axes`, one run is drawn into them.
     """
     several = [traces] if isinstance(traces, Trace) else list(traces)
@@ -433,7 +433,7 @@ def _draw_panel(
 
 
 def _gantt_key(drawings: Sequence[_Drawing], names: Sequence[tuple[list[str], float]]) -> list[sheet.KeyEntry]:
-    """Return an entry for each meaning of the marks that are there, then those of colours and names."""
+    """Return an entry for each meaning of the marks drawn, then entries of colours and names."""
     panels = [panel for panel, _ in drawings]
     found: dict[str, dict[str, Marks]] = {}
     for layer in chain(*zip_longest(*(layers for _, layers in drawings))):  # in the order of a run's marks

@@ -116,9 +116,9 @@ class Panel:
 
 
 def _end_of_picture(views: Views, steps: int | None) -> tuple[float, int]:
-    """Return the time until which a run is drawn, and how many steps that is: by default, where all are alike, one."""
+    """Return the end of the picture and the number of its steps: by default one where all are alike, else all."""
     tasks, reads = views.tasks, views.kind != Kind.U
-    every = int(tasks["step"].max()) + (not views.has_rounds)  # what is thrown away is of no step
+    every = int(tasks["step"].max()) + (not views.has_rounds)  # discarded tasks belong to no step
     flushes = not views.has_rounds and bool((tasks["version"] == tasks["step"])[reads].all())
     wanted = (1 if flushes else every) if steps is None else whole_number("steps", steps, at_least=1)
     if wanted > every:
@@ -155,7 +155,7 @@ def _stage_ranks(views: Views, tasks: dict[str, np.ndarray]) -> tuple[Ints, int]
 
 
 def _arrange(views: Views, devices: int, messages: list[Ints]) -> Rows:
-    """Place the rows of all devices, and those of messages, whose owners and lanes are given."""
+    """Place the rows of all devices, and the rows of messages, whose owners and lanes are given."""
     owner, lane = views.tasks["device"][views.bars].astype(np.int64) * _OF_DEVICE, _task_lanes(views)
     if views.has_rounds:  # updates have the row of their stream
         update = views.kind[views.bars] == Kind.U

@@ -26,16 +26,16 @@ class StepCollective(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """The content of a picture; what only a program knows is empty for a trace without one."""
+    """The content of a picture; fields that need a program are empty for a trace without one."""
 
     stages: dict[int, list[int]]  # of each device, at any time
     running: dict[Place, list[int]]  # the micro-batches that are computed
     labels: dict[Place, list[str]]  # the tasks that compute them, such as 1F3
     states: frozenset[Place] | None  # where parameters are alive; None if not known
-    activations: dict[Place, int]  # how many micro-batches' activations of that stage are held
+    activations: dict[Place, int]  # the number of micro-batches whose activations of that stage are held
     stash: dict[int, float]  # activations of each device, in stages' worth or bytes
-    inside: list[tuple[Place, Place]]  # what running tasks will pass on inside their device
-    messages: list[tuple[Place, Place]]  # what is on its way from device to device
+    inside: list[tuple[Place, Place]]  # data that running tasks will pass on inside their device
+    messages: list[tuple[Place, Place]]  # messages on their way from device to device
     collectives: list[StepCollective]
 
 

@@ -124,7 +124,7 @@ def _places_in_cells(views: Views) -> Ints:
 
 
 def _marks_in_a_line(marks: int) -> int:
-    """Return how many of the marks of one cell stand side by side, in lines as even as can be."""
+    """Return the number of marks side by side in a cell, whose lines are of nearly equal length."""
     return -(-marks // -(-marks // _MOST_SIDE_BY_SIDE))
 
 
@@ -316,9 +316,9 @@ def _draw_stale(axes: Axes, x: float, y: float) -> None:
 def synchronisations(trace: Trace) -> dict[int, float]:
     """Return the time of the last update of each training step that is synchronised, by its step.
 
-    A step is synchronised if no task that reads a part of the version that it makes starts before all updates that
-    make it have happened, and these happen at one time, or between its tasks and those of the next step. A version that
-    no task reads follows the one before it; without one, its updates must all happen at one time.
+    A step is synchronised if no task that reads a part of its version starts before all updates that make the version
+    have happened, and these happen at one time, or between its tasks and the tasks of the next step. A version that no
+    task reads follows the one before it; without one, its updates must all happen at one time.
     """
     tasks = trace.tasks
     update = tasks["kind"] == "U"
@@ -350,7 +350,7 @@ def _messages_passed_on(views: Views, synchronised: dict[int, float]) -> list[tu
     before: dict[int, int] = {}  # of each update, the last task of its stage on its device that had ended by then
     last: dict[tuple[int, int], int] = {}
     places = zip(*(views.tasks[name].tolist() for name in ("kind", "stage", "device")), strict=True)
-    for row, (kind, *place) in enumerate(places):  # those that start together come behind the update
+    for row, (kind, *place) in enumerate(places):  # tasks that start with an update come behind it
         if kind == "U":
             before[row] = last.get(tuple(place), -1)
         else:

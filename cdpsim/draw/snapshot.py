@@ -84,7 +84,7 @@ def arrange(stages_of: dict[int, list[int]]) -> Arrangement:
     """Return a place for each device, from the stages that it serves.
 
     A row is a stage where every device serves successive ones, else a device's stages stand one above the other.
-    Devices of different stages stand above each other in one column, those of the same stage side by side; rows of
+    Devices of different stages stand above each other in one column, devices of one stage side by side. Rows of
     devices with one stage each are centred.
     """
     by_stage = all(stages[-1] - stages[0] < len(stages) for stages in stages_of.values() if stages)
@@ -283,7 +283,7 @@ def _draw_device(board: Board, device: int, foot: str) -> None:
     style: dict[str, Any] = {"facecolor": DEVICE_FILL, "edgecolor": GREY, "linewidth": 0.6, "zorder": 0.5}
     box = FancyBboxPatch(corner, 2 * half, upper - lower, boxstyle="round,pad=0,rounding_size=3", **style)
     put_patch(board.axes, box, f"{board.prefix}device-d{device}")
-    if foot:  # at the left, so that arrows to a device below pass by; before those that do not
+    if foot:  # at the left, so that arrows to a device below pass by; in front of the others
         backing = {"facecolor": DEVICE_FILL, "edgecolor": "none", "pad": 0.3}
         write_words(board.axes, corner[0] + 2.5, lower + strip / 2 + 1, foot, 6, color=GREY, zorder=5, bbox=backing)
 
@@ -346,7 +346,7 @@ def _draw_arrows(board: Board) -> None:
 def _draw_arrow(board: Board, kind: str, a: Place, b: Place) -> None:
     """Draw an arrow from a place to another, bent more where others stand in its way.
 
-    All but those of collectives bend a little, so that those there and back part.
+    Arrows of messages bend a little, so that the two directions part.
     """
     (x, y), (to_x, to_y) = start, end = board.at(a), board.at(b)
     columns, rows = abs(to_x - x) / board.form.pitch, abs(to_y - y) / board.form.rise

@@ -58,7 +58,7 @@ class Views:
 
     @cached_property
     def devices(self) -> int:
-        """The number of devices: those that a task or memory names."""
+        """The number of devices that tasks or memory name."""
         return 1 + max(int(table["device"].max(initial=0)) for table in (self.tasks, self.memory))
 
     @cached_property
@@ -182,7 +182,7 @@ class Views:
 
     @cached_property
     def message_tasks(self) -> tuple[MessageTasks, MessageTasks]:
-        """The tasks that made what each message carries, and those that need it; none without a program.
+        """The producers and the consumers of each message's content, as tasks; none without a program.
 
         Parameters that a device passes on as they came, from reader to reader, are from the task that they came for;
         a partial sum is for the task whose gradient is added to it. A message that others make or need, and no task,
@@ -280,7 +280,7 @@ def _tasks_of_other(message: Ints, other: Ints, of: Ints, task: Ints, unless: In
 
 
 def _tasks_through(message: Ints, other: Ints, pairs: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
-    """Return pairs of messages and tasks, and for each message without a task those of its other messages."""
+    """Return pairs of messages and tasks; a message without a task has the tasks of its other messages."""
     while len((more := _tasks_of_other(message, other, *pairs, unless=pairs[0]))[0]):
         pairs = np.append(pairs[0], more[0]), np.append(pairs[1], more[1])
     return pairs
@@ -297,7 +297,7 @@ def plain_title(trace: Trace) -> str:
 
 
 def title_words(trace: Trace) -> list[str]:
-    """Return what identifies a run: its schedule, size and rule, model, training, cluster and disturbances."""
+    """Return the words that identify a run: its schedule, size and rule, model, training, cluster, disturbances."""
     request = trace.request
     words = [str(request.get("schedule", "trace"))]
     words += [f"n = {request['n']}"] if "n" in request else []
@@ -333,10 +333,10 @@ def held_at_rest(trace: Trace) -> int | None:
 
 
 def lanes(key: Ints, start: Times, end: Times, owner: Ints | None = None) -> Ints:
-    """Return the lane of each row among those of its key, such that no two rows of one lane overlap.
+    """Return the lane of each row among the lanes of its key, such that no two rows of one lane overlap.
 
     Rows come sorted by start. A row takes the lane that its owner (a micro-batch) had before if that is free, else the
-    first that is; of those that start together, owners with a lane come first.
+    first free one. Where several start together, owners with a lane come first.
     """
     lane = np.zeros(len(key), dtype=np.int64)
     order = sort_by(key, np.arange(len(key)))

@@ -1,8 +1,8 @@
 """A run as Chrome's JSON, which Perfetto, chrome://tracing and readers of PyTorch's profiles open.
 
 A *slice* is a task or a message. A process is a device, the last one all links; a thread is a lane of a device, its
-updates, a link, or a group of collectives. Arrows go between slices: those of a micro-batch make one chain, from its
-first forward to its last backward. Counters are what devices hold.
+updates, a link, or a group of collectives. Arrows go between slices: the arrows of a micro-batch make one chain, from
+its first forward to its last backward. Counters are the memory of devices.
 """
 
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ from cdpsim.trace import Trace
 
 SLOT = 1000  # nanoseconds that stand for a slot
 SLICE_CATEGORIES = {**KIND_WORDS, "W": "weight backward"}  # by which readers of these files filter
-_MAKERS = {"activation": "F", "activation_gradient": "B"}  # the kinds of the tasks that made what messages carry
+_MAKERS = {"activation": "F", "activation_gradient": "B"}  # the kinds of tasks that make these contents
 _EXACT = 2**43 * SLOT  # viewers read microseconds as floats, which have no thousandths beyond
 _LONGEST_RUN = 2**62
 _EVENTS_AT_ONCE = 1 << 14
 
-# What is absent is UNSET. A task and a message are slices; an arrow has one start and one end for each of its targets.
+# Absent fields are UNSET. Tasks and messages are slices; an arrow has one start and one end for each of its targets.
 _TaskArguments = defstruct("_TaskArguments", ["stale", "micro_batch", "stage", "step", "version"], gc=False)
 _MessageArguments = defstruct(
     "_MessageArguments", ["op", "content", "micro_batch", "stage", "dst", "step", "src", "size", "rounds"], gc=False
@@ -39,7 +39,7 @@ _Counter = defstruct("_Counter", ["name", "pid", "ts", "args"], tag_field="ph", 
 
 
 class _Tracks(NamedTuple):
-    """The places of slices, which are the rows of `trace.tasks`, then those of `trace.messages`; and the arrows."""
+    """The places of slices, which are the rows of `trace.tasks`, then of `trace.messages`; and the arrows."""
 
     views: Views
     names: list[dict[str, Any]]  # of processes and threads
@@ -116,7 +116,7 @@ def _encode_trace(tracks: _Tracks) -> Iterator[bytes]:
 def _file_head(tracks: _Tracks) -> bytes:
     """Return the file's beginning, as Kineto writes it, with the names of processes and threads.
 
-    One file has all devices, so it is rank 0's of as many ranks.
+    One file has all devices: readers see it as the file of rank 0.
     """
     views = tracks.views
     head = {
@@ -145,7 +145,7 @@ def _microseconds(nanoseconds: Ints) -> np.ndarray:
 
 
 def _counter_events(views: Views) -> Iterator[list[Any]]:
-    """Return the changes of memory; of those of one device and category at one time the last."""
+    """Return the changes of memory; of several of one device and category at one time, the last."""
     columns, unit = views.memory, "stages' worth" if views.in_slots else "bytes"
     time = nanoseconds(views, columns["time"])
     first = group_starts(columns["device"], views.category, time)
@@ -231,7 +231,7 @@ def _lay_out_tracks(views: Views) -> _Tracks:
 
 
 def nanoseconds(views: Views, times: Times) -> Ints:
-    """Convert times to whole nanoseconds, a slot to a microsecond; those of over 101 days to whole microseconds.
+    """Convert times to whole nanoseconds, a slot to a microsecond; runs of over 101 days have whole microseconds.
 
     Starts and ends are rounded each by itself, so that slices that touch still do, and none overlap.
     """
@@ -272,7 +272,7 @@ def _arrows(views: Views, start: Ints) -> tuple[Ints, Ints]:
 
 
 def _sort_slices(start: Ints, source: Ints, target: Ints) -> Ints:
-    """Return all slices by their start; of those that start together, sources of arrows before their targets."""
+    """Return all slices by their start; where several start together, sources of arrows before their targets."""
     together = start[source] == start[target]
     rank = longest_paths(source[together], target[together], np.ones_like(start), np.zeros_like(start))[0]
     return sort_by(start, rank)

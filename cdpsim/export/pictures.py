@@ -57,13 +57,13 @@ def write_timeline(
     look: Look = AS_DRAWN,
     force: bool = False,
 ) -> None:
-    """Draw what a run does over time, or several below each other with one clock.
+    """Draw the timeline of a run, or of several below each other with one clock.
 
     `style` (of a picture) is "paper", the default of the paper's nine schedules in the slot model, or "gantt", that of
     all others. A gantt is coloured by "kind", "micro-batch" or "stage" (`colour`), with `links` it has the rows of
-    messages, with `dependencies` what each task waits for, and as many training `steps` as are asked for, by default
-    one where steps are flushed. .html is a page to explore, of one run or of two; .json opens in Perfetto, and .csv is
-    a pipeline's order as torch reads it: each is of one run.
+    messages, with `dependencies` lines to each task from its dependencies. It shows the first `steps` training steps,
+    by default one where steps are flushed. .html is a page to explore, of one run or of two; .json opens in Perfetto,
+    and .csv is a pipeline's order as torch reads it: each is of one run.
     """
     several = [traces] if isinstance(traces, Trace) else list(traces)
     options: dict[str, Any] = {"colour": colour, "links": links, "dependencies": dependencies}
@@ -89,7 +89,7 @@ def check_timeline(
     force: bool = False,
     **options: Any,
 ) -> None:
-    """Refuse early what `write_timeline` would refuse of any traces."""
+    """Refuse early all that `write_timeline` would refuse for any traces."""
     if Path(path).suffix.lower() == ".pftrace":
         raise RequestError(str(path), "its form is not written; end its name in .json, which opens in Perfetto")
     known = (*TIMELINES, ORDER)
@@ -121,7 +121,7 @@ def write_figure(
 ) -> None:
     """Draw the paper's Fig. 1 (timelines of DP, CDP-v1, CDP-v2), 2 (devices at one slot) or 4 (memory per worker).
 
-    `n` is 3 by default; for figure 4, several: 4, 8 and 32. The other options are those of `FIGURE_OPTIONS`.
+    `n` is 3 by default; for figure 4, several: 4, 8 and 32. `FIGURE_OPTIONS` lists the other options.
     """
     number = choose("figure", str(number), plots.FIGURES)
     given = {option: value for option, value in options.items() if value is not None}
@@ -177,7 +177,7 @@ def check_plot(
     look: Look = AS_DRAWN,
     force: bool = False,
 ) -> None:
-    """Refuse early what `write_plot` would refuse of any traces."""
+    """Refuse early all that `write_plot` would refuse for any traces."""
     if choose("plot", what, PLOTS) != "steps" and runs is not None:
         raise RequestError("runs", f"are drawn by `plot steps`, not by `plot {what}`; leave them out")
     if what != "memory" and sums:
@@ -222,7 +222,7 @@ def _write(what: str, *given: Any, path: str | Path, look: Look, force: bool, **
     """Write the picture of that name."""
     check_picture(path, look=look, force=force)
     done: Any = ticker(2, "draw")
-    figure = plots.draw_named(what, *given, look=look, **settings)
+    figure = plots.draw_picture(what, *given, look=look, **settings)
     done(1)
     write_file(path, [canvas.rendered(figure, path, look)], force=force)
     done(0)

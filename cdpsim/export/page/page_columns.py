@@ -1,4 +1,4 @@
-"""The columns of a page: the bars of one run or of two, row by row; what they wait for, hold and send."""
+"""The columns of a page: the bars of one run or of two, row by row; their waits, memory and messages."""
 
 from fractions import Fraction
 from math import isfinite, nan
@@ -158,7 +158,7 @@ def _device_rows(runs: PageRuns) -> PageRows:
 
 
 def _memory_columns(runs: PageRuns, moment: Ints) -> dict[str, np.ndarray]:
-    """Return what each device holds of each category, then all devices of each run together, curve after curve."""
+    """Return the memory of each device by category, then of all devices of each run together, curve after curve."""
     kinds, spread = len(Category), int(moment.max(initial=0)) + 1
     device, category, size = runs.memory["device"].astype(np.int64), runs.of_views("category"), runs.memory["size"]
     change = runs.of_views("memory_change")
@@ -231,10 +231,10 @@ def _waits_of_bars(runs: PageRuns, order: Ints) -> dict[str, np.ndarray]:
 
 
 def _last_waits(views: Views, run: Run) -> tuple[Ints, Ints]:
-    """Return the rows of the tasks and messages that waited for something, and of what ended last of that.
+    """Return the rows of tasks and messages that waited, and of the last one to end that each waited for.
 
-    A device's part in a message has no bar. Its message stands for it if that has ended by then, else what the part
-    itself waited for.
+    A device's part in a message has no bar. Its message stands for it if that has ended by then, else the last
+    dependency of the part itself.
     """
     program, start, end = run.program, run.start, run.end
     critical = last_waits(program, end)
