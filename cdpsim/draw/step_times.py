@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from cdpsim.draw.canvas import GREY, INK, one_unit, plain
-from cdpsim.draw.curves import Scale, scale_of, steps
+from cdpsim.draw.curves import scale_of, steps
 from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURS, tint
 from cdpsim.draw.sheet import finish, new_page, titles
@@ -43,7 +43,11 @@ def step_durations(traces: Sequence[Trace], *, runs: int | None = None, look: Lo
     figure = new_page(title, (1.8 if runs else 1.5) * len(traces) + 0.4, look)
     grid = figure.subplots(len(traces), 2 if runs else 1, squeeze=False, sharey=True, **_SIDE if runs else {})
     for k, ((axes, *side), trace, sample) in enumerate(zip(grid, traces, samples, strict=True)):
-        words = [names[k]] * (len(traces) > 1) + ([_quantiles_text(sample, scale)] if sample else [])
+        words = [names[k]] * (len(traces) > 1)
+        if sample is not None:
+            values = np.quantile(sample.period, [QUANTILE_SHARES[name] for name in ("5%", "50%", "95%")]).tolist()
+            low, median, high, steady = map(scale.amount, [*values, sample.steady_period])
+            words.append(f"{median} a step ({low} to {high}), without chance {steady}")
         plain(axes, "; ".join(words), 8.5)
         if sample is None:
             _steps(axes, durations_of_steps(trace), f"step-times-{k}", edgecolor=COLOURS[0], zorder=3, **_MEDIAN)
@@ -71,13 +75,6 @@ def durations_of_steps(trace: Trace) -> Floats:
 def _between(ends: Floats) -> Floats:
     """Return the times of steps from their ends; several runs are rows."""
     return np.diff(ends, axis=-1, prepend=0)
-
-
-def _quantiles_text(sample: SampledRuns, scale: Scale) -> str:
-    """Return the median and the outer quantiles of a step, and its time if nothing were random."""
-    values = np.quantile(sample.period, [QUANTILE_SHARES[name] for name in ("5%", "50%", "95%")]).tolist()
-    low, median, high = map(scale.amount, values)
-    return f"{median} a step ({low} to {high}), without chance {scale.amount(sample.steady_period)}"
 
 
 def _steps(axes: Axes, value: Floats, gid: str, baseline: Floats | None = None, **style: Any) -> None:
