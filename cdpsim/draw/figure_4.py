@@ -86,7 +86,7 @@ def _model_panel(
     enlarged.set_xlabel("share of the pass")
     enlarged.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     if name in PAPER_CLAIMS:
-        entries.append(Line2D([], [], linestyle="", label=f"the paper: {PAPER_CLAIMS[name]}"))
+        entries.append(Line2D([], [], linestyle="", label=f"paper: {PAPER_CLAIMS[name]}"))
     return entries
 
 

@@ -275,8 +275,8 @@ def finish(
 
 def _add_key(part: Any, handles: Sequence[Artist], columns: int, title: str, size: float) -> float:
     """Add a key below the panels of a part, in as many columns as are asked for and have room; return its height."""
-    room, dpi = part.bbox.width, part.figure.dpi
-    points = room * 72 / dpi - 4
+    dpi = part.figure.dpi
+    points = 0.97 * part.bbox.width * 72 / dpi - size  # some are around it, and letters differ by their places
     words = ["\n".join(lines_of(str(handle.get_label()), points - 2.8 * size, size)) for handle in handles]
     title = "\n".join(line for text in title.splitlines() for line in lines_of(text, points, size))
     look: dict[str, Any] = {"frameon": False, "borderpad": 0, "fontsize": size, "title_fontsize": size}
@@ -285,7 +285,7 @@ def _add_key(part: Any, handles: Sequence[Artist], columns: int, title: str, siz
         for legend in list(part.legends):
             legend.remove()
         legend = part.legend(handles, words, ncols=number, title=title or None, **place, **look)
-        if legend.get_window_extent().width <= room:
+        if legend.get_window_extent().width <= points * dpi / 72:
             break
     return float(legend.get_window_extent().height / dpi) + 0.1
 

@@ -9,11 +9,12 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from cdpsim import RequestError, simulate
+from cdpsim import RequestError, plot, simulate
 from cdpsim.draw import canvas, palette
 from cdpsim.draw.curves import memory_over_time
 from cdpsim.draw.look import PLACES, Look
@@ -26,7 +27,7 @@ from tests.conftest import Command
 from tests.helpers.colours import SIGHTS, seen
 from tests.helpers.command_line import refuse
 from tests.helpers.every_row import every_row
-from tests.helpers.figures import marked, words
+from tests.helpers.figures import BOX, marked, model, words
 
 PICTURES: dict[str, Callable[[Look], Figure]] = {
     "memory": lambda look: memory_over_time([simulate("multi-cdp", 2)], look=look),
@@ -72,6 +73,24 @@ def test_a_picture_fits_its_place_with_letters_that_can_be_read(draw: Callable[[
     assert figure.get_figwidth() <= PLACES[place].width + 1e-9
     assert figure.get_figheight() <= PLACES[place].most_height + 1e-9
     assert min(letters(figure)) >= 5.95
+
+
+@pytest.mark.parametrize("place", [None, "column"])
+@pytest.mark.parametrize("what", ["memory", "traffic", "versions", "steps"])
+@pytest.mark.parametrize("names", [["1f1b"], ["1f1b", "interleaved-1f1b", "pp-cdp"]])
+def test_no_word_is_cut_at_the_edge(what: str, names: list[str], place: str | None) -> None:
+    """Of titles, headings, notes and keys; numbers along axes are matplotlib's own."""
+    runs = [simulate(name, 4, model=model(4, "a model of stages"), cluster=BOX, steps=2) for name in names]
+    figure = plot(what, runs, place=place)
+    FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]
+    ticks = {text for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for text in axis.get_ticklabels()}
+    texts: Any = figure.findobj(Text)
+    shown = [text for text in texts if text.get_visible() and text.get_text().strip() and text not in ticks]
+    assert len(shown) > 2
+    for text in shown:
+        box = Text.get_window_extent(text)
+        assert box.x0 >= -1 and box.x1 <= figure.bbox.width + 1, text.get_text()
+        assert box.y0 >= -1 and box.y1 <= figure.bbox.height + 1, text.get_text()
 
 
 @every_picture
