@@ -15,7 +15,7 @@ from cdpsim.studies.compare import Measured, rate_column
 from cdpsim.studies.comparison_columns import SPLIT_NOTE, Comparison
 
 _RATES = {"tokens": "tokens per second", "samples": "samples per second", "rate": "micro-batches per second"}
-_NAMES, _PANEL = 1.6, 1.1  # inches: what the names of bars take, and the least that a panel of bars does
+_NAMES, _PANEL = 1.6, 1.1  # inches: the width of the names of bars, and the least width of a panel
 
 
 def comparison_bars(comparison: Comparison, look: Look = AS_DRAWN) -> Figure:
@@ -62,7 +62,7 @@ def notes_of(comparison: Comparison, notes: Sequence[str]) -> str:
 
 
 def _measures(measured: Sequence[Measured], *, slots: bool) -> list[tuple[str, str, str]]:
-    """Return what is drawn: columns with their headings and units; times of a step where all steps are alike."""
+    """Return the columns with their headings and units; times of a step only where all steps are alike."""
     rate = rate_column(measured)
     heading = "micro-batches per slot" if slots else _RATES[rate]
     found = [(rate, heading, "number")]

@@ -94,10 +94,10 @@ def panel(axes: Axes, heading: str, scale: Scale, most: float, ylabel: str = "",
 def steps(
     axes: Axes, time: np.ndarray, value: np.ndarray, end: float, gid: str, baseline: Any = None, **style: Any
 ) -> StepPatch:
-    """Draw a step function until `end`, as a line, or as an area from its baseline; the limits of the axes stay."""
+    """Draw a step function until `end`, as a line, or as an area from its baseline."""
     edges = np.append(time, max(end, *time[-1:]))
     patch = StepPatch(value, edges, baseline=baseline, fill=baseline is not None, gid=gid, **style)
-    axes.add_artist(patch)
+    axes.add_patch(patch)
     return patch
 
 
@@ -154,7 +154,7 @@ def _memory_of_one(trace: Trace, title: str, scale: Scale, look: Look) -> Figure
 
 
 def _memory_of(trace: Trace, rows: Sequence[int], *, sums: bool) -> tuple[Series, float, str]:
-    """Return what the fullest device of a trace by these categories holds, or all together; its end; and its name."""
+    """Return the memory of the fullest device by these categories, or of all together; its end; its name in a key."""
     if sums:
         total = total_memory(trace)
         return total._replace(value=total.value[rows]), end_of_run(trace), ""
@@ -303,7 +303,7 @@ def sent_so_far(total: Series, scale: Scale) -> tuple[Times, np.ndarray]:
 
 
 def _draw_sums(axes: Axes, traces: Sequence[Trace], totals: Sequence[Series], scale: Scale, heading: str) -> None:
-    """Draw what has been sent so far, a line for each trace: level while nothing is sent."""
+    """Draw the sum of bytes sent until each time, a line for each trace: level while nothing is sent."""
     lines = [sent_so_far(one, scale._replace(end=end_of_run(of))) for one, of in zip(totals, traces, strict=True)]
     unit = "stages' worth" if scale.in_slots else "sent"
     panel(axes, heading, scale._replace(unit="B"), max(line[1][-1] for line in lines), unit)
@@ -436,7 +436,7 @@ def _draw_curves(axes: Axes, totals: Sequence[Series], scale: Scale, gid: str, e
 
 
 def _look_of_curve(number: int, among: int) -> dict[str, Any]:
-    """Return the look of one of several lines; later ones are thinner, so that of those which coincide all are seen."""
+    """Return the look of one of several lines; later ones are thinner, so that coinciding lines are all seen."""
     wide = 1.3 + min(0.45, 2.4 / among) * (among - 1 - number)
     dashes = distinct(DASHES, number)
     return {"color": colour(number), "linewidth": wide, "linestyle": dashes, "zorder": 3 + 0.01 * number}
@@ -449,7 +449,7 @@ def _curve_entries(texts: Iterable[str]) -> list[Artist]:
 
 
 def memory_line(trace: Trace, axes: Axes, *, sums: bool = False, **style: Any) -> None:
-    """Draw into axes what the fullest device holds over time, or with `sums` all devices together."""
+    """Draw the memory of the fullest device, or with `sums` of all devices together, into axes of another figure."""
     series, end, _ = _memory_of(trace, list(Category), sums=sums)
     time, total = np.append(series.time, end), np.append(series.total, series.total[-1:])
     axes.plot(time, total, drawstyle="steps-post", **{"label": views.plain_title(trace)} | style)
@@ -457,7 +457,7 @@ def memory_line(trace: Trace, axes: Axes, *, sums: bool = False, **style: Any) -
 
 
 def traffic_line(trace: Trace, axes: Axes, **style: Any) -> None:
-    """Draw into axes what all devices together have sent until each time."""
+    """Draw the sum of bytes that all devices have sent until each time, into axes of another figure."""
     at_once = not _take_time(trace).any()
     scale = scale_of([trace], at_once=at_once)
     drawstyle, label = "steps-post" if at_once else "default", views.plain_title(trace)

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
 from cdpsim.draw.canvas import label, one_unit, plain
+from cdpsim.draw.curves import steps
 from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.draw.sheet import PAGE_WIDTH, finish, new_page
@@ -79,10 +80,10 @@ def _model_panel(
         _draw(enlarged, *drawn, f"enlarged-{result.n}-{number}", words, **look)
     words, look = f"half of DP's peak: {bytes_text(most / 2)}", {"color": "black", "linewidth": 1.1}
     entries.append(_draw(axes, np.zeros(1), np.array([most / 2]), f"optimal-{number}", words, **look))
-    axes.set_ylim(0, 1.08 * most or 1)
     for each in (axes, enlarged):
-        each.margins(x=0)
+        each.margins(x=0, y=0.05)
         each.set_ylabel(f"memory per worker, {one_unit(each.yaxis, 'B', 1.08 * most)}", fontsize=8)
+    axes.set_ylim(0, 1.08 * most or 1)
     enlarged.set_xlabel("share of the pass")
     enlarged.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     if name in PAPER_CLAIMS:
@@ -94,8 +95,8 @@ def _draw(axes: Axes, begins: Any, values: Any, gid: str, words: str, **look: An
     """Draw a step function, and return its legend entry."""
     value: Any = np.asarray(values, dtype=np.float64)
     first = group_starts(value)  # where it does not change there is no step
-    edges = np.append(np.asarray(begins, np.float64)[first], 1.0)
-    axes.stairs(value[first], edges, baseline=None, gid=gid, edgecolor=look["color"], linewidth=look["linewidth"])
+    begin = np.asarray(begins, np.float64)[first]
+    steps(axes, begin, value[first], 1.0, gid, edgecolor=look["color"], linewidth=look["linewidth"])
     return Line2D([], [], label=words, **look)
 
 

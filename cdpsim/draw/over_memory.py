@@ -107,7 +107,7 @@ def plan_picture(plan: Plan, look: Look = AS_DRAWN) -> Figure:
 
 
 def _title(plan: Plan) -> str:
-    """Return what was planned, in words, and whether it is proved."""
+    """Return the devices, the batch and the proof of a plan in words."""
     wanted, options = plan.wanted, plan.wanted.variants[0].options
     names = [str(getattr(options[name], "name", options[name])) for name in ("model", "cluster") if name in options]
     of = "" if plan.in_slots else f"{' on '.join(names)}, "

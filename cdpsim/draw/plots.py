@@ -75,7 +75,7 @@ def figure(number: int | str, n: int | Sequence[int] | None = None, **options: A
     return _with_look(f"figure {number}", numbers, options, "figure")
 
 
-def draw_named(what: str, *given: Any, look: Look, **settings: Any) -> "Figure":
+def draw_picture(what: str, *given: Any, look: Look, **settings: Any) -> "Figure":
     """Return a picture by its name, under matplotlib's own defaults, with a dark ground where that is asked for."""
     with canvas.defaults():
         figure = _painter(what)(*given, look=look, **settings)
@@ -95,7 +95,7 @@ def _with_look(what: str, given: Sequence[Any], settings: dict[str, Any], functi
         parameters = signature(_painter(what)).parameters
     taken = [name for name in [*parameters][1:] if name not in ("look", "axes")]
     refuse_unknown(function, own, [*taken, *names])
-    figure = draw_named(what, *given, look=look, **own)
+    figure = draw_picture(what, *given, look=look, **own)
     # Notebooks show a figure that pyplot does not know, too.
     vars(figure)["_repr_png_"] = partial(canvas.rendered, figure, "figure.png", Look(dpi=96))
     return figure

@@ -274,7 +274,7 @@ def finish(
 
 
 def _add_key(part: Any, handles: Sequence[Artist], columns: int, title: str, size: float) -> float:
-    """Add a key below the panels of a part, in as many columns as are asked for and have room; return its height."""
+    """Add a key below the panels of a part, in `columns` or fewer where these have no room; return its height."""
     dpi = part.figure.dpi
     points = 0.97 * part.bbox.width * 72 / dpi - size  # some are around it, and letters differ by their places
     words = ["\n".join(lines_of(str(handle.get_label()), points - 2.8 * size, size)) for handle in handles]

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from cdpsim.draw.canvas import GREY, INK, one_unit, plain
-from cdpsim.draw.curves import Scale, scale_of
+from cdpsim.draw.curves import Scale, scale_of, steps
 from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURS, tint
 from cdpsim.draw.sheet import finish, new_page, titles
@@ -50,7 +50,7 @@ def step_durations(traces: Sequence[Trace], *, runs: int | None = None, look: Lo
         else:
             _bands(axes, sample, k)
             _histogram(side[0], sample, k)
-        axes.margins(x=0)
+        axes.margins(x=0, y=0.05)
         axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
         axes.yaxis.set_major_locator(MaxNLocator(4))
     most = grid[0, 0].get_ylim()[1]
@@ -82,8 +82,7 @@ def _quantiles_text(sample: SampledRuns, scale: Scale) -> str:
 
 def _steps(axes: Axes, value: Floats, gid: str, baseline: Floats | None = None, **style: Any) -> None:
     """Draw a value for each step, around its number."""
-    edges = np.arange(len(value) + 1) - 0.5
-    axes.stairs(value, edges, baseline=baseline, fill=baseline is not None, gid=gid, **style)
+    steps(axes, np.arange(len(value)) - 0.5, value, len(value) - 0.5, gid, baseline, **style)
 
 
 def _bands(axes: Axes, sample: SampledRuns, k: int) -> None:
@@ -117,7 +116,7 @@ def _band_entries(runs: int) -> list[Artist]:
 
 
 def steps_line(trace: Trace, axes: Axes, **style: Any) -> None:
-    """Draw into axes how long each training step takes."""
+    """Draw the time of each training step into axes of another figure."""
     durations = durations_of_steps(trace)
     own = {"label": plain_title(trace), "drawstyle": "steps-mid"}
     axes.plot(np.arange(len(durations)), durations, **own | style)

@@ -1,4 +1,4 @@
-"""Versions of parameters over time: their number for each stage on each device, and the age of those that are read."""
+"""Versions of parameters over time: their number for each stage on each device, and the age of the ones in use."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from cdpsim.trace.metrics.memory import live_versions, step_function
 MOST_VERSION_ROWS = 128  # more would be thinner than can be told apart
 MOST_SPANS = 20_000
 _LABELLED_ROWS = 32  # that have their names beside them
-_EDGED_SPANS = 500  # at most so many spans have white edges
+_EDGED_SPANS = 500  # the most that have white edges
 
 
 class Spans(NamedTuple):
@@ -41,8 +41,8 @@ class Spans(NamedTuple):
 def versions_over_time(traces: Sequence[Trace], *, look: Look = AS_DRAWN) -> Figure:
     """Draw how many versions of parameters devices keep.
 
-    Of one trace those of each stage on each device, and the mean age of those that tasks read; of several traces the
-    most that a device keeps of a stage.
+    One trace has a row for each stage on each device, and below them the mean age of the versions that tasks read.
+    Several traces have a row each: the most versions that a device keeps of a stage.
     """
     scale, (title, names) = scale_of(traces), titles(traces)
     runs = [_as_run(trace) for trace in traces]
@@ -101,7 +101,7 @@ def version_spans(run: Run) -> tuple[Spans, Ints, Ints]:
 def most_versions(spans: Spans, group: Ints) -> Spans:
     """Return the most versions that any row of a group keeps; `group` gives the group of each row."""
     parts = []
-    for count in range(1, _largest(spans) + 1):  # when any row of a group keeps at least so many
+    for count in range(1, _largest(spans) + 1):  # the times at which any row of a group keeps this number or more
         rows = spans.versions >= count
         parts.append(_sum_spans_by_row(group[spans.row[rows]], spans.begin[rows], spans.end[rows])[:3])
     return _sum_spans_by_row(*map(np.concatenate, zip(*parts, strict=True)))

@@ -222,7 +222,7 @@ def _write(what: str, *given: Any, path: str | Path, look: Look, force: bool, **
     """Write the picture of that name."""
     check_picture(path, look=look, force=force)
     done: Any = ticker(2, "draw")
-    figure = plots.draw_named(what, *given, look=look, **settings)
+    figure = plots.draw_picture(what, *given, look=look, **settings)
     done(1)
     write_file(path, [canvas.rendered(figure, path, look)], force=force)
     done(0)

@@ -55,6 +55,13 @@ def test_what_is_drawn_is_what_workers_hold(contents: str, by_layer: bool) -> No
             assert np.max(values) == pytest.approx(float(superpose(name, n, **options).cdp))
 
 
+def test_the_curves_of_cdp_fill_their_own_panel() -> None:
+    figure = figure_4((4,), by_layer=True)
+    for place, axes in enumerate(figure.axes[1::2]):
+        values, low, high = one(figure, f"enlarged-4-{place}").get_data().values, *axes.get_ylim()
+        assert low < min(values) < low + 0.1 * (high - low) and high - 0.1 * (high - low) < max(values) < high
+
+
 def test_an_operator_without_work_is_a_moment() -> None:
     """A line up and down, as high as what is held then; DP's is as high as the table says."""
     figure = figure_4((4,))

@@ -82,6 +82,8 @@ def test_a_run_by_itself_is_a_line(tmp_path: Path) -> None:
         figure = step_durations([trace])
         assert line(figure, "step-times-0") == pytest.approx(times_of(trace))
         assert at(one(figure, "step-times-0"), 2) == pytest.approx(times_of(trace)[2])
+        low, high = figure.axes[0].get_ylim()
+        assert low < min(times_of(trace)) and max(times_of(trace)) < high < 2 * max(times_of(trace))
     assert "slots" in words(step_durations([slots]))
 
 

@@ -281,6 +281,17 @@ def test_a_key_names_each_point_and_fronts_are_of_equal_devices() -> None:
         assert set(front) == best
 
 
+def test_a_point_of_a_run_that_does_not_fit_is_hollow(here: Path) -> None:
+    (here / "small.toml").write_text('[devices]\nmemory = "9 GB"\n[link]\nbandwidth = "1 GB/s"\n')
+    comparison = compare("single-dp", "multi-dp", "pp-cdp", model=here / "toy.toml", cluster=here / "small.toml")
+    figure = bubble_over_memory(comparison)
+    runs = sorted(comparison.measured, key=lambda one: (one.memory, one.bubble))
+    hollow = [artist_of(figure, f"point-{k}").get_markerfacecolor() == "white" for k in range(len(runs))]
+    assert hollow == [not one.fits for one in runs]
+    assert set(hollow) == {True, False}
+    assert "hollow: more than a device has" in figure.legends[0].get_title().get_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("picture", [bubble_over_memory, comparison_bars])
 @pytest.mark.parametrize("place", ["column", "page"])
