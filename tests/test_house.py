@@ -70,7 +70,7 @@ WAY, WAY_OF_A_COMMAND = (476, 59), (625, 81)
 # Packages that take long to import. The modules of late() import them, and are imported late themselves.
 HEAVY = {"torch", "matplotlib", "networkx", "numba", "pandas", "perfetto"}
 # The modules of draw/ that exports, commands and doctests need, which draw nothing themselves.
-LIGHT = {"draw", "draw.canvas", "draw.html", "draw.look", "draw.palette", "draw.plots", "draw.text", "draw.views"}
+LIGHT = {"draw", "draw.canvas", "draw.look", "draw.palette", "draw.plots", "draw.text", "draw.views"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,7 +109,7 @@ def late() -> dict[str, set[str]]:
 
 
 # The modules that import late from rooms below them: their objects draw themselves in notebooks.
-SHOWN = {"trace": {"draw.html", "draw.plots"}, "studies.table1": {"studies.table1_forms"}}
+SHOWN = {"trace": {"draw.text", "draw.plots"}, "studies.table1": {"studies.table1_forms"}}
 
 
 def module_named(dotted: str) -> str:

@@ -9,18 +9,27 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, PercentFormatter
 
 from cdpsim.draw.canvas import GREY, label, one_unit, plain
+from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURS, colour
+from cdpsim.draw.sheet import finish, new_page
 from cdpsim.errors import RequestError
 from cdpsim.files.units import short_text
 from cdpsim.studies.breakeven import BreakEven, StepCurve
 
 _HEIGHT, _WIDTH = 3.6, 6.4  # inches, of a panel
-_LEGEND_ROW = 0.19  # inches
+_LEAST_OF_TWO = 8.0  # inches: less has no room for two panels side by side
 _MARKERS = "osD^vPXp"
+_OWN: dict[str, Any] = {"color": GREY, "linewidth": 1, "linestyle": (0, (4, 3))}
+_NAME: dict[str, Any] = {"textcoords": "offset points", "color": GREY, "fontsize": 8}
 
 
 def break_even_curves(
-    found: Sequence[BreakEven], factors: Sequence[float], curves: Sequence[StepCurve], *, share: float
+    found: Sequence[BreakEven],
+    factors: Sequence[float],
+    curves: Sequence[StepCurve],
+    *,
+    share: float,
+    look: Look = AS_DRAWN,
 ) -> Figure:
     """Draw the step times of each schedule over bandwidth, and a panel of break-evens over N if there are several N.
 
@@ -29,24 +38,20 @@ def break_even_curves(
     names = list(dict.fromkeys(_curve_name(one, found) for one in found))
     if len(names) > len(COLOURS):
         raise RequestError("schedules", f"{len(names)} curves cannot be told apart; name at most {len(COLOURS)}")
-    several = len({one.n for one in found}) > 1
-    columns = 2 if several else 1
-    height = _HEIGHT + _LEGEND_ROW * (2 + -(-len(curves) // columns))
-    figure = Figure(figsize=((1.9 if several else 1) * _WIDTH, height), layout="constrained")
-    panels = figure.subplots(1, columns, squeeze=False)[0]
+    panels = 1 + (len({one.n for one in found}) > 1)
+    down = panels if look.inches_wide and look.inches_wide < _LEAST_OF_TWO else 1
+    figure = new_page("", _HEIGHT * down, look, _WIDTH if down == panels else 1.9 * _WIDTH)
+    axes, *over_n = figure.subplots(down, panels // down, squeeze=False).flat
     numbers = [names.index(_curve_name(one, found)) for one, _ in curves]
-    _over_bandwidth(panels[0], factors, curves, numbers, share)
-    if several:
-        _over_n(panels[1], found, names)
+    _over_bandwidth(axes, factors, curves, numbers, share)
+    for each in over_n:
+        _over_n(each, found, names)
     entries = [_entry(one, names[k], k) for (one, _), k in zip(curves, numbers, strict=True)]
-    title = f"hidden at N = {curves[0][0].n}, but for {100 * share:g} % of the step, from"
-    look: dict[str, Any] = {"fontsize": 8, "title_fontsize": 8, "frameon": False, "alignment": "left", "ncols": columns}
-    figure.legend(handles=entries, loc="outside lower left", title=title, **look)
-    return figure
+    words = f"hidden at N = {curves[0][0].n}, but for {100 * share:g} % of the step, from"
+    return finish(figure, look, {figure: entries}, columns=panels, title=words)
 
 
 def _style(number: int) -> dict[str, Any]:
-    """Return the look of a schedule's curve with markers."""
     return {"color": colour(number), "marker": _MARKERS[number], "linewidth": 1.6, "markersize": 5}
 
 
@@ -64,17 +69,14 @@ def _over_bandwidth(
             level = share / (1 + share)  # of a step that is longer by that share
             look: dict[str, Any] = {"color": colour(k), "markersize": 6, "markeredgecolor": "white", "zorder": 3}
             axes.plot([one.factor * scale], [level], _MARKERS[k], **look, clip_on=False, gid=f"break-even-{k}")
-    axes.set_xscale("log")
-    axes.set(xlim=(bandwidths[0], bandwidths[-1]), ylim=(0, None), ylabel="exposed")
-    axes.set_ylim(-0.02 * axes.get_ylim()[1], axes.get_ylim()[1])
+    axes.set(xscale="log", xlim=(bandwidths[0], bandwidths[-1]), ylabel="exposed")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
-    axes.axvline(scale, color=GREY, linewidth=1, linestyle=(0, (4, 3)), gid="own")
-    _name_cluster(axes, (scale, 0.985), ("data", "axes fraction"), "top")
+    axes.axvline(scale, gid="own", **_OWN)
+    axes.annotate("this cluster", (scale, 0.985), (4, 0), ("data", "axes fraction"), va="top", **_NAME)
     _name_bandwidths(axes.xaxis, scale)
 
 
 def _over_n(axes: Axes, found: Sequence[BreakEven], names: Sequence[str]) -> None:
-    """Draw the break-evens of each schedule over N."""
     scale = _common_bandwidth(found)
     plain(axes, "bandwidth from which on messages are hidden")
     for k, name in enumerate(names):
@@ -82,24 +84,17 @@ def _over_n(axes: Axes, found: Sequence[BreakEven], names: Sequence[str]) -> Non
         n, bandwidth = zip(*points, strict=True) if points else ((), ())
         axes.plot(n, bandwidth, **_style(k), gid=f"over-n-{k}")
     numbers = sorted({one.n for one in found})
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
+    axes.set(xscale="log", yscale="log")
     axes.set_xticks(numbers, [str(n) for n in numbers])
     axes.xaxis.set_minor_locator(NullLocator())
-    values = [scale, *(one.factor * scale for one in found if one.factor)]
-    low, high = min(values) / 1.6, max(values) * 1.6
+    axes.axhline(scale, gid="own-over-n", **_OWN)
+    axes.margins(0.1)
+    low, high = axes.get_ylim()
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.set(xlabel="N", xlim=(numbers[0] / 1.15, numbers[-1] * 1.15), ylim=(low, high))
-    axes.axhline(scale, color=GREY, linewidth=1, linestyle=(0, (4, 3)), gid="own-over-n")
-    _name_cluster(axes, (1, scale), ("axes fraction", "data"), "center")
+    axes.set_xlabel("N")
+    axes.annotate("this cluster", (1, scale), (4, 0), ("axes fraction", "data"), va="center", **_NAME)
     _name_bandwidths(axes.yaxis, scale)
-
-
-def _name_cluster(axes: Axes, point: tuple[float, float], frame: Any, side: str) -> None:
-    """Name the line at the cluster's own bandwidth."""
-    look: dict[str, Any] = {"color": GREY, "fontsize": 8, "ha": "left", "va": side}
-    axes.annotate("this cluster", point, xycoords=frame, xytext=(4, 0), textcoords="offset points", **look)
 
 
 def _common_bandwidth(found: Sequence[BreakEven]) -> float:
@@ -125,7 +120,6 @@ def _curve_name(one: BreakEven, found: Sequence[BreakEven]) -> str:
 
 
 def _entry(one: BreakEven, name: str, number: int) -> Line2D:
-    """Return the legend entry of a curve, with its break-even."""
     words = "any bandwidth"
     if one.break_even is None:
         words = f"never; latency alone costs {100 * one.latency:.2g} %"

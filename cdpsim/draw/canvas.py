@@ -2,12 +2,11 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
-from textwrap import wrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, filterwarnings
 
 from cdpsim.draw.look import AS_DRAWN, Look
@@ -73,16 +72,11 @@ def rendered(figure: "Figure", path: str | Path, look: Look = AS_DRAWN) -> bytes
             from cdpsim.draw.pgf import pgf_text
 
             return pgf_text(figure).encode()
-        metadata = PICTURE_FORMS[ending] | {"Title": look.title or _title_of(figure)}
+        titles: list[Any] = figure.findobj(lambda artist: artist.get_gid() == TITLE)
+        words = " ".join(text.get_text() for text in titles).replace("\n", " ").replace(r"\$", "$")
+        metadata = PICTURE_FORMS[ending] | {"Title": look.title or words or "a picture of cdpsim"}
         figure.savefig(out, format=ending[1:], metadata=metadata, dpi=look.dots_per_inch)
     return out.getvalue().replace(b"<svg ", b'<svg role="img" ', 1) if ending == ".svg" else out.getvalue()
-
-
-def _title_of(figure: "Figure") -> str:
-    """Return the words of a figure's title, for its file."""
-    titles = figure.findobj(lambda artist: artist.get_gid() == TITLE)
-    words = " ".join(text.get_text() for text in titles)  # type: ignore[attr-defined]
-    return words.replace("\n", " ").replace(r"\$", "$") or "a picture of cdpsim"
 
 
 def check_look(path: str | Path, look: Look) -> None:
@@ -106,15 +100,6 @@ def amount_text(value: float, unit: str) -> str:
     return short_text(value, unit, digits=3).replace("u", "µ")
 
 
-def caption(figure: "Figure", lines: Sequence[str]) -> None:
-    """Write lines above a figure, which becomes higher by that."""
-    width, height = figure.get_size_inches()
-    wrapped = [part for text in lines for part in wrap(label(text, 1000), int(15 * width))]
-    if wrapped:
-        figure.set_size_inches(width, height + 0.14 * len(wrapped))
-        figure.suptitle("\n".join(wrapped), x=0.012, ha="left", fontsize=7.5, color=GREY)
-
-
 def figure_with(axes: "Axes") -> "Figure":
     """Return the whole figure of axes, which may lie in a part of it."""
     return axes.figure.figure
@@ -122,7 +107,7 @@ def figure_with(axes: "Axes") -> "Figure":
 
 def plain(axes: "Axes", title: str, size: float = 9.5) -> None:
     """Give a panel its title, grey axes and a pale grid, without a frame."""
-    axes.set_title(title, fontsize=size, loc="left")
+    axes.set_title(title, fontsize=size, loc="left", wrap=True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.tick_params(labelsize=8, color=GREY)
@@ -134,16 +119,7 @@ def plain(axes: "Axes", title: str, size: float = 9.5) -> None:
 
 def one_unit(axis: "Axis", unit: str, most: float) -> str:
     """Let an axis up to `most` write its numbers in one unit, and return that unit: "ms" for 0.35 of "s"."""
-    factor, prefix = _prefix(most)
-    axis.set_major_formatter(lambda value, _: f"{value / factor:.10g}")
-    return prefix + unit
-
-
-def _prefix(most: float) -> tuple[float, str]:
-    """Return the largest power of 1000 that is no larger than a number, and its prefix.
-
-    >>> _prefix(0.35), _prefix(1500), _prefix(0)
-    ((0.001, 'm'), (1000.0, 'k'), (1.0, ''))
-    """
     prefixes = {1e12: "T", 1e9: "G", 1e6: "M", 1e3: "k", 1.0: "", 1e-3: "m", 1e-6: "µ", 1e-9: "n"}
-    return next((pair for pair in prefixes.items() if most >= pair[0]), (1e-9, "n") if most > 0 else (1.0, ""))
+    factor = next((factor for factor in prefixes if most >= factor), 1e-9 if most > 0 else 1.0)
+    axis.set_major_formatter(lambda value, _: f"{value / factor:.10g}")
+    return prefixes[factor] + unit

@@ -71,32 +71,28 @@ class Look:
         return [names.get(name, name) for name in changed]
 
     @property
-    def _place(self) -> PlaceSize | None:
-        return PLACES[self.place] if self.place else None
-
-    @property
     def inches_wide(self) -> float | None:
         """The width that was asked for."""
-        return self._place.width if self._place else _as_number(self.width)
+        return PLACES[self.place].width if self.place else _as_number(self.width)
 
     @property
     def letters(self) -> float | None:
         """The size of ordinary letters that was asked for."""
-        return _as_number(self.font_size) or (self._place.font_size if self._place else None)
+        return _as_number(self.font_size) or (PLACES[self.place].font_size if self.place else None)
 
     @property
     def least_letters(self) -> float:
         """The least size of letters; 0 if the picture is for no particular place."""
-        return LEAST_FONT if self._place else 0.0
+        return LEAST_FONT if self.place else 0.0
 
     @property
     def dots_per_inch(self) -> int:
         """The resolution of a .png."""
-        return int(self.dpi or (self._place.dpi if self._place else 150))
+        return int(self.dpi or (PLACES[self.place].dpi if self.place else 150))
 
     def high(self, natural: float) -> float:
         """Return the height of a picture that by itself would be so high."""
-        return _as_number(self.height) or (min(natural, self._place.most_height) if self._place else natural)
+        return _as_number(self.height) or (min(natural, PLACES[self.place].most_height) if self.place else natural)
 
 
 AS_DRAWN = Look()

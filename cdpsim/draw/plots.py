@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
-from inspect import Parameter, signature
+from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from cdpsim.api import simulate
@@ -60,7 +61,7 @@ def draw_traces(what: str, traces: Sequence[Trace], axes: "Axes | None" = None, 
         if not hasattr(axes, "get_figure"):
             raise RequestError("ax", f"{short_repr(axes)} is no Axes; take one of matplotlib's, such as plt.gca()")
         return _plot_into(axes, what, traces, settings)
-    return _with_look(partial(draw_picture, what, traces), settings, _DRAW[what], "plot")
+    return _with_look(what, (traces,), settings, "plot")
 
 
 def figure(number: int | str, n: int | Sequence[int] | None = None, **options: Any) -> "Figure":
@@ -69,65 +70,49 @@ def figure(number: int | str, n: int | Sequence[int] | None = None, **options: A
     >>> len(figure(2, n=4).axes)
     1
     """
-    number = choose("figure", str(number), _DRAW_FIGURE)
+    number = choose("figure", str(number), FIGURES)
     numbers = [] if n is None else [list(n) if isinstance(n, Sequence) else [n]] if number == "4" else [n]
-    return _with_look(partial(draw_figure, number, *numbers), options, _DRAW_FIGURE[number], "figure")
+    return _with_look(f"figure {number}", numbers, options, "figure")
 
 
-def draw_picture(what: str, traces: Sequence[Trace], *, look: Look, **settings: Any) -> "Figure":
-    """Return a picture of traces, one of `PICTURES`, with a look; the settings are those that it has."""
-    return drawn(partial(_DRAW[what], traces, look=look, **settings), look)
-
-
-def draw_figure(number: str, *n: int | Sequence[int], look: Look, **settings: Any) -> "Figure":
-    """Return a figure of the paper with a look; the settings are those that it has."""
-    return drawn(partial(_DRAW_FIGURE[number], *n, look=look, **settings), look)
-
-
-def drawn(draw: Callable[[], "Figure"], look: Look) -> "Figure":
-    """Return what `draw` draws under matplotlib's own defaults, with a dark ground where that is asked for.
-
-    `draw` itself imports all that imports matplotlib.
-    """
+def draw_picture(what: str, *given: Any, look: Look, **settings: Any) -> "Figure":
+    """Return a picture by its name, under matplotlib's own defaults, with a dark ground where that is asked for."""
     with canvas.defaults():
-        figure = draw()
+        figure = _painter(what)(*given, look=look, **settings)
         if look.dark:
-            from cdpsim.draw.dark import darken
+            from cdpsim.draw.sheet import darken
 
             darken(figure)
     return figure
 
 
-def _with_look(
-    draw: Callable[..., "Figure"], settings: dict[str, Any], known: Callable[..., "Figure"], what: str
-) -> "Figure":
-    """Return what `draw` returns for settings, of which some are of the look and the others `known` to a picture."""
+def _with_look(what: str, given: Sequence[Any], settings: dict[str, Any], function: str) -> "Figure":
+    """Return a picture or figure with settings, of which some are of its look and the others its own."""
     names = {field.name for field in fields(Look)}
     look = Look(**{name: value for name, value in settings.items() if name in names})
     own = {name: value for name, value in settings.items() if name not in names}
-    taken = [name for name, each in signature(known).parameters.items() if each.kind is Parameter.KEYWORD_ONLY]
-    refuse_unknown(what, own, [*taken, *names])
-    figure = draw(look=look, **own)
-    vars(figure)["_repr_png_"] = partial(_png, figure)  # notebooks show a figure that pyplot does not know, too
+    with canvas.defaults():  # which imports matplotlib
+        parameters = signature(_painter(what)).parameters
+    taken = [name for name in [*parameters][1:] if name not in ("look", "axes")]
+    refuse_unknown(function, own, [*taken, *names])
+    figure = draw_picture(what, *given, look=look, **own)
+    # Notebooks show a figure that pyplot does not know, too.
+    vars(figure)["_repr_png_"] = partial(canvas.rendered, figure, "figure.png", Look(dpi=96))
     return figure
-
-
-def _png(figure: "Figure") -> bytes:
-    return canvas.rendered(figure, "figure.png", Look(dpi=96))
 
 
 def _plot_into(axes: "Axes", what: str, traces: Sequence[Trace], settings: dict[str, Any]) -> "Figure":
     """Draw traces into axes of another figure, under that figure's own settings; return that figure."""
-    from cdpsim.draw.curves import lines
+    from cdpsim.draw import curves, step_times, version_strips
     from cdpsim.draw.gantt import gantt
     from cdpsim.draw.snapshot import snapshot
 
     draw: dict[str, Callable[..., Any]] = {
         "timeline": lambda trace, axes, **settings: gantt(trace, axes=axes, **settings),
-        "memory": lines.memory_line,
-        "traffic": lines.traffic_line,
-        "versions": lines.versions_strips,
-        "steps": lines.steps_line,
+        "memory": curves.memory_line,
+        "traffic": curves.traffic_line,
+        "versions": version_strips.draw_strips,
+        "steps": step_times.steps_line,
         "snapshot": lambda trace, axes, slot=None: snapshot(trace, _moment_of(trace, slot), axes=axes),
     }
     for trace in traces:
@@ -137,11 +122,11 @@ def _plot_into(axes: "Axes", what: str, traces: Sequence[Trace], settings: dict[
 
 def timeline_style(traces: Sequence[Trace], *, gantt: bool) -> str:
     """Return the style of a timeline: the paper's for its nine schedules in slots, if nothing of a `gantt` is asked."""
-    of_the_paper = all(trace.in_slots and trace.request.get("schedule") in TABLE_1 for trace in traces)
+    of_the_paper = all(trace.request.get("schedule") in TABLE_1 and Views(trace).in_cells for trace in traces)
     return "paper" if of_the_paper and not gantt else "gantt"
 
 
-def _plot_timeline(
+def _draw_timelines(
     traces: Sequence[Trace],
     *,
     style: str | None = None,
@@ -159,35 +144,7 @@ def _plot_timeline(
     return gantt(traces, colour=colour or "kind", links=links, dependencies=dependencies, steps=steps, look=look)
 
 
-def _plot_memory(traces: Sequence[Trace], *, sums: bool = False, look: Look) -> "Figure":
-    from cdpsim.draw.curves import memory_over_time
-    from cdpsim.draw.fit import fit_figure
-
-    return fit_figure(memory_over_time(traces, sums=sums), look)
-
-
-def _plot_traffic(traces: Sequence[Trace], *, look: Look) -> "Figure":
-    from cdpsim.draw.curves import traffic_over_time
-    from cdpsim.draw.fit import fit_figure
-
-    return fit_figure(traffic_over_time(traces), look)
-
-
-def _plot_versions(traces: Sequence[Trace], *, look: Look) -> "Figure":
-    from cdpsim.draw.curves import versions_over_time
-    from cdpsim.draw.fit import fit_figure
-
-    return fit_figure(versions_over_time(traces), look)
-
-
-def _plot_steps(traces: Sequence[Trace], *, runs: int | None = None, look: Look) -> "Figure":
-    from cdpsim.draw.curves import step_durations
-    from cdpsim.draw.fit import fit_figure
-
-    return fit_figure(step_durations(traces, runs=runs), look)
-
-
-def _plot_snapshot(traces: Sequence[Trace], *, slot: float | str | None = None, look: Look) -> "Figure":
+def _draw_snapshot(traces: Sequence[Trace], *, slot: float | str | None = None, look: Look) -> "Figure":
     from cdpsim.draw.snapshot import snapshot
 
     if len(traces) != 1:
@@ -197,47 +154,33 @@ def _plot_snapshot(traces: Sequence[Trace], *, slot: float | str | None = None, 
 
 def _moment_of(trace: Trace, slot: float | str | None) -> float | str:
     """Return the moment of a snapshot: by default the one at which most activations are held."""
-    from cdpsim.draw.snapshot.moment import busiest_moment
+    from cdpsim.draw.moment import busiest_moment
 
     return busiest_moment(Views(trace)) if slot is None else slot
 
 
-def _figure_1(n: int = 3, *, steps: int = 2, look: Look) -> "Figure":
-    from cdpsim.draw.paper import figure_1
-
-    return figure_1(n, steps, look=look)
-
-
-def _figure_2(n: int = 3, *, slot: int | None = None, look: Look) -> "Figure":
-    from cdpsim.draw.snapshot import figure_2
-
-    return figure_2(n, slot, look=look)
-
-
-def _figure_4(
-    n: Sequence[int] | None = None,
-    *,
-    axis: str | None = None,
-    contents: str | None = None,
-    by_layer: bool | None = None,
-    look: Look,
-) -> "Figure":
-    from cdpsim.draw.figure_4 import figure_4
-    from cdpsim.draw.fit import fit_figure
-
-    options: dict[str, Any] = {"n": n, "axis": axis, "contents": contents, "by_layer": by_layer}
-    given = {name: value for name, value in options.items() if value is not None}
-    return fit_figure(figure_4(width=look.inches_wide, **given), look)
-
-
-_DRAW: dict[str, Callable[..., "Figure"]] = {
-    "timeline": _plot_timeline,
-    "memory": _plot_memory,
-    "traffic": _plot_traffic,
-    "versions": _plot_versions,
-    "steps": _plot_steps,
-    "snapshot": _plot_snapshot,
+# The functions that draw, imported late, as they import matplotlib: modules of `draw` and names in them.
+_LATE = {
+    "memory": ("curves", "memory_over_time"),
+    "traffic": ("curves", "traffic_over_time"),
+    "versions": ("version_strips", "versions_over_time"),
+    "steps": ("step_times", "step_durations"),
+    "figure 1": ("paper", "figure_1"),
+    "figure 2": ("snapshot", "figure_2"),
+    "figure 4": ("figure_4", "figure_4"),
+    "bars": ("compared", "comparison_bars"),
+    "points": ("over_memory", "bubble_over_memory"),
+    "plan": ("over_memory", "plan_picture"),
+    "breakeven": ("break_even_curves", "break_even_curves"),
 }
-PICTURES = tuple(_DRAW)
-_DRAW_FIGURE: dict[str, Callable[..., "Figure"]] = {"1": _figure_1, "2": _figure_2, "4": _figure_4}
-FIGURES = tuple(_DRAW_FIGURE)
+PICTURES = ("timeline", "memory", "traffic", "versions", "steps", "snapshot")
+FIGURES = ("1", "2", "4")
+
+
+def _painter(what: str) -> Callable[..., "Figure"]:
+    """Return the function that draws a picture."""
+    if what in _LATE:
+        module, name = _LATE[what]
+        painter: Callable[..., Figure] = getattr(import_module(f"cdpsim.draw.{module}"), name)
+        return painter
+    return _draw_timelines if what == "timeline" else _draw_snapshot

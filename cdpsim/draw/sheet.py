@@ -1,26 +1,39 @@
-"""A sheet of paper measured in points, from its lower left corner; marks drawn on it, and a key to them."""
+"""Figures of all pictures: sheets measured in points, pages of panels that matplotlib lays out; both on black, too."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.collections import Collection, PathCollection
+from matplotlib.collections import Collection, LineCollection, PathCollection
+from matplotlib.colors import to_hex, to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Patch, PathPatch, Polygon
 from matplotlib.path import Path
 from matplotlib.text import Annotation, Text
 from matplotlib.textpath import text_to_path
+from matplotlib.ticker import MaxNLocator
 
-from cdpsim.draw.canvas import INK, figure_with
+from cdpsim.draw.canvas import GREY, INK, PALE, TITLE, figure_with, label, one_unit
 from cdpsim.draw.look import Look
+from cdpsim.draw.palette import ON_NIGHT, on_night
+from cdpsim.draw.views import title_words
 from cdpsim.errors import RequestError
+from cdpsim.trace import Trace
 
 SheetPoint: TypeAlias = tuple[float, float]
 Box: TypeAlias = tuple[float, float, float, float]  # left, right, lower, upper
 SMALL = 6.5  # points: the size of letters in a column of a paper
+ORDINARY = 8.0  # points: ticks and keys of a page, to which all other letters of it are in proportion
+PAGE_WIDTH = 7.2  # inches: a page's text
+MARKERS = "osD^vPX*"
+DASHES = ("-", "--", "-.", ":")
+_PURE = ("#000000", "#ffffff")
 _ENTRY_GAP = 9.0
+_LEAST_HIGH = 1.5  # inches: panels with a key below them
 _MARK_GAP = 3.5
 
 
@@ -173,6 +186,15 @@ def fitted(words: str, width: float, size: float = SMALL) -> str:
     return words + "…"
 
 
+def lines_of(text: str, width: float, size: float = SMALL) -> list[str]:
+    """Return a text in lines that are at most so wide, in points."""
+    lines = [""]
+    for word in (fitted(word, width, size) for word in text.split()):
+        longer = f"{lines[-1]} {word}".lstrip()
+        lines = [*lines, word] if lines[-1] and width_of(longer, size) > width else [*lines[:-1], longer]
+    return lines
+
+
 def key_rows(entries: Iterable[KeyEntry], width: float, size: float = SMALL) -> list[list[tuple[float, KeyEntry]]]:
     """Return a key's entries in rows that are no wider than `width`: where each begins, and the entry."""
     rows: list[list[tuple[float, KeyEntry]]] = []
@@ -201,3 +223,113 @@ def draw_key(
         for at, entry in row:
             entry.draw(axes, left + at + entry.width / 2, y)
             write_words(axes, left + at + entry.width + _MARK_GAP, y, entry.meaning, size)
+
+
+def new_page(title: str, height: float, look: Look, width: float = PAGE_WIDTH) -> Figure:
+    """Return a figure whose panels matplotlib lays out, with its title and of that size if none other is asked for."""
+    wide, factor = look.inches_wide or width, (look.letters or ORDINARY) / ORDINARY
+    high = look.high(height * (wide / width * max(1.0, factor)) ** 0.5)
+    figure = Figure(figsize=(wide, high), layout="constrained")
+    words = title if look.title is None else label(look.title, 300)
+    if words:
+        style: dict[str, Any] = {"fontsize": 10.5, "fontweight": "bold", "color": INK, "wrap": True}
+        figure.suptitle(words, x=0.012, ha="left", gid=TITLE, **style)
+    return figure
+
+
+def clock(axes: Axes, end: float, *, in_slots: bool, ticks: int | Literal["auto"] = "auto") -> None:
+    """Let the lower axis show the time of a run until `end`, in slots or in one unit of seconds."""
+    axes.set_xlim(0, end)
+    axes.xaxis.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 4, 5, 10], integer=in_slots))
+    axes.set_xlabel(f"time, {'slots' if in_slots else one_unit(axes.xaxis, 's', end)}")
+
+
+def finish(
+    figure: Figure,
+    look: Look,
+    keys: Mapping[Any, Sequence[Artist]],
+    *,
+    columns: int = 5,
+    title: str = "",
+) -> Figure:
+    """Return a page that is drawn with letters as large as asked for, and the keys of its parts below their panels."""
+    factor = (look.letters or ORDINARY) / ORDINARY
+    texts: Any = figure.findobj(Text) if factor != 1 else []
+    for text in texts:
+        text.set_fontsize(max(text.get_fontsize() * factor, look.least_letters))
+    for axis in (axis for axes in figure.axes if factor != 1 for axis in (axes.xaxis, axes.yaxis)):
+        size = axis.get_tick_params().get("labelsize", 10.0)
+        axis.set_tick_params(which="both", labelsize=max(size * factor, look.least_letters))
+    keyed = [(part, handles) for part, handles in keys.items() if look.legend and (handles or title)]
+    if keyed:
+        key = max(_add_key(part, handles, columns, title, ORDINARY * factor) for part, handles in keyed)
+        key *= len({part.bbox.y0 for part, _ in keyed})  # of parts below each other
+        natural = figure.get_figheight() + key
+        high = look.high(natural)
+        if high < min(natural, key + _LEAST_HIGH):
+            tight = "height" if look.height else "for"
+            raise RequestError(tight, "leaves no room for the panels above the key; draw less, or use --no-legend")
+        figure.set_figheight(high)
+    return figure
+
+
+def _add_key(part: Any, handles: Sequence[Artist], columns: int, title: str, size: float) -> float:
+    """Add a key below the panels of a part, in `columns` or fewer where these have no room; return its height."""
+    dpi = part.figure.dpi
+    points = 0.97 * part.bbox.width * 72 / dpi - size  # some are around it, and letters differ by their places
+    words = ["\n".join(lines_of(str(handle.get_label()), points - 2.8 * size, size)) for handle in handles]
+    title = "\n".join(line for text in title.splitlines() for line in lines_of(text, points, size))
+    look: dict[str, Any] = {"frameon": False, "borderpad": 0, "fontsize": size, "title_fontsize": size}
+    place: dict[str, Any] = {"loc": "outside lower left", "alignment": "left"}
+    for number in range(max(1, min(columns, len(words))), 0, -1):
+        for legend in list(part.legends):
+            legend.remove()
+        legend = part.legend(handles, words, ncols=number, title=title or None, **place, **look)
+        if legend.get_window_extent().width <= points * dpi / 72:
+            break
+    return float(legend.get_window_extent().height / dpi) + 0.1
+
+
+def distinct(styles: Sequence[str], number: int) -> str:
+    """Return one of the styles of a curve or point, such that colour and style together repeat after 32 or more."""
+    return styles[(number + number // 8) % len(styles)]
+
+
+def titles(traces: Sequence[Trace]) -> tuple[str, list[str]]:
+    """Return a title that all traces have in common, and a name for each of them, shortened to the room."""
+    words = list(map(title_words, traces))
+    common = [word for word in words[0] if all(word in others for others in words)]
+    names = [", ".join(word for word in each if word not in common) or each[0] for each in words]
+    return label(", ".join(common), 160), [label(text, 40) for text in names]
+
+
+def darken(figure: Figure) -> None:
+    """Make a figure that was drawn on white one on black.
+
+    Black and white stay where they are letters, lines or textures on a colour: `palette.ink_on` chose them for it.
+    """
+    figure.draw_without_rendering()  # which makes the ticks
+    every: list[Any] = figure.findobj()
+    for artist in [*every, *(box for text in every if isinstance(text, Text) and (box := text.get_bbox_patch()))]:
+        if isinstance(artist, Text):
+            if artist.get_color() not in _PURE:
+                artist.set_color(on_night(to_hex(artist.get_color())))
+        elif isinstance(artist, Line2D):
+            colours = artist.get_color(), artist.get_markerfacecolor(), artist.get_markeredgecolor()
+            line, face, edge = map(_turned, colours)
+            artist.set(color=line[0], markerfacecolor=face[0], markeredgecolor=edge[0])
+        elif isinstance(artist, Patch):
+            artist.set(facecolor=_turned(artist.get_facecolor())[0], edgecolor=_turned(artist.get_edgecolor())[0])
+        elif isinstance(artist, Collection):
+            filled = bool(to_rgba_array(artist.get_facecolor())[:, 3].any()) and not isinstance(artist, LineCollection)
+            if filled:
+                artist.set_facecolor(_turned(artist.get_facecolor()))
+            artist.set_edgecolor(_turned(artist.get_edgecolor(), stays=() if filled else _PURE))
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        axis.set_tick_params(which="both", color=ON_NIGHT[GREY], grid_color=ON_NIGHT[PALE])
+
+
+def _turned(colours: Any, stays: Sequence[str] = ()) -> Any:
+    """Return colours of a figure on white as those on black, each with its opacity."""
+    rows = [(to_hex(row[:3]), float(row[3])) for row in to_rgba_array(colours)]
+    return [(name if name in stays else on_night(name), opacity) for name, opacity in rows] or ["none"]

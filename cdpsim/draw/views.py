@@ -1,6 +1,6 @@
 """Views of a trace that pictures and exports share: devices, lanes, links, codes, spans, its title."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from cdpsim.draw.canvas import label
+from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.errors import RequestError, one_line
-from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
+from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, matching_pairs, sort_and_group, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Kind, Op, Stream
 from cdpsim.request import describe_disorder, describe_request
 from cdpsim.runs import Run
@@ -18,6 +19,7 @@ from cdpsim.trace import Trace, names_of
 STREAM_NAMES = dict(zip(Stream, ("gathers", "reductions", "across", "from host", "from disks"), strict=True))
 KIND_WORDS = {"F": "forward", "B": "backward", "W": "backward of weights", "U": "update"}  # in the order of keys
 LONGEST_TITLE_WORD = 60
+_LONGEST_GROUP = 60
 _Key = TypeVar("_Key", bound=tuple[Any, ...])
 
 
@@ -56,13 +58,19 @@ class Views:
 
     @cached_property
     def devices(self) -> int:
-        """The number of devices: those that a task or memory names."""
+        """The number of devices that tasks or memory name."""
         return 1 + max(int(table["device"].max(initial=0)) for table in (self.tasks, self.memory))
 
     @cached_property
     def has_rounds(self) -> bool:
         """Whether updates and messages go one after another in one stream of each device, beside its tasks."""
         return self.trace.rounds is not None
+
+    @cached_property
+    def in_cells(self) -> bool:
+        """Whether every task takes one slot, so that it has a cell of a stage and a slot."""
+        took = (self.tasks["end"] - self.tasks["start"])[self.kind != Kind.U]
+        return self.in_slots and bool((took == 1).all()) and len(took) > 0
 
     @cached_property
     def estimate(self) -> np.ndarray:
@@ -136,8 +144,7 @@ class Views:
         members = [tuple(map(int, str(text).split("|"))) for text in number]
         dst = np.fromiter(map(number.__getitem__, texts), np.int64, len(texts))
         columns = self.op, self.messages["src"].astype(np.int64) + 1, dst, self.stream + 1
-        order = sort_by(*columns)
-        first = group_starts(*(column[order] for column in columns))
+        order, first = sort_and_group(*columns)
         appeared = np.argsort(order[first])
         place = np.empty(len(first), dtype=np.int64)
         place[appeared] = np.arange(len(first))
@@ -167,8 +174,15 @@ class Views:
         return list(number), np.array([number[each] for each in keys], dtype=np.int64)[channel]
 
     @cached_property
+    def tracks(self) -> tuple[list[str], list[int | str], Ints]:
+        """The names of links, streams and groups of devices, the receivers on each, and each message's number."""
+        keys, track = self.links(_track_key)
+        receivers = [_devices_name(members) if is_group else members[0] for is_group, _, members, _ in keys]
+        return [_track_name(*key) for key in keys], receivers, track
+
+    @cached_property
     def message_tasks(self) -> tuple[MessageTasks, MessageTasks]:
-        """The tasks that made what each message carries, and those that need it; none without a program.
+        """The producers and the consumers of each message's content, as tasks; none without a program.
 
         Parameters that a device passes on as they came, from reader to reader, are from the task that they came for;
         a partial sum is for the task whose gradient is added to it. A message that others make or need, and no task,
@@ -189,18 +203,47 @@ class Views:
         first, second = pairs(True, True)
         passed = _tasks_of_other(second, first, *used, unless=made[0])
         added_to = _tasks_of_other(first, second, *made, unless=used[0])
-        message, task = _tasks_through(second, first, _joined(made, passed))
+        message, task = _tasks_through(second, first, (np.append(made[0], passed[0]), np.append(made[1], passed[1])))
         seen = start[task] <= start[message]  # a later reader is not what the parameters came for
-        needed = _tasks_through(first, second, _joined(used, added_to))
+        needed = _tasks_through(first, second, (np.append(used[0], added_to[0]), np.append(used[1], added_to[1])))
         return self._rows(message[seen], task[seen]), self._rows(*needed)
 
     def _rows(self, message: Ints, task: Ints) -> MessageTasks:
         """Convert pairs of nodes to pairs of rows, each once."""
         message, task = self.row[message], self.row[task]
         message -= len(self.tasks["start"])
-        order = sort_by(message, task)
-        order = order[group_starts(message[order], task[order])]
+        order, first = sort_and_group(message, task)
+        order = order[first]
         return MessageTasks(message[order], task[order])
+
+
+def _track_key(channel: Channel) -> tuple[bool, int, tuple[int, ...], int]:
+    """Return whether a channel is a group's, its source, members and stream: pairs of devices come first."""
+    return not channel.is_pair, channel.src if channel.is_pair else -1, channel.members, channel.stream
+
+
+def _track_name(is_group: bool, src: int, members: tuple[int, ...], stream: int) -> str:
+    """Return the name of a link, or of a stream.
+
+    >>> _track_name(False, 3, (4,), -1), _track_name(True, -1, (0, 1, 2, 3), Stream.GATHER)
+    ('3 → 4', 'gathers, devices 0–3')
+    """
+    if not is_group and stream < 0:
+        return f"{src} → {members[0]}"
+    name = _devices_name(members) if is_group else f"device {src}"
+    return f"{STREAM_NAMES[Stream(stream)]}, {name}" if stream >= 0 else name
+
+
+def _devices_name(members: tuple[int, ...]) -> str:
+    """Return the name of a group, short for a large one.
+
+    >>> _devices_name((0, 1, 2, 3)), _devices_name((0, 4, 8))
+    ('devices 0–3', 'devices 0, 4, 8')
+    """
+    if len(members) > 2 and members == tuple(range(members[0], members[-1] + 1)):
+        return f"devices {members[0]}–{members[-1]}"
+    name = f"devices {', '.join(map(str, members))}"
+    return name if len(name) <= _LONGEST_GROUP else f"{name[: _LONGEST_GROUP - 12]}… ({len(members)})"
 
 
 def refuse_empty(trace: Trace) -> None:
@@ -232,24 +275,15 @@ def word_of(member: IntEnum) -> str:
 def _tasks_of_other(message: Ints, other: Ints, of: Ints, task: Ints, unless: Ints) -> tuple[Ints, Ints]:
     """Return each message with the tasks of its other message, unless it has tasks of its own."""
     without = ~np.isin(message, unless)
-    message, other = message[without], other[without]
-    order = sort_by(of)
-    of, task = of[order], task[order]
-    first = np.searchsorted(of, other)
-    many = np.searchsorted(of, other, side="right") - first
-    within = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
-    return np.repeat(message, many), task[np.repeat(first, many) + within]
+    row, wanted = matching_pairs([of], [other[without]])
+    return message[without][wanted], task[row]
 
 
 def _tasks_through(message: Ints, other: Ints, pairs: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
-    """Return pairs of messages and tasks, and for each message without a task those of its other messages."""
+    """Return pairs of messages and tasks; a message without a task has the tasks of its other messages."""
     while len((more := _tasks_of_other(message, other, *pairs, unless=pairs[0]))[0]):
-        pairs = _joined(pairs, more)
+        pairs = np.append(pairs[0], more[0]), np.append(pairs[1], more[1])
     return pairs
-
-
-def _joined(pairs: tuple[Ints, Ints], more: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
-    return np.append(pairs[0], more[0]), np.append(pairs[1], more[1])
 
 
 def title(trace: Trace) -> str:
@@ -263,10 +297,10 @@ def plain_title(trace: Trace) -> str:
 
 
 def title_words(trace: Trace) -> list[str]:
-    """Return what identifies a run: its schedule, size and rule, model, training, cluster and disturbances."""
+    """Return the words that identify a run: its schedule, size and rule, model, training, cluster, disturbances."""
     request = trace.request
     words = [str(request.get("schedule", "trace"))]
-    words += [f"{name} = {request[name]}" for name in ("n",) if name in request]
+    words += [f"n = {request['n']}"] if "n" in request else []
     words += [f"m = {request['m']}"] if request.get("m", request.get("n")) != request.get("n") else []
     words += [f"{name} = {request[name]}" for name in ("chunks", "replicas", "shard", "zero") if name in request]
     words += (
@@ -274,6 +308,21 @@ def title_words(trace: Trace) -> list[str]:
     )
     words += [str(request["rule"])] if isinstance(request.get("rule"), str) else []
     return words + describe_request(request) + describe_disorder(request)
+
+
+def colour_meanings(numbers: Iterable[int], noun: str, first: int = 0) -> list[tuple[str, str]]:
+    """Return each colour that sorted numbers have, and words for the first two of these; `first` is the name of 0.
+
+    >>> colour_meanings([0, 1, 8], "stage")
+    [('#0d48f2', 'stage 0, 8'), ('#f7990d', '1')]
+    """
+    sharing: dict[str, list[str]] = {}
+    for number in sorted(numbers, key=lambda number: number % len(COLOURS)):
+        sharing.setdefault(colour(number), []).append(str(number + first))
+    words = [", ".join(each[:2]) + ", …" * (len(each) > 2) for each in sharing.values()]
+    return [
+        (shade, f"{noun} {each}" if not k else each) for k, (shade, each) in enumerate(zip(sharing, words, strict=True))
+    ]
 
 
 def held_in_steady_state(trace: Trace) -> int | None:
@@ -284,10 +333,10 @@ def held_in_steady_state(trace: Trace) -> int | None:
 
 
 def lanes(key: Ints, start: Times, end: Times, owner: Ints | None = None) -> Ints:
-    """Return the lane of each row among those of its key, such that no two rows of one lane overlap.
+    """Return the lane of each row among the lanes of its key, such that no two rows of one lane overlap.
 
     Rows come sorted by start. A row takes the lane that its owner (a micro-batch) had before if that is free, else the
-    first that is; of those that start together, owners with a lane come first.
+    first free one. Where several start together, owners with a lane come first.
     """
     lane = np.zeros(len(key), dtype=np.int64)
     order = sort_by(key, np.arange(len(key)))

@@ -1,8 +1,8 @@
 """A run as Chrome's JSON, which Perfetto, chrome://tracing and readers of PyTorch's profiles open.
 
 A *slice* is a task or a message. A process is a device, the last one all links; a thread is a lane of a device, its
-updates, a link, or a group of collectives. Arrows go between slices: those of a micro-batch make one chain, from its
-first forward to its last backward. Counters are what devices hold.
+updates, a link, or a group of collectives. Arrows go between slices: the arrows of a micro-batch make one chain, from
+its first forward to its last backward. Counters are the memory of devices.
 """
 
 from collections.abc import Iterator
@@ -11,124 +11,57 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, UnsetType, defstruct
 
-from cdpsim.draw.views import KIND_WORDS, STREAM_NAMES, Channel, Views, lane_counts, lanes, plain_title
+from cdpsim.draw.views import KIND_WORDS, Views, lane_counts, lanes, plain_title
 from cdpsim.errors import RequestError
 from cdpsim.files.notes import progress
-from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts, sort_by
+from cdpsim.numeric.columns import Ints, Times, group_starts, sort_by
 from cdpsim.numeric.paths import longest_paths
-from cdpsim.program import EdgeKind, Kind, Stream
+from cdpsim.program import EdgeKind, Kind
 from cdpsim.trace import Trace
 
 SLOT = 1000  # nanoseconds that stand for a slot
 SLICE_CATEGORIES = {**KIND_WORDS, "W": "weight backward"}  # by which readers of these files filter
-_MAKERS = {"activation": "F", "activation_gradient": "B"}  # the kinds of the tasks that made what messages carry
+_MAKERS = {"activation": "F", "activation_gradient": "B"}  # the kinds of tasks that make these contents
 _EXACT = 2**43 * SLOT  # viewers read microseconds as floats, which have no thousandths beyond
 _LONGEST_RUN = 2**62
-_LONGEST_NAME = 60
 _EVENTS_AT_ONCE = 1 << 14
 
-Micros = int | float  # JSON's unit of time; a float where a run has fractions of a microsecond
-
-
-class TaskArguments(Struct, gc=False):
-    """The numbers of a task, shown when it is selected; an update has no micro-batch."""
-
-    stale: int
-    micro_batch: int | UnsetType
-    stage: int | UnsetType
-    step: int
-    version: int
-
-
-class MessageArguments(Struct, gc=False):
-    """The numbers of a message, shown when it is selected; one that belongs to no single stage has no stage."""
-
-    op: str
-    content: str
-    micro_batch: int | UnsetType
-    stage: int | UnsetType
-    dst: int | str
-    step: int
-    src: int | None
-    size: int
-    rounds: int
-
-
-class Slice(Struct, tag_field="ph", tag="X", gc=False):
-    """A task or a message."""
-
-    pid: int
-    tid: int
-    ts: Micros
-    dur: Micros
-    name: str
-    cat: str
-    args: TaskArguments | MessageArguments
-
-
-class ArrowEnd(Struct, gc=False):
-    """One end of an arrow: the start (`ph` is "s"), bound to the slice that runs on its thread at its time, or the end.
-
-    The end (`ph` is "f") is bound to the slice that encloses it (`bp` is "e").
-    """
-
-    ph: str
-    bp: str | UnsetType
-    id: int
-    cat: str
-    name: str
-    pid: int
-    tid: int
-    ts: Micros
-
-
-class Counter(Struct, tag_field="ph", tag="C", gc=False):
-    """A change of what a device holds of a category."""
-
-    name: str
-    pid: int
-    ts: Micros
-    args: dict[str, int]
-
-
-class Thread(NamedTuple):
-    """A row of slices, one after another."""
-
-    process: int
-    name: str
+# Absent fields are UNSET. Tasks and messages are slices; an arrow has one start and one end for each of its targets.
+_TaskArguments = defstruct("_TaskArguments", ["stale", "micro_batch", "stage", "step", "version"], gc=False)
+_MessageArguments = defstruct(
+    "_MessageArguments", ["op", "content", "micro_batch", "stage", "dst", "step", "src", "size", "rounds"], gc=False
+)
+_Slice = defstruct("_Slice", ["pid", "tid", "ts", "dur", "name", "cat", "args"], tag_field="ph", tag="X", gc=False)
+_ArrowEnd = defstruct("_ArrowEnd", ["ph", "bp", "id", "cat", "name", "pid", "tid", "ts"], gc=False)
+_Counter = defstruct("_Counter", ["name", "pid", "ts", "args"], tag_field="ph", tag="C", gc=False)
 
 
 class _Tracks(NamedTuple):
-    """The columns of all events but counters; slices are the rows of `trace.tasks`, then those of `trace.messages`."""
+    """The places of slices, which are the rows of `trace.tasks`, then of `trace.messages`; and the arrows."""
 
     views: Views
-    processes: list[str]
-    threads: list[Thread]
+    names: list[dict[str, Any]]  # of processes and threads
     dst: np.ndarray  # of each message: a device, or the name of a group
     process: Ints  # of each slice
-    thread: Ints  # of each slice
-    start: np.ndarray  # of each slice, in microseconds
+    thread: Ints
+    start: np.ndarray  # in microseconds
     duration: np.ndarray
     order: Ints  # slices by start; the source of an arrow stands before its target
     source: Ints  # arrows, each from one slice ...
     target: Ints  # ... to another
 
-    def tid(self, thread: Any) -> Any:
-        """Return the number of a thread in the file: that of a process would make it that process's main thread."""
-        return len(self.processes) + thread
-
-    def tasks(self, rows: Ints) -> list[Slice]:
+    def tasks(self, rows: Ints) -> list[Any]:
         """Return tasks under torch's names: `1F3` for stage 1 and micro-batch 3, with `/` if it is stale; `1U`."""
         tasks = {name: column[rows].tolist() for name, column in self.views.tasks.items()}
         where = zip(tasks["stage"], tasks["kind"], tasks["micro_batch"], tasks["stale"], strict=True)
         names = [f"{j}{kind}{i if i >= 0 else ''}{'/' * stale}" for j, kind, i, stale in where]
         indices = (_present(tasks[name], UNSET) for name in ("micro_batch", "stage"))
-        arguments = map(TaskArguments, tasks["stale"], *indices, tasks["step"], tasks["version"])
+        arguments = map(_TaskArguments, tasks["stale"], *indices, tasks["step"], tasks["version"])
         return self._slices(rows, names, map(SLICE_CATEGORIES.__getitem__, tasks["kind"]), arguments)
 
-    def messages(self, slices: Ints) -> list[Slice]:
+    def messages(self, slices: Ints) -> list[Any]:
         """Return messages under the names of their contents: `activation 1F3`, `all_reduce gradient of stage 2`."""
         rows = slices - len(self.views.kind)
         columns = {name: column[rows].tolist() for name, column in self.views.messages.items()}
@@ -138,27 +71,31 @@ class _Tracks(NamedTuple):
         indices = (_present(columns[name], UNSET) for name in ("micro_batch", "stage"))
         dst, src = self.dst[rows].tolist(), _present(columns["src"], None)
         others = (columns["step"], src, columns["size"], columns["rounds"])
-        return self._slices(slices, names, content, map(MessageArguments, op, content, *indices, dst, *others))
+        return self._slices(slices, names, content, map(_MessageArguments, op, content, *indices, dst, *others))
 
-    def starts(self, slices: Ints) -> list[ArrowEnd]:
+    def starts(self, slices: Ints) -> list[Any]:
         """Return one start for all arrows that come from a slice."""
         return self._arrow_ends("s", UNSET, slices, slices)
 
-    def ends(self, arrows: Ints) -> list[ArrowEnd]:
+    def ends(self, arrows: Ints) -> list[Any]:
         """Return the end of each arrow, under the number of its start."""
         return self._arrow_ends("f", "e", self.source[arrows], self.target[arrows])
 
-    def _slices(self, slices: Ints, names: Any, categories: Any, arguments: Any) -> list[Slice]:
-        columns = (*self._places(slices), self.duration[slices].tolist())
-        return list(map(Slice, *columns, names, categories, arguments))
+    def _slices(self, slices: Ints, names: Any, categories: Any, arguments: Any) -> list[Any]:
+        return list(map(_Slice, *self._places(slices), self.duration[slices].tolist(), names, categories, arguments))
 
-    def _arrow_ends(self, phase: str, binding: str | UnsetType, number: Ints, slices: Ints) -> list[ArrowEnd]:
+    def _arrow_ends(self, phase: str, binding: str | UnsetType, number: Ints, slices: Ints) -> list[Any]:
         fixed = repeat(phase), repeat(binding), number.tolist(), repeat("flow"), repeat("flow")
-        return list(map(ArrowEnd, *fixed, *self._places(slices)))
+        return list(map(_ArrowEnd, *fixed, *self._places(slices)))
 
-    def _places(self, slices: Ints) -> tuple[list[int], list[int], list[Micros]]:
+    def _places(self, slices: Ints) -> tuple[list[Any], ...]:
         """Return the process, thread and start of slices."""
-        return self.process[slices].tolist(), self.tid(self.thread[slices]).tolist(), self.start[slices].tolist()
+        return self.process[slices].tolist(), self.thread[slices].tolist(), self.start[slices].tolist()
+
+
+def _present(numbers: list[int], missing: Any) -> list[Any]:
+    """Replace -1, which stands for a missing number."""
+    return [missing if number < 0 else number for number in numbers]
 
 
 def chrome(trace: Trace) -> Iterator[bytes]:
@@ -179,7 +116,7 @@ def _encode_trace(tracks: _Tracks) -> Iterator[bytes]:
 def _file_head(tracks: _Tracks) -> bytes:
     """Return the file's beginning, as Kineto writes it, with the names of processes and threads.
 
-    One file has all devices, so it is rank 0's of as many ranks.
+    One file has all devices: readers see it as the file of rank 0.
     """
     views = tracks.views
     head = {
@@ -190,18 +127,16 @@ def _file_head(tracks: _Tracks) -> bytes:
     }
     # Readers look for `"rank": 0` with its space. A page may quote all this, and a model may have any name.
     text = msgspec.json.format(msgspec.json.encode(head), indent=1).replace(b"</", rb"<\/").removesuffix(b"\n}")
-    processes = [(k, 0, name) for k, name in enumerate(tracks.processes)]
-    threads = [(thread.process, tracks.tid(k), thread.name) for k, thread in enumerate(tracks.threads)]
-    names = map(msgspec.json.encode, [*_name_events("process", processes), *_name_events("thread", threads)])
-    return text + b',\n "traceEvents": [\n' + b",\n".join(names)
+    return text + b',\n "traceEvents": [\n' + b",\n".join(map(msgspec.json.encode, tracks.names))
 
 
-def _name_events(what: str, rows: list[tuple[int, int, str]]) -> Iterator[dict[str, object]]:
+def _name_events(what: str, rows: list[tuple[int, int, str]]) -> list[dict[str, Any]]:
     """Return the events that give processes or threads their names and their order."""
-    for rank, (pid, tid, name) in enumerate(rows):
-        where = {"ph": "M", "pid": pid, "tid": tid}
-        yield where | {"name": f"{what}_name", "args": {"name": name}}
-        yield where | {"name": f"{what}_sort_index", "args": {"sort_index": rank}}
+    return [
+        {"ph": "M", "pid": pid, "tid": tid, "name": f"{what}_{name}", "args": {name: value}}
+        for rank, (pid, tid, own) in enumerate(rows)
+        for name, value in (("name", own), ("sort_index", rank))
+    ]
 
 
 def _microseconds(nanoseconds: Ints) -> np.ndarray:
@@ -209,8 +144,8 @@ def _microseconds(nanoseconds: Ints) -> np.ndarray:
     return nanoseconds / SLOT if (nanoseconds % SLOT).any() else nanoseconds // SLOT
 
 
-def _counter_events(views: Views) -> Iterator[list[Counter]]:
-    """Return the changes of memory; of those of one device and category at one time the last."""
+def _counter_events(views: Views) -> Iterator[list[Any]]:
+    """Return the changes of memory; of several of one device and category at one time, the last."""
     columns, unit = views.memory, "stages' worth" if views.in_slots else "bytes"
     time = nanoseconds(views, columns["time"])
     first = group_starts(columns["device"], views.category, time)
@@ -219,7 +154,7 @@ def _counter_events(views: Views) -> Iterator[list[Counter]]:
     for low in progress(range(0, len(rows), _EVENTS_AT_ONCE), "write"):
         part = slice(low, low + _EVENTS_AT_ONCE)
         names, devices, sizes = (columns[name][rows[part]].tolist() for name in ("category", "device", "size"))
-        yield list(map(Counter, names, devices, moments[part].tolist(), ({unit: size} for size in sizes)))
+        yield list(map(_Counter, names, devices, moments[part].tolist(), ({unit: size} for size in sizes)))
 
 
 def _slices_and_arrows(tracks: _Tracks) -> Iterator[list[Any]]:
@@ -259,31 +194,34 @@ def place(content: str, micro_batch: int, stage: int) -> str:
     return f"of {', '.join(named) or 'all'}"
 
 
-def _present(numbers: list[int], missing: Any) -> list[Any]:
-    """Replace -1, which stands for a missing number."""
-    return [missing if number < 0 else number for number in numbers]
-
-
 def _lay_out_tracks(views: Views) -> _Tracks:
     """Lay out all tasks and messages of a trace."""
     start, end = nanoseconds(views, views.start), nanoseconds(views, views.end)
-    count, devices = len(views.kind), views.devices
-    threads, of_task = _task_threads(views, start[:count], end[:count])
-    links, link = views.links(_track_key)
-    names = [_track_name(*key) for key in links]
-    lane = _message_lanes(link, start[count:], end[count:], len(links))
-    on_links, of_message = _number_threads(devices, names, link, lane)
-    thread = np.concatenate([of_task, of_message + len(threads)])
+    links, receivers, link = views.tracks
+    update = views.kind == Kind.U
+    key = np.append(2 * views.tasks["device"].astype(np.int64) + update, 2 * views.devices + link)
+    owner = np.append(np.where(update, -1, views.tasks["micro_batch"]), np.full(len(link), -1))
+    until = np.maximum(end, start + 1)  # a slice without length is hidden by one that begins with it
+    free = np.flatnonzero(update)  # but updates stand in one row where none takes time
+    until[free] = until[free] if (end > start)[free].any() else end[free]
+    lane = lanes(key, start, until, owner)
+    rows = [(device, name) for device in range(views.devices) for name in ("tasks", "updates")]
+    rows += [(views.devices, name) for name in links]
+    counts = lane_counts(key, lane, len(rows))
+    each = zip(rows, counts.tolist(), strict=True)
+    threads = [(pid, name if many == 1 else f"{name} ({k + 1})") for (pid, name), many in each for k in range(many)]
+    thread = (np.cumsum(counts) - counts)[key] + lane
+    processes = [*(f"device {device}" for device in range(views.devices)), *["links"] * bool(links)]
+    # The number of a thread is not that of a process, which would make it that process's main thread.
+    names = _name_events("process", [(k, 0, name) for k, name in enumerate(processes)])
+    names += _name_events("thread", [(pid, len(processes) + k, name) for k, (pid, name) in enumerate(threads)])
     source, target = _arrows(views, start)
-    processes = [*(f"device {device}" for device in range(devices)), *(["links"] if on_links else [])]
-    dst = [_devices_name(members) if is_group else members[0] for is_group, _, members, _ in links]
     return _Tracks(
         views,
-        processes,
-        threads=threads + on_links,
-        dst=np.array(dst, dtype=object)[link],
-        process=np.array([thread.process for thread in threads + on_links])[thread],
-        thread=thread,
+        names,
+        dst=np.array(receivers, dtype=object)[link],
+        process=np.minimum(key // 2, views.devices),
+        thread=len(processes) + thread,
         start=_microseconds(np.concatenate([start, end]))[: len(start)],
         duration=_microseconds(end - start),
         order=_sort_slices(start, source, target),
@@ -293,7 +231,7 @@ def _lay_out_tracks(views: Views) -> _Tracks:
 
 
 def nanoseconds(views: Views, times: Times) -> Ints:
-    """Convert times to whole nanoseconds, a slot to a microsecond; those of over 101 days to whole microseconds.
+    """Convert times to whole nanoseconds, a slot to a microsecond; runs of over 101 days have whole microseconds.
 
     Starts and ends are rounded each by itself, so that slices that touch still do, and none overlap.
     """
@@ -333,88 +271,8 @@ def _arrows(views: Views, start: Ints) -> tuple[Ints, Ints]:
     return np.concatenate(sources), np.concatenate(targets)
 
 
-def _task_threads(views: Views, start: Ints, end: Ints) -> tuple[list[Thread], Ints]:
-    """Return a thread for each lane of each device, and those of its updates; and the thread of each task.
-
-    Updates have one, or several where they overlap in time.
-    """
-    device, update = views.tasks["device"].astype(np.int64), views.kind == Kind.U
-    until = _apart(start, end)
-    lane = np.empty(len(device), dtype=np.int64)
-    rows = np.flatnonzero(~update)
-    lane[rows] = lanes(device[rows], start[rows], until[rows], views.tasks["micro_batch"][rows])
-    counts = lane_counts(device[rows], lane[rows], views.devices)
-    rows = np.flatnonzero(update)
-    beside = lanes(device[rows], start[rows], (until if (end > start)[rows].any() else end)[rows])
-    updates = lane_counts(device[rows], beside, views.devices)
-    lane[rows] = counts[device[rows]] + beside
-    threads = []
-    for number, (many, more) in enumerate(zip(counts.tolist(), updates.tolist(), strict=True)):
-        threads += [Thread(number, f"lane {k}" if many > 1 else "tasks") for k in range(many)]
-        threads += [Thread(number, f"updates ({k + 1})" if more > 1 else "updates") for k in range(more)]
-    return threads, np.append(0, np.cumsum(counts + updates))[device] + lane
-
-
-def _number_threads(process: int, names: list[str], link: Ints, lane: Ints) -> tuple[list[Thread], Ints]:
-    """Return a thread for each lane of each link; and the thread of each message."""
-    counts = lane_counts(link, lane, len(names))
-    threads = [
-        Thread(process, name if many == 1 else f"{name} ({k + 1})")
-        for name, many in zip(names, counts.tolist(), strict=True)
-        for k in range(many)
-    ]
-    return threads, np.append(0, np.cumsum(counts))[link] + lane
-
-
-def _message_lanes(link: Ints, start: Ints, end: Ints, links: int) -> Ints:
-    """Return the lane of each message on its link. Where none takes time, those of one moment stand side by side."""
-    lane = np.zeros(len(link), dtype=np.int64)
-    takes_time = np.bincount(link, weights=end > start, minlength=links) > 0
-    rows = np.flatnonzero(takes_time[link])
-    lane[rows] = lanes(link[rows], start[rows], _apart(start, end)[rows])
-    rows = np.flatnonzero(~takes_time[link])
-    rows = rows[sort_by(link[rows], rows)]
-    first = group_starts(link[rows], start[rows])
-    lane[rows] = np.arange(len(rows)) - first[group_numbers(first, len(rows))]
-    return lane
-
-
-def _track_key(channel: Channel) -> tuple[bool, int, tuple[int, ...], int]:
-    """Return whether a channel is a group's, its source, members and stream: pairs of devices come first."""
-    return not channel.is_pair, channel.src if channel.is_pair else -1, channel.members, channel.stream
-
-
-def _track_name(is_group: bool, src: int, members: tuple[int, ...], stream: int) -> str:
-    """Return the name of a link, or of a stream.
-
-    >>> _track_name(False, 3, (4,), -1), _track_name(True, -1, (0, 1, 2, 3), Stream.GATHER)
-    ('3 → 4', 'gathers, devices 0–3')
-    """
-    if not is_group and stream < 0:
-        return f"{src} → {members[0]}"
-    name = _devices_name(members) if is_group else f"device {src}"
-    return f"{STREAM_NAMES[Stream(stream)]}, {name}" if stream >= 0 else name
-
-
-def _devices_name(members: tuple[int, ...]) -> str:
-    """Return the name of a group, short for a large one.
-
-    >>> _devices_name((0, 1, 2, 3)), _devices_name((0, 4, 8))
-    ('devices 0–3', 'devices 0, 4, 8')
-    """
-    if len(members) > 2 and members == tuple(range(members[0], members[-1] + 1)):
-        return f"devices {members[0]}–{members[-1]}"
-    name = f"devices {', '.join(map(str, members))}"
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 12]}… ({len(members)})"
-
-
-def _apart(start: Ints, end: Ints) -> Ints:
-    """Return ends at least a nanosecond after starts: a slice without length is hidden by one that begins with it."""
-    return np.maximum(end, start + 1)
-
-
 def _sort_slices(start: Ints, source: Ints, target: Ints) -> Ints:
-    """Return all slices by their start; of those that start together, sources of arrows before their targets."""
+    """Return all slices by their start; where several start together, sources of arrows before their targets."""
     together = start[source] == start[target]
     rank = longest_paths(source[together], target[together], np.ones_like(start), np.zeros_like(start))[0]
     return sort_by(start, rank)

@@ -1,9 +1,10 @@
 """Pictures and exports as files: traces and a file's name in, the file out; the name's ending picks its form."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cdpsim.draw import canvas, plots
 from cdpsim.draw.look import AS_DRAWN, Look
@@ -21,23 +22,26 @@ from cdpsim.studies.plan import Plan
 from cdpsim.studies.plan.plan_table import candidate_cells
 from cdpsim.trace import Trace
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 STYLES = ("paper", "gantt")
-EXPORTS = (".html", ".json")
+EXPORTS = {".html": "page", ".json": "chrome"}  # the module of each, and its function
 ORDER = ".csv"  # of a pipeline, as torch reads it
 TIMELINES = (*canvas.PICTURE_FORMS, *EXPORTS)
 COMPARISONS = ("bars", "points")
 PLAN_TABLES = (".csv", ".json")
 PLOTS = ("memory", "traffic", "versions", "steps")
-FIGURE_OPTIONS = {
-    "steps": "1",
-    "slot": "2",
-    "axis": "4",
-    "contents": "4",
-    "by_layer": "4",
-}  # and the one figure that takes each
+FIGURE_OPTIONS = {"steps": "1", "slot": "2", "axis": "4", "contents": "4", "by_layer": "4"}  # and the figure of each
+
+
+def check_picture(
+    path: str | Path, *, look: Look = AS_DRAWN, force: bool = False, known: Iterable[str] = canvas.PICTURE_FORMS
+) -> None:
+    """Refuse early a file of no known form, that does not take its look, or that cannot be written."""
+    canvas.check_form(path, known)
+    canvas.check_look(path, look)
+    check_writable(path, force=force)
+
+
+check_plan = partial(check_picture, known=(*canvas.PICTURE_FORMS, *PLAN_TABLES))
 
 
 def write_timeline(
@@ -52,27 +56,27 @@ def write_timeline(
     look: Look = AS_DRAWN,
     force: bool = False,
 ) -> None:
-    """Draw what a run does over time, or several below each other with one clock.
+    """Draw the timeline of a run, or of several below each other with one clock.
 
     `style` (of a picture) is "paper", the default of the paper's nine schedules in the slot model, or "gantt", that of
     all others. A gantt is coloured by "kind", "micro-batch" or "stage" (`colour`), with `links` it has the rows of
-    messages, with `dependencies` what each task waits for, and as many training `steps` as are asked for, by default
-    one where steps are flushed. .html is a page to explore, of one run or of two; .json opens in Perfetto, and .csv is
-    a pipeline's order as torch reads it: each is of one run.
+    messages, with `dependencies` lines to each task from its dependencies. It shows the first `steps` training steps,
+    by default one where steps are flushed. .html is a page to explore, of one run or of two; .json opens in Perfetto,
+    and .csv is a pipeline's order as torch reads it: each is of one run.
     """
     several = [traces] if isinstance(traces, Trace) else list(traces)
     options: dict[str, Any] = {"colour": colour, "links": links, "dependencies": dependencies}
-
     check_timeline(path, len(several), style=style, look=look, force=force, **options)
     ending = Path(path).suffix.lower()
     if ending == ORDER:
         write_actions(_order(several[0]), path, force=force)
     elif ending in EXPORTS:
-        write_file(path, _exported(several, ending), force=force)
+        export = import_module(f"cdpsim.export.{EXPORTS[ending]}")
+        write_file(path, getattr(export, EXPORTS[ending])(*several), force=force)
     else:
         style = style or plots.timeline_style(several, gantt=any(options.values()))
         asked = options | {"links": links or None, "style": style, "steps": steps if style == "gantt" else None}
-        _write(partial(plots.draw_picture, "timeline", several, look=look, **asked), path, look, force)
+        _write("timeline", several, path=path, look=look, force=force, **asked)
 
 
 def check_timeline(
@@ -84,33 +88,25 @@ def check_timeline(
     force: bool = False,
     **options: Any,
 ) -> None:
-    """Refuse early what `write_timeline` would refuse of any traces."""
+    """Refuse early all that `write_timeline` would refuse for any traces."""
     if Path(path).suffix.lower() == ".pftrace":
         raise RequestError(str(path), "its form is not written; end its name in .json, which opens in Perfetto")
-    ending = canvas.check_form(path, (*TIMELINES, ORDER))
+    known = (*TIMELINES, ORDER)
+    ending = canvas.check_form(path, known)
     if style is not None:
         choose("style", style, STYLES)
     if options.get("colour") is not None:
         choose("colour", options["colour"], COLOURINGS)
-    given = [option for option, value in options.items() if value]
     if ending not in canvas.PICTURE_FORMS:
         if style is not None:
             raise RequestError("style", f"is of {canvas.PICTURE_ENDINGS}, not of {ending}; leave it out")
         if schedules > (2 if ending == ".html" else 1):
             most = "two at most" if ending == ".html" else "one"
             raise RequestError("schedules", f"are {schedules}, of which a {ending} has {most}; name fewer")
-    for option in given:
+    for option in (option for option, value in options.items() if value):
         if style == "paper" or ending not in canvas.PICTURE_FORMS:
             raise RequestError(option, f"is of --style gantt in {canvas.PICTURE_ENDINGS}; leave it out")
-    canvas.check_look(path, look)
-    check_writable(path, force=force)
-
-
-def check_picture(path: str | Path, *, look: Look = AS_DRAWN, force: bool = False) -> None:
-    """Refuse early a file that is no picture, does not take its look, or cannot be written."""
-    canvas.check_form(path)
-    canvas.check_look(path, look)
-    check_writable(path, force=force)
+    check_picture(path, look=look, force=force, known=known)
 
 
 def write_figure(
@@ -118,37 +114,24 @@ def write_figure(
     path: str | Path,
     *,
     n: int | Sequence[int] | None = None,
-    steps: int | None = None,
-    slot: int | None = None,
-    axis: str | None = None,
-    contents: str | None = None,
-    by_layer: bool | None = None,
     look: Look = AS_DRAWN,
     force: bool = False,
+    **options: Any,
 ) -> None:
     """Draw the paper's Fig. 1 (timelines of DP, CDP-v1, CDP-v2), 2 (devices at one slot) or 4 (memory per worker).
 
-    `n` is 3 by default; for figure 4, several: 4, 8 and 32.
+    `n` is 3 by default; for figure 4, several: 4, 8 and 32. `FIGURE_OPTIONS` lists the other options.
     """
     number = choose("figure", str(number), plots.FIGURES)
-    options = {"steps": steps, "slot": slot, "axis": axis, "contents": contents, "by_layer": by_layer}
     given = {option: value for option, value in options.items() if value is not None}
     for option in given:
-        if number != FIGURE_OPTIONS[option]:
+        if number != FIGURE_OPTIONS.get(option):
             raise RequestError(option, f"figure {number} does not take this option; leave it out")
     numbers = [n] if isinstance(n, int) else list(n or ())
     if number != "4" and len(numbers) > 1:
         raise RequestError("n", f"figure {number} is of one n, not of {len(numbers)}; give one")
-    drawn = [numbers] if numbers and number == "4" else numbers
-    draw = partial(plots.draw_figure, number, *drawn, look=look, **given)
-    canvas.check_form(path)
-    canvas.check_look(path, look)
-    try:
-        check_writable(path, force=force)
-    except RequestError:
-        draw()  # a wrong n or slot is reported first, and takes no long run
-        raise
-    _write(draw, path, look, force)
+    own = [numbers] if numbers and number == "4" else numbers
+    _write(f"figure {number}", *own, path=path, look=look, force=force, **given)
 
 
 def write_snapshot(
@@ -158,8 +141,7 @@ def write_snapshot(
 
     Without a slot it is the one at which most activations are held.
     """
-    check_picture(path, look=look, force=force)
-    _write(partial(plots.draw_picture, "snapshot", [trace], look=look, slot=slot), path, look, force)
+    _write("snapshot", [trace], path=path, look=look, force=force, slot=slot)
 
 
 def write_plot(
@@ -176,14 +158,13 @@ def write_plot(
 
     Memory of several is that of the fullest device of each, or with `sums` of all devices together.
 
-    Steps are how long each training step takes, in each trace or in so many `runs` of its request.
+    Steps are how long each training step takes, in each trace or in `runs` runs of its request.
     """
-
     check_plot(what, path, runs=runs, sums=sums, look=look, force=force)
     if sums and len(traces) == 1:
         raise RequestError("sum", "is of several runs; the picture of one has the sum and each device; leave it out")
     settings: dict[str, Any] = {"sums": sums} if what == "memory" else {"runs": runs} if what == "steps" else {}
-    _write(partial(plots.draw_picture, what, traces, look=look, **settings), path, look, force)
+    _write(what, traces, path=path, look=look, force=force, **settings)
 
 
 def check_plot(
@@ -195,7 +176,7 @@ def check_plot(
     look: Look = AS_DRAWN,
     force: bool = False,
 ) -> None:
-    """Refuse early what `write_plot` would refuse of any traces."""
+    """Refuse early all that `write_plot` would refuse for any traces."""
     if choose("plot", what, PLOTS) != "steps" and runs is not None:
         raise RequestError("runs", f"are drawn by `plot steps`, not by `plot {what}`; leave them out")
     if what != "memory" and sums:
@@ -204,41 +185,14 @@ def check_plot(
 
 
 def write_comparison(
-    comparison: Comparison,
-    path: str | Path,
-    *,
-    style: str = "bars",
-    look: Look = AS_DRAWN,
-    force: bool = False,
+    comparison: Comparison, path: str | Path, *, style: str = "bars", look: Look = AS_DRAWN, force: bool = False
 ) -> None:
     """Draw schedules side by side, as bars; or as points, bubble over memory."""
-
-    def draw() -> "Figure":
-        from cdpsim.draw.comparison import bubble_over_memory, comparison_bars
-
-        return (bubble_over_memory if style == "points" else comparison_bars)(comparison, look)
-
-    choose("style", style, COMPARISONS)
-    check_picture(path, look=look, force=force)
-    _write(partial(plots.drawn, draw, look), path, look, force)
-
-
-def check_plan(path: str | Path, *, look: Look = AS_DRAWN, force: bool = False) -> None:
-    """Refuse early what `write_plan` would refuse of any plan."""
-    canvas.check_form(path, (*canvas.PICTURE_FORMS, *PLAN_TABLES))
-    canvas.check_look(path, look)
-    check_writable(path, force=force)
+    _write(choose("style", style, COMPARISONS), comparison, path=path, look=look, force=force)
 
 
 def write_plan(plan: Plan, path: str | Path, *, look: Look = AS_DRAWN, force: bool = False) -> None:
     """Draw a plan; or write it as .json, or all of its candidates as .csv, each with its fate."""
-
-    def draw() -> "Figure":
-        from cdpsim.draw.fit import fit_figure
-        from cdpsim.draw.planned import plan_picture
-
-        return fit_figure(plan_picture(plan), look)
-
     check_plan(path, look=look, force=force)
     ending = Path(path).suffix.lower()
     if ending == ".csv":
@@ -246,7 +200,7 @@ def write_plan(plan: Plan, path: str | Path, *, look: Look = AS_DRAWN, force: bo
     elif ending == ".json":
         write_file(path, [as_json(plan.to_builtins(candidates=True))], force=force)
     else:
-        _write(partial(plots.drawn, draw, look), path, look, force)
+        _write("plan", plan, path=path, look=look, force=force)
 
 
 def write_breakeven(
@@ -260,15 +214,17 @@ def write_breakeven(
     force: bool = False,
 ) -> None:
     """Draw the exposed communication over bandwidth, and over N the bandwidth from which messages are hidden."""
+    _write("breakeven", results, factors, curves, path=path, look=look, force=force, share=share)
 
-    def draw() -> "Figure":
-        from cdpsim.draw.break_even_curves import break_even_curves
-        from cdpsim.draw.fit import fit_figure
 
-        return fit_figure(break_even_curves(results, factors, curves, share=share), look)
-
+def _write(what: str, *given: Any, path: str | Path, look: Look, force: bool, **settings: Any) -> None:
+    """Write the picture of that name."""
     check_picture(path, look=look, force=force)
-    _write(partial(plots.drawn, draw, look), path, look, force)
+    done: Any = ticker(2, "draw")
+    figure = plots.draw_picture(what, *given, look=look, **settings)
+    done(1)
+    write_file(path, [canvas.rendered(figure, path, look)], force=force)
+    done(0)
 
 
 def _order(trace: Trace) -> Actions:
@@ -280,22 +236,6 @@ def _order(trace: Trace) -> Actions:
     except (ValueError, TypeError, KeyError, AttributeError):
         problem = "the request in its summary cannot be served; simulate the schedule again"
         raise RequestError("timeline", problem) from None
-
-
-def _exported(traces: Sequence[Trace], ending: str) -> Iterable[bytes]:
-    from cdpsim.export.chrome import chrome
-    from cdpsim.export.page import page
-
-    return page(*traces) if ending == ".html" else chrome(traces[0])
-
-
-def _write(draw: "Callable[[], Figure]", path: str | Path, look: Look, force: bool) -> None:
-    """Write what `draw` returns."""
-    done: Any = ticker(2, "draw")
-    figure = draw()
-    done(1)
-    write_file(path, [canvas.rendered(figure, path, look)], force=force)
-    done(0)
 
 
 def step_actions(trace: Trace) -> Actions:

@@ -179,7 +179,7 @@ class Trace:
         return draw_traces(what, [self], ax, **settings)
 
     def _repr_html_(self) -> str:
-        from cdpsim.draw.html import run_html
+        from cdpsim.draw.text import run_html
 
         return run_html(self)
 

@@ -43,7 +43,8 @@ def test_every_kind_of_picture_is_written(line: str, command: Command, here: Pat
     """In slots, and with real costs; `tests/draw` looks at the artists of pictures, for schedules of every kind."""
     (here / "long.toml").write_text((here / "toy.toml").read_text().replace("repeat = 2", "repeat = 3"))
     asked = [*line.split(), "--steps", "2"]
-    for style in ("paper", "gantt"):
+    styles = ("gantt",) if "--model" in asked else ("paper", "gantt")  # the paper's is of slots
+    for style in styles:
         assert command("timeline", *asked, "--style", style, "-o", f"{style}.svg") == (0, "", "")
     slot = "9 s" if "--model" in asked else 7
     assert command("snapshot", *asked, "--slot", slot, "-o", "snapshot.svg") == (0, "", "")
@@ -51,7 +52,7 @@ def test_every_kind_of_picture_is_written(line: str, command: Command, here: Pat
         assert command("plot", what, *asked, "-o", f"{what}.svg") == (0, "", "")
     for path in here.glob("*.svg"):
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
-    assert len(list(here.glob("*.svg"))) == 3 + len(PLOTS)
+    assert len(list(here.glob("*.svg"))) == len(styles) + 1 + len(PLOTS)
 
 
 def test_a_snapshot_is_by_default_of_the_slot_in_which_most_is_held(command: Command, here: Path) -> None:
@@ -153,6 +154,7 @@ REFUSALS = {
     ],
     "timeline multi-cdp -n 3 --colour stage -o x.json": ["colour: is of --style gantt in .png"],
     "timeline multi-cdp -n 3 --colour stage --style paper -o x.svg": ["colour: is of --style gantt in .png"],
+    "timeline multi-cdp --model toy.toml --style paper -o x.svg": ["style: paper is of runs in which every task takes"],
     "timeline multi-cdp -n 3 --colour red -o x.svg": ["unknown colour 'red'; known are kind, micro-batch, stage"],
     "timeline single-cdp -n 3 --links -o x.svg": ["links: have no rows, as nothing is sent; leave them out"],
     "timeline multi-cdp -n 3 --links -o x.html": ["links: is of --style gantt in .png"],

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from msgspec.structs import replace
 
 from cdpsim import Model, Stage, Trace, simulate
-from cdpsim.draw import curves
+from cdpsim.draw import curves, step_times, version_strips
 from cdpsim.draw.gantt import gantt
 from cdpsim.draw.paper import paper
 from cdpsim.draw.snapshot import snapshot
@@ -73,10 +73,9 @@ def test_a_gantt_has_a_bar_for_each_task(name: str, costs: str) -> None:
     assert {kind: count for kind, count in bars.items() if count} == tasks_of(trace)
 
 
-@in_slots_and_seconds
 @every_schedule
-def test_the_paper_s_style_has_a_mark_for_each_task(name: str, costs: str) -> None:
-    trace = run(name, costs)
+def test_the_paper_s_style_has_a_mark_for_each_task(name: str) -> None:
+    trace = run(name, "slots")
     marks = named(paper([trace]), r"[FBW]-t\d+-i\d+-j\d+")
     assert len(set(marks)) == len(marks)
     assert Counter(mark[0] for mark in marks) == tasks_of(trace)
@@ -112,9 +111,9 @@ def test_curves_show_the_peak_of_all_and_of_each_device(name: str, costs: str, c
 @every_schedule
 def test_versions_and_steps_are_drawn_to_the_last_one(name: str, costs: str) -> None:
     trace = run(name, costs)
-    figure = curves.versions_over_time([trace])
+    figure = version_strips.versions_over_time([trace])
     assert one(figure, "age") and one(figure, "mean-age")
-    values, edges, _ = one(curves.step_durations([trace]), "step-times-0").get_data()
+    values, edges, _ = one(step_times.step_durations([trace]), "step-times-0").get_data()
     assert len(values) == STEPS and len(edges) == STEPS + 1
 
 

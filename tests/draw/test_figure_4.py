@@ -8,8 +8,8 @@ import pytest
 
 from cdpsim import Model, RequestError, Stage, presets
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.curves.step_functions import MOST_POINTS
-from cdpsim.draw.figure_4 import MOST_CURVE_STEPS, PAPER_N, figure_4, memory_per_worker
+from cdpsim.draw.figure_4 import MOST_CURVE_STEPS, PAPER_N, figure_4
+from cdpsim.draw.step_functions import PIXEL_COLUMNS
 from cdpsim.studies.superpose import WorkerCurve, sum_workers, superpose, worker_curve
 from tests.conftest import Command
 from tests.helpers.command_line import content, refuse
@@ -47,12 +47,19 @@ def test_what_is_drawn_is_what_workers_hold(contents: str, by_layer: bool) -> No
             found = [at(patch, share) for share in shares]
             wanted = [mean_at(curve, n, share) for share in shares]
             values, edges, _ = patch.get_data()
-            drawn_all = n * len(sum_workers(curve, n).position) <= MOST_POINTS
+            drawn_all = n * len(sum_workers(curve, n).position) <= 4 * PIXEL_COLUMNS
             assert drawn_all or not by_layer
             assert found == pytest.approx(wanted, rel=None if drawn_all else 0.05)
             assert (edges[0], edges[-1]) == (0, 1)
             assert (np.diff(edges) > 0).all()
             assert np.max(values) == pytest.approx(float(superpose(name, n, **options).cdp))
+
+
+def test_the_curves_of_cdp_fill_their_own_panel() -> None:
+    figure = figure_4((4,), by_layer=True)
+    for place, axes in enumerate(figure.axes[1::2]):
+        values, low, high = one(figure, f"enlarged-4-{place}").get_data().values, *axes.get_ylim()
+        assert low < min(values) < low + 0.1 * (high - low) and high - 0.1 * (high - low) < max(values) < high
 
 
 def test_an_operator_without_work_is_a_moment() -> None:
@@ -106,8 +113,8 @@ def test_the_legend_has_the_reductions_and_the_paper_s() -> None:
     assert "CDP, N = 32: 2.10 GB, 45.5 % less" in said
     by_layer = words(figure_4(contents="gradients", by_layer=True))
     assert {"ResNet-50, by layer", "ViT-B/16, by layer", "CDP, N = 32: 2.23 GB, 42.1 % less"} <= set(by_layer)
-    assert "the paper: from 3.9 GB to 2.3 GB, 42 % less at N = 32" in said
-    assert "the paper: 30 % less at N = 32" in said
+    assert "paper: from 3.9 GB to 2.3 GB, 42 % less at N = 32" in said
+    assert "paper: 30 % less at N = 32" in said
 
 
 @pytest.mark.slow
@@ -117,7 +124,7 @@ def test_the_same_picture_is_the_same_bytes() -> None:
 
 
 def test_one_worker_is_dp_and_any_model_can_be_drawn() -> None:
-    figure = memory_per_worker([TIMED], [1, 2], axis="measured")
+    figure = figure_4([1, 2], [TIMED], axis="measured")
     dp, alone = (one(figure, gid).get_data() for gid in ("dp-0", "cdp-1-0"))
     assert (dp.values == alone.values).all()
     assert dp.edges == pytest.approx(alone.edges)
@@ -125,19 +132,19 @@ def test_one_worker_is_dp_and_any_model_can_be_drawn() -> None:
     assert [at(one(figure, "cdp-2-0"), share) for share in shares] == pytest.approx(
         [mean_at(worker_curve(TIMED, axis="measured"), 2, share) for share in shares]
     )
-    assert not [text for text in words(figure) if "the paper" in text]
+    assert not [text for text in words(figure) if "paper: " in text]
     (name,) = (text for text in words(figure) if text.startswith("timed"))
     assert name == f"{superpose(TIMED, 2, axis='measured').model}, by layer"
 
 
 def test_a_hostile_name_stays_text() -> None:
     hostile = Model(name=HOSTILE, stages=TIMED.stages)
-    picture = drawn(memory_per_worker([hostile], [2], axis="measured"))
+    picture = drawn(figure_4([2], [hostile], axis="measured"))
     assert any("</script>" in text and len(text) <= 60 for text in picture.said())
 
 
 def test_a_model_that_holds_nothing_has_a_picture() -> None:
-    figure = memory_per_worker([Model(stages=(Stage(forward=1.0, backward=1.0),))], [4], axis="measured")
+    figure = figure_4([4], [Model(stages=(Stage(forward=1.0, backward=1.0),))], axis="measured")
     assert one(figure, "dp-0").get_data().values.tolist() == [0]
     assert "CDP, N = 4: 0.00 B, 0.0 % less" in words(figure)
 
@@ -146,9 +153,9 @@ def test_steps_that_cannot_be_seen_are_refused() -> None:
     """Each worker's tasks are steps of the sum: as many as are told apart, and no more."""
     tasks = 2 * presets.model("vit-b16").n
     most = MOST_CURVE_STEPS // tasks
-    assert marked(memory_per_worker(["vit-b16"], [most], by_layer=True), f"cdp-{most}-0")
+    assert marked(figure_4([most], ["vit-b16"], by_layer=True), f"cdp-{most}-0")
     with pytest.raises(RequestError, match=rf"n={2 * most} makes more steps than can be seen; give at most \d+ here"):
-        memory_per_worker(["vit-b16"], [2 * most], by_layer=True)
+        figure_4([2 * most], ["vit-b16"], by_layer=True)
     with pytest.raises(RequestError, match="one number twice"):
         figure_4([4, 4])
     with pytest.raises(RequestError, match="9 curves cannot be told apart"):

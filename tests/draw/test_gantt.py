@@ -18,8 +18,7 @@ from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.draw import canvas, palette
 from cdpsim.draw.canvas import INK
-from cdpsim.draw.gantt import gantt
-from cdpsim.draw.gantt.bars import MESSAGE_GREYS
+from cdpsim.draw.gantt import MESSAGE_GREYS, gantt
 from cdpsim.draw.look import PLACES, Look
 from cdpsim.files.units import Work
 from cdpsim.program import Content, Kind
@@ -71,7 +70,7 @@ class Picture:
         """The row at y: its name, and the lane above (-1) or below (1) its middle, if it has several."""
         name = min(self.rows, key=lambda name: abs(self.rows[name] - y))
         away = y - self.rows[name]
-        return name, int(np.sign(away)) if abs(away) > 2 else 0
+        return name, int(np.sign(away)) if abs(away) > 4 else 0
 
     def boxes(self, gid: str) -> list[Box]:
         """The rectangles of one id."""
@@ -112,13 +111,19 @@ def test_bars_stand_where_the_spec_says(n: int) -> None:
         assert start + j < centre < start + j + 1
 
 
-def test_backwards_are_hatched_at_their_feet() -> None:
-    """In black on light colours and in white on dark ones: four of the first eight each."""
-    picture = Picture(simulate("multi-cdp", 3))
-    hatched = [box for shade in ("dark", "light") for box in picture.boxes(f"backward-hatch-{shade}")]
-    assert sorted(simple(hatched)) == simple(picture.boxes("backward"))
-    assert {box.lane for box in hatched} == {1}
-    assert not picture.boxes("forward-hatch-dark") + picture.boxes("forward-hatch-light")
+def test_kinds_differ_in_height_where_colours_are_not_theirs() -> None:
+    """A backward ends at seven tenths of its lane, one of weights begins at three tenths."""
+
+    def spans(colour: str) -> list[Any]:
+        figure = gantt(simulate("zb-h1", 1, m=1), colour=colour)
+        kinds = "forward", "backward", "backward-of-weights"
+        return [one(figure, kind).get_paths()[0].get_extents().intervaly.tolist() for kind in kinds]
+
+    for colour in ("micro-batch", "stage"):
+        (top, bottom), *others = spans(colour)
+        high = bottom - top
+        assert others == [pytest.approx([top, top + 0.7 * high]), pytest.approx([top + 0.3 * high, bottom])]
+    assert len({*map(tuple, spans("kind"))}) == 1
 
 
 def test_updates_and_slashes_stand_where_the_spec_says() -> None:
@@ -170,9 +175,10 @@ def test_a_pipeline_of_two_stages_by_hand() -> None:
     assert [box[2:4] for box in picture.boxes("waited")] == [(2.5, 2.5), (7, 7), (10, 10)]
     needed = [1, 2.5, 4, 5.5, 5.5, 7, 8.5, 10]  # each message leaves as its maker ends, and is used at once
     assert [box[2:4] for box in sorted(picture.boxes("needed"), key=lambda box: box.start)] == [(t, t) for t in needed]
-    assert {"bubble: waiting for a message", "waiting for a dependency", "nothing to do", "time (s)"} <= {
+    assert {f"bubble: {why}" for why in ("waiting for a message", "waiting for a dependency", "nothing to do")} <= {
         *picture.words
     }
+    assert "time, s" in picture.words
 
 
 def test_collectives_have_a_row_for_each_group() -> None:
@@ -180,13 +186,13 @@ def test_collectives_have_a_row_for_each_group() -> None:
     picture = Picture(
         simulate("multi-dp", 2, model=TWO, cluster=Cluster(link=Link(latency=0.5, bandwidth=2.0)), steps=2)
     )
-    assert [*picture.rows] == ["device 0", "device 1", "all-reduce 0–1"]
+    assert [*picture.rows] == ["device 0", "device 1", "devices 0, 1"]
     assert picture.boxes("message-gradient") == [
-        Box("all-reduce 0–1", lane, start, start + 2, MESSAGE_GREYS[Content.GRADIENT])
+        Box("devices 0, 1", lane, start, start + 2, MESSAGE_GREYS[Content.GRADIENT])
         for lane in (-1, 1)
         for start in (6, 14)
     ]
-    assert [*Picture(simulate("mp-dp", 2), links=True).rows][-2:] == ["all-reduce 0, 2", "all-reduce 1, 3"]
+    assert [*Picture(simulate("mp-dp", 2), links=True).rows][-2:] == ["devices 0, 2", "devices 1, 3"]
 
 
 def test_lanes_of_one_device_stand_side_by_side() -> None:
@@ -205,7 +211,7 @@ def test_any_run_can_be_drawn(request: dict[str, Any]) -> None:
     """Every task has its bar, inside the frame; bars and idle time of a row leave nothing out and do not overlap."""
     trace = simulate(**request)
     try:
-        picture = Picture(trace, dependencies=True)
+        picture = Picture(trace, dependencies=True, colour="kind")
     except RequestError as error:  # some of the tasks take less than a millionth of the others' time, or links are many
         assume("less than" not in str(error) and "rows for devices and links" not in str(error))
         raise
@@ -273,7 +279,7 @@ def test_a_loaded_trace_shows_what_its_files_say(tmp_path: Path) -> None:
         *(("device 1", 0, 2.5), ("device 1", 8.5, 12)),
     ]
     assert "idle-message" not in picture.groups
-    assert "waiting for a message" not in picture.words
+    assert "bubble: waiting for a message" not in picture.words
     with pytest.raises(RequestError, match="dependencies: are not in a trace's files"):
         gantt(loaded, dependencies=True)
 
@@ -297,10 +303,9 @@ def rewritten(folder: Path, trace: Trace, kinds: dict[int, str], devices: int) -
 
 
 def test_backwards_of_weights_and_devices_without_tasks(tmp_path: Path) -> None:
-    """No schedule of the paper has these: a third form of bar, hatched at its head, and a row that is always idle."""
+    """No schedule of the paper has these: a third form of bar, and a row that is always idle."""
     picture = Picture(rewritten(tmp_path, simulate("single-dp", 1, steps=1), {1: "W"}, 3))
     assert simple(picture.boxes("backward-of-weights")) == [("device 0", 1, 2)]
-    assert [box.lane for box in picture.boxes("backward-of-weights-hatch-light")] == [-1]
     assert not picture.boxes("backward")
     assert simple(picture.boxes("idle-nothing")) == [("device 1", 0, 2), ("device 2", 0, 2)]
     assert {"backward of weights", "bubble"} <= {*picture.words}
@@ -320,7 +325,7 @@ def test_the_legend_names_what_is_in_the_picture_alone() -> None:
     """A run of one device has no messages and waits for none."""
     words = Picture(simulate("single-dp", 2)).words
     assert {"micro-batch 0", "forward", "backward", "update", "stage 1, forward, micro-batch 3"} <= {*words}
-    assert not {"gradient", "bubble", "needed", "nothing to do", "reads an older version"} & {*words}
+    assert not {"gradient", "bubble", "needed", "bubble: nothing to do", "reads an older version"} & {*words}
     many = Picture(simulate("multi-dp", 9, steps=1)).words
     assert {"micro-batch 0, 8", "1"} <= {*many}
 
@@ -332,7 +337,7 @@ def test_uneven_devices_have_bars_of_their_own_lengths() -> None:
     picture = Picture(simulate("multi-dp", model=model, cluster=Cluster(devices=devices), steps=1))
     forwards = [(box.row, box.start, box.end) for box in picture.boxes("forward")]
     assert forwards == [("device 0", 0, 2), ("device 0", 2, 4), ("device 1", 0, 4), ("device 1", 4, 8)]
-    assert {"time (s)", "4"} <= {*picture.words}
+    assert {"time, s", "4"} <= {*picture.words}
 
 
 @pytest.mark.parametrize(
@@ -350,9 +355,10 @@ def test_what_nobody_could_read_is_refused(name: str, n: int, steps: int, messag
 
 
 def test_narrow_tasks_are_drawn_finer() -> None:
-    """Without names and hatches: a backward is cut short at its foot."""
+    """Without names."""
     picture = Picture(simulate("multi-cdp", 2, steps=100))
-    assert {box.colour for box in picture.boxes("backward-hatch-dark")} == {"#ffffff"}
+    style = picture.groups["backward-stale"][0].attrib["style"]
+    assert re.search(r"stroke-width: 0\.[3-9]", style)
     assert not [gid for gid in picture.groups if gid.startswith("F-")]
 
 
@@ -409,7 +415,7 @@ def test_a_flushed_pipeline_shows_one_step_with_numbers_of_micro_batches() -> No
     assert sorted(map(int, blocks(figure))) == sorted([*range(8)] * 2 * 4)
     assert {to_hex(colour) for colour in one(figure, "forward").get_facecolor()} == {palette.KIND_COLOURS[Kind.F]}
     assert {"micro-batch 3", "forward", "backward", "bubble: waiting for a dependency"} <= {*words(figure)}
-    assert axes.get_xlabel() == "time (slots)"
+    assert axes.get_xlabel() == "time, slots"
 
 
 def test_as_many_steps_are_drawn_as_are_asked_for() -> None:
@@ -452,7 +458,6 @@ def test_colours_mean_what_the_key_says(colour: str, entry: str) -> None:
     figure = gantt(simulate("1f1b", 4, m=4, model=model(4), cluster=BOX), colour=colour, links=True)
     assert {to_hex(shade) for shade in one(figure, "forward").get_facecolor()} == {*palette.COLOURS[:4]}
     assert entry in words(figure)
-    assert marked(figure, "backward-hatch-dark")
     for content in ("activation", "activation_gradient"):
         red, green, blue, _ = one(figure, f"message-{content}").get_facecolor()[0]
         assert red == green == blue
@@ -464,7 +469,7 @@ def test_links_are_shown_if_asked_for_or_few() -> None:
     trace = simulate("1f1b", 4, model=model(4), cluster=slow)
     assert "0 → 1" not in words(gantt(trace))
     assert "0 → 1" in words(gantt(trace, links=True))
-    assert "all-reduce 0–1" in words(gantt(simulate("multi-dp", 2, model=TWO, cluster=BOX)))
+    assert "devices 0, 1" in words(gantt(simulate("multi-dp", 2, model=TWO, cluster=BOX)))
     figure = gantt(trace, links=True)
     axes = one(figure, "message-activation").axes
     points = axes.get_position().width * figure.get_figwidth() * 72 / axes.get_xlim()[1]
@@ -481,8 +486,9 @@ def test_streams_have_rows_below_each_device() -> None:
     for links in (None, True):
         figure = gantt(trace, links=links)
         names = [tick.get_text() for tick in figure.axes[-1].get_yticklabels()]
-        assert names[:4] == [f"device {device}" for device in range(4)]
-        assert names[4:] == 4 * ["gathers", "reductions", "across"]
+        assert names == [
+            name for device in range(4) for name in (f"device {device}", "gathers", "reductions", "across")
+        ]
     boxes = [path.get_extents() for path in one(figure, "message-gradient").get_paths()]
     sums = trace.messages[trace.messages.content == "gradient"]
     middles = sorted(round((box.x0 + box.x1) / 2, 6) for box in boxes)
@@ -501,7 +507,7 @@ def test_rounds_have_one_communication_row_below_each_device() -> None:
     trace = simulate("acco", replicas=2, model=ROUNDS, cluster=Cluster(link=Link(bandwidth=1.0)), steps=2)
     figure = gantt(trace)
     names = [tick.get_text() for tick in figure.axes[-1].get_yticklabels()]
-    assert names == ["device 0", "device 1", "communication", "communication"]
+    assert names == ["device 0", "communication", "device 1", "communication"]
     parts = [
         sorted((box.x0, box.x1) for path in one(figure, name).get_paths() for box in [path.get_extents()])[::2]
         for name in ("message-gradient", "estimate", "update", "message-parameters")
@@ -537,14 +543,14 @@ def test_estimates_and_hand_overs_are_marked() -> None:
     assert "hands over, goes on" in words(late)
 
 
-def test_an_estimate_of_several_stages_is_one_frame() -> None:
-    """Of each device, from its first update to its last; updates that are kept are bars of their own."""
+def test_each_update_that_makes_an_estimate_is_a_frame() -> None:
+    """Three stages on each of two workers; updates that are kept are bars of their own."""
     stages = Model(stages=(ROUNDS.stages[0],) * 3)
     trace = simulate("acco", replicas=2, model=stages, cluster=Cluster(link=Link(bandwidth=1.0)), steps=1)
     figure = gantt(trace)
     made = trace.tasks[(trace.tasks.kind == "U") & (trace.tasks.estimate == 1)]
-    frames = [path.get_extents().intervalx for path in one(figure, "estimate").get_paths()]
-    assert np.allclose(frames, [[made.start.min(), made.end.max()]] * 2, atol=0.1)
+    frames = sorted(path.get_extents().intervalx.tolist() for path in one(figure, "estimate").get_paths())
+    assert np.allclose(frames, sorted(zip(made.start.tolist(), made.end.tolist(), strict=True)), atol=0.1)
     assert len(one(figure, "update").get_paths()) == 3 * 2
 
 
@@ -582,7 +588,12 @@ def test_a_run_is_drawn_into_somebody_s_axes() -> None:
     assert gantt(simulate("1f1b", 4, m=8), axes=mine) is figure
     assert mine.get_xlim() == (0, 22)
     assert len(blocks(figure)) == 64
+    shown = [text.get_text() for text in mine.get_legend().get_texts()]
+    assert shown == ["forward", "backward", "bubble: waiting for a dependency"]
     assert (other.get_xlim(), len(other.get_children()), len(figure.axes)) == ((0, 1), 10, 2)
+    gantt(simulate("1f1b", 2), axes=other, colour="stage")
+    shown = [text.get_text() for text in other.get_legend().get_texts()]
+    assert shown == ["stage 0", "stage 1", "bubble: waiting for a dependency"]
     with pytest.raises(RequestError, match="axes: have room for one schedule, not for 2"):
         gantt([simulate("1f1b", 4)] * 2, axes=mine)
 
@@ -591,7 +602,7 @@ def test_an_axis_of_time_has_one_unit() -> None:
     figure = gantt(simulate("1f1b", 4, m=8, model=model(4), cluster=BOX))
     axes = panel_of(figure)
     figure.draw_without_rendering()
-    assert axes.get_xlabel() == "time (s)"
+    assert axes.get_xlabel() == "time, s"
     assert all(re.fullmatch(r"[\d.]+", label.get_text()) for label in axes.get_xticklabels())
 
 

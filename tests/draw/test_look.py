@@ -9,27 +9,28 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from cdpsim import RequestError, simulate
+from cdpsim import RequestError, plot, simulate
 from cdpsim.draw import canvas, palette
 from cdpsim.draw.curves import memory_over_time
-from cdpsim.draw.dark import LIGHTER, NIGHT, darken
-from cdpsim.draw.fit import fit_figure
 from cdpsim.draw.look import PLACES, Look
+from cdpsim.draw.palette import NIGHT
 from cdpsim.draw.paper import figure_1, paper
 from cdpsim.draw.pgf import as_tex, pgf_text
+from cdpsim.draw.sheet import darken
 from cdpsim.draw.snapshot import figure_2, snapshot
 from tests.conftest import Command
 from tests.helpers.colours import SIGHTS, seen
 from tests.helpers.command_line import refuse
 from tests.helpers.every_row import every_row
-from tests.helpers.figures import marked, words
+from tests.helpers.figures import BOX, marked, model, words
 
 PICTURES: dict[str, Callable[[Look], Figure]] = {
-    "memory": lambda look: fit_figure(memory_over_time([simulate("multi-cdp", 2)]), look),
+    "memory": lambda look: memory_over_time([simulate("multi-cdp", 2)], look=look),
     "paper": lambda look: paper([simulate("multi-cdp", 3)], look=look),
     "snapshot": lambda look: snapshot(simulate("multi-cdp", 2), 4, look=look),
     "figure 1": lambda look: figure_1(2, look=look),
@@ -72,6 +73,24 @@ def test_a_picture_fits_its_place_with_letters_that_can_be_read(draw: Callable[[
     assert figure.get_figwidth() <= PLACES[place].width + 1e-9
     assert figure.get_figheight() <= PLACES[place].most_height + 1e-9
     assert min(letters(figure)) >= 5.95
+
+
+@pytest.mark.parametrize("place", [None, "column"])
+@pytest.mark.parametrize("what", ["memory", "traffic", "versions", "steps"])
+@pytest.mark.parametrize("names", [["1f1b"], ["1f1b", "interleaved-1f1b", "pp-cdp"]])
+def test_no_word_is_cut_at_the_edge(what: str, names: list[str], place: str | None) -> None:
+    """Of titles, headings, notes and keys; numbers along axes are matplotlib's own."""
+    runs = [simulate(name, 4, model=model(4, "a model of stages"), cluster=BOX, steps=2) for name in names]
+    figure = plot(what, runs, place=place)
+    FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]
+    ticks = {text for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for text in axis.get_ticklabels()}
+    texts: Any = figure.findobj(Text)
+    shown = [text for text in texts if text.get_visible() and text.get_text().strip() and text not in ticks]
+    assert len(shown) > 2
+    for text in shown:
+        box = Text.get_window_extent(text)
+        assert box.x0 >= -1 and box.x1 <= figure.bbox.width + 1, text.get_text()
+        assert box.y0 >= -1 and box.y1 <= figure.bbox.height + 1, text.get_text()
 
 
 @every_picture
@@ -126,12 +145,11 @@ def test_numbers_in_marks_keep_the_ink_that_can_be_read_there() -> None:
 
 def test_lighter_colours_can_be_seen_and_told_apart() -> None:
     """WCAG asks for a contrast of 3 for marks and of 4.5 for letters; any two differ by 27 in CIELAB."""
-    colours = [LIGHTER.get(colour, colour) for colour in palette.COLOURS]
+    colours = list(map(palette.on_night, palette.COLOURS))
     night = palette.luminance(NIGHT)
-    for colour in colours:
-        light = palette.luminance(colour)
+    for old, colour in zip(palette.COLOURS, colours, strict=True):
+        light, ink = palette.luminance(colour), palette.ink_on(old)
         assert (light + 0.05) / (night + 0.05) >= 3
-        ink = palette.ink_on(next((old for old, new in LIGHTER.items() if new == colour), colour))
         assert (1.05 / (light + 0.05) if ink == "#ffffff" else (light + 0.05) / 0.05) >= 4.5
     for sight in SIGHTS:
         apart = [np.linalg.norm(seen(a, sight) - seen(b, sight)) for a, b in combinations(colours, 2)]

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cdpsim import Cluster, Model, Stage, simulate
-from cdpsim.cluster import Link
+from cdpsim import Model, Stage, simulate
 from cdpsim.draw import canvas, palette
-from cdpsim.draw.paper import figure_1, paper
-from cdpsim.draw.paper.content import synchronisations
+from cdpsim.draw.paper import figure_1, paper, synchronisations
+from cdpsim.draw.plots import timeline_style
 from cdpsim.errors import RequestError
 from cdpsim.schedules.rule import matrix_rule
 from cdpsim.trace import TABLES, Trace, load
@@ -21,15 +20,7 @@ from tests.helpers.reference_slot_model import CYCLIC, SCHEDULES, Reference
 from tests.helpers.svg import Picture, Shape, drawn, read
 
 HOSTILE = "</script><b>\n\x07'\"& $x^$ " + "long" * 2500
-TOY = Model(
-    name="toy",
-    stages=(
-        Stage(forward=0.001, backward=0.002, activation=10**9, boundary=10**6, parameters=4 * 10**8),
-        Stage(forward=0.0015, backward=0.00325, activation=10**9, boundary=10**6, parameters=3 * 10**8),
-        Stage(forward=0.0015, backward=0.00325, activation=10**9, boundary=10**6, parameters=3 * 10**8),
-    ),
-)
-BOX = Cluster(name="box", link=Link(latency=5e-6, bandwidth=100e9))
+TOY = Model(name="toy", stages=(Stage(forward=0.001, backward=0.002),) * 3)
 
 
 def handmade(rows: list[tuple[Any, ...]], **summary: Any) -> Trace:
@@ -248,40 +239,13 @@ def test_a_loaded_trace_shows_all_but_who_waits_for_whom(tmp_path: Path) -> None
     assert run.named("gradient.*") and not loaded.named("gradient.*")
 
 
-@pytest.mark.parametrize("name", ["multi-dp", "multi-cdp", "pp-cdp"])
-def test_with_real_costs_the_axis_is_time(name: str) -> None:
-    trace = simulate(name, model=TOY, cluster=BOX)
-    picture = drawn(paper([trace]))
-    assert "time (ms)" in picture.said()
-    tasks = trace.tasks
-    rows = np.flatnonzero(tasks["kind"] != "U").tolist()
-    names = [f"{tasks['kind'][r]}-t{tasks['step'][r]}-i{tasks['micro_batch'][r]}-j{tasks['stage'][r]}" for r in rows]
-    bars = [picture.shapes[f"{name}-bar"] for name in names]
-    pace, origin = np.polyfit(tasks["start"][rows], [bar.left for bar in bars], 1)
-    assert [bar.left for bar in bars] == pytest.approx((origin + pace * tasks["start"][rows]).tolist(), abs=0.01)
-    assert [bar.right for bar in bars] == pytest.approx((origin + pace * tasks["end"][rows]).tolist(), abs=0.01)
-    for name, bar in zip(names, bars, strict=True):
-        assert picture.shapes[name].middle[0] == pytest.approx(bar.middle[0], abs=0.01)
-    for k, one in enumerate(bars):
-        for other in bars[k + 1 :]:
-            apart = one.right <= other.left + 0.01 or other.right <= one.left + 0.01
-            assert apart or one.upper <= other.lower or other.upper <= one.lower
-
-
-def test_an_arrow_to_what_runs_already_points_forward() -> None:
-    """A partial sum may arrive while the backward whose gradient is added to it runs."""
-    trace = simulate("multi-cdp", model=TOY, cluster=Cluster(link=Link(latency=5e-6, bandwidth=300e9)))
-    picture = drawn(paper([trace]))
-    late = []
-    for name, arrow in picture.named("gradient-.*").items():
-        t, j, src, dst = (int(word.lstrip("tj")) for word in name.split("-")[1:5])
-        user = picture.shapes[f"B-t{t}-i{dst}-j{j}-bar"]
-        maker = picture.shapes[f"B-t{t}-i{src}-j{j}"]
-        if user.middle[0] < maker.middle[0] + 3:
-            late.append(name)
-            assert arrow.right >= user.right - 1.1
-            assert arrow.points[0][0] < arrow.points[2][0]
-    assert late
+def test_what_has_no_cell_is_refused() -> None:
+    """Tasks of two slots, and of seconds: the gantt has them."""
+    for trace in (simulate("gpipe", 3, model="unit-split"), simulate("multi-cdp", model=TOY)):
+        with pytest.raises(RequestError, match="style: paper is of runs in which every task takes one slot"):
+            paper([simulate("multi-dp", 3), trace])
+    assert timeline_style([simulate("multi-dp", 3, model="unit-split")], gantt=False) == "gantt"
+    assert timeline_style([simulate("multi-dp", 3)], gantt=False) == "paper"
 
 
 def test_a_split_backward_has_a_mark_of_its_own() -> None:
@@ -315,10 +279,8 @@ def test_a_run_that_is_too_large_is_refused() -> None:
 def test_nothing_is_refused() -> None:
     with pytest.raises(RequestError, match="no tasks"):
         paper([handmade([("F", 0, 0, 0, 0, 0, 1, 0, 0)]), empty()])
-    with pytest.raises(RequestError, match="takes time"):
+    with pytest.raises(RequestError, match="takes one slot"):
         paper([handmade([("F", 0, 0, 0, 0, 0, 0, 0, 0)])])
-    with pytest.raises(RequestError, match="slots or seconds"):
-        paper([simulate("multi-dp", 2), simulate("multi-dp", model=TOY)])
 
 
 def test_hostile_names_come_out_escaped_and_short() -> None:

@@ -66,7 +66,8 @@ def test_schedules_and_runs_are_plotted_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "options"), [(1, {}), (1, {"n": 4, "steps": 1}), (2, {"n": 2, "slot": 9}), ("2", {}), (4, {"n": [4, 8]})]
+    ("number", "options"),
+    [(1, {}), (1, {"n": 4, "steps": 1}), (2, {"n": 2, "slot": 9}), ("2", {}), (4, {"n": [4, 8], "by_layer": True})],
 )
 def test_figures_of_the_paper(number: int | str, options: dict[str, object]) -> None:
     assert isinstance(cdpsim.figure(number, **options), Figure)  # type: ignore[arg-type]

@@ -12,9 +12,8 @@ from cdpsim import SCHEDULES as ALL
 from cdpsim import Cluster, Model, Stage, simulate
 from cdpsim.cluster import Link
 from cdpsim.draw import canvas, palette
-from cdpsim.draw.snapshot import figure_2, snapshot
-from cdpsim.draw.snapshot.devices import arrange
-from cdpsim.draw.snapshot.moment import Moment, busiest_moment, moment_at, stages_served
+from cdpsim.draw.moment import Moment, busiest_moment, moment_at, stages_served
+from cdpsim.draw.snapshot import arrange, figure_2, snapshot
 from cdpsim.draw.views import Views
 from cdpsim.errors import RequestError
 from cdpsim.trace import TABLES, Trace, load
@@ -220,6 +219,7 @@ def test_a_snapshot_shows_the_moment(name: str, n: int) -> None:
     picture = drawn(snapshot(trace, 3 * n))
     check_drawn(picture, moment_at(Views(trace), 3 * n))
     check_apart(picture, r"device-d\d+")
+    check_apart(picture, r"ring-d.*")
     assert min(text.size for text in picture.texts) >= 6
     assert f"{name}, n = {n}, {'cdp-v2' if name in CYCLIC else 'dp'}, time step {3 * n}" in picture.said()
     held = moment_at(Views(trace), 3 * n).stash

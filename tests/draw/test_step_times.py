@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from cdpsim import Model, RequestError, Stage, Trace, simulate
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.curves import step_durations
+from cdpsim.draw.step_times import step_durations
 from cdpsim.export import pictures
 from tests.helpers.figures import BOX, HOSTILE, at, model, one, saved, words
 from tests.helpers.svg import drawn
@@ -37,7 +37,7 @@ def line(figure: Figure, gid: str) -> list[float]:
 @pytest.mark.parametrize("name", ["multi-dp", "multi-cdp"])
 def test_bands_lie_between_the_quantiles_of_single_runs(name: str) -> None:
     taken = np.array([times_of(disturbed(name, run)) for run in range(25)])
-    figure = step_durations([disturbed(name)], 25)
+    figure = step_durations([disturbed(name)], runs=25)
     assert line(figure, "median-0") == pytest.approx(np.median(taken, axis=0).tolist())
     for low, high in ((5, 95), (25, 75)):
         values, _, baseline = one(figure, f"band-0-{low}-{high}").get_data()
@@ -49,7 +49,7 @@ def test_bands_lie_between_the_quantiles_of_single_runs(name: str) -> None:
 
 def test_the_picture_itself_shows_them() -> None:
     """In the SVG: the axis is linear, so heights on paper are to each other as times are; all runs are in the bars."""
-    figure = step_durations([disturbed()], 25)
+    figure = step_durations([disturbed()], runs=25)
     picture = drawn(figure)
     values, _, baseline = one(figure, "band-0-5-95").get_data()
     band = picture.shapes["band-0-5-95"]
@@ -72,7 +72,7 @@ def test_words_are_the_quantiles_of_the_mean_step() -> None:
         return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
 
     expected = f"{said(middle)} a step ({said(low)} to {said(high)}), without chance {said(steady)}"
-    assert expected in words(step_durations([disturbed()], 25))
+    assert expected in words(step_durations([disturbed()], runs=25))
 
 
 def test_a_run_by_itself_is_a_line(tmp_path: Path) -> None:
@@ -82,11 +82,13 @@ def test_a_run_by_itself_is_a_line(tmp_path: Path) -> None:
         figure = step_durations([trace])
         assert line(figure, "step-times-0") == pytest.approx(times_of(trace))
         assert at(one(figure, "step-times-0"), 2) == pytest.approx(times_of(trace)[2])
+        low, high = figure.axes[0].get_ylim()
+        assert low < min(times_of(trace)) and max(times_of(trace)) < high < 2 * max(times_of(trace))
     assert "slots" in words(step_durations([slots]))
 
 
 def test_several_have_a_panel_each_and_the_same_axes() -> None:
-    figure = step_durations([disturbed(name) for name in ("multi-dp", "multi-cdp", "pp-cdp")], 9)
+    figure = step_durations([disturbed(name) for name in ("multi-dp", "multi-cdp", "pp-cdp")], runs=9)
     limits = {axes.get_ylim() for axes in figure.axes}
     assert len(limits) == 1
     assert [bool(one(figure, f"median-{k}")) for k in range(3)] == [True] * 3
@@ -98,16 +100,16 @@ def test_one_step_and_one_device(steps: int) -> None:
     """Nothing to compare with, and still a picture."""
     lone = Model(stages=(Stage(forward=1.0, backward=2.0),))
     trace = simulate("multi-dp", model=lone, steps=steps, jitter="uniform:0.2")
-    picture = drawn(step_durations([trace], 3))
+    picture = drawn(step_durations([trace], runs=3))
     assert {"median-0", "steady-0", "band-0-5-95"} <= set(picture.shapes)
 
 
 def test_the_same_request_is_the_same_file() -> None:
     """Byte for byte, also with hostile names."""
     hostile = simulate("multi-dp", model=model(3, HOSTILE), cluster=BOX, **ASKED)
-    first, second = (rendered(step_durations([hostile, hostile], 9), "x.svg") for _ in range(2))
+    first, second = (rendered(step_durations([hostile, hostile], runs=9), "x.svg") for _ in range(2))
     assert first == second
-    drawn(step_durations([hostile], 9))
+    drawn(step_durations([hostile], runs=9))
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
@@ -119,7 +121,8 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_disturbed_run_says_so_in_its_title(tmp_path: Path) -> None:
-    assert any("device 1 slow ×2, jitter lognormal:0.3" in text for text in words(step_durations([disturbed()], 3)))
+    shown = words(step_durations([disturbed()], runs=3))
+    assert any("device 1 slow ×2, jitter lognormal:0.3" in text for text in shown)
     loaded = saved(disturbed(), tmp_path / "trace")
     for said, expected in ((7, True), (["x"], True), ([], False), (["0:2"], False)):
         loaded.summary()["request"] |= {"slow": said, "jitter": None}

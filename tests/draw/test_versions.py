@@ -12,17 +12,12 @@ from matplotlib.figure import Figure
 
 from cdpsim import Model, RequestError, Stage, simulate
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.curves.step_functions import PIXEL_COLUMNS
-from cdpsim.draw.curves.versions import (
-    MOST_SPANS,
-    Spans,
+from cdpsim.draw.palette import luminance
+from cdpsim.draw.version_strips import (
     mean_age,
-    most_versions,
     shade,
-    version_spans,
     versions_over_time,
 )
-from cdpsim.draw.palette import luminance
 from tests.helpers.figures import BOX, HOSTILE, at, marked, model, one, saved, words
 from tests.helpers.made_traces import changed, empty, some_rows
 
@@ -123,59 +118,30 @@ def test_several_are_the_most_of_each() -> None:
     ]
 
 
-spans = st.lists(
-    st.tuples(st.integers(0, 5), st.integers(0, 20), st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=12
-)
-
-
-@given(spans, st.sampled_from([0, 3]))
-def test_the_most_of_a_group(given: list[tuple[int, int, int, int]], grid: int) -> None:
-    columns = [np.array([row[k] for row in given], dtype=np.int64) for k in range(4)]
-    rows = Spans(columns[0], columns[1], columns[1] + columns[2], columns[3])
-    found = most_versions(rows, np.array([0, 0, 1, 1, 2, 2]), grid)
-    for group in range(3):
-        for time in range(36):
-            wide = [
-                (begin // grid * grid if grid else begin, -(-(begin + long) // grid) * grid if grid else begin + long)
-                for _, begin, long, _ in given
-            ]
-            counts = [
-                row[3]
-                for row, (low, high) in zip(given, wide, strict=True)
-                if row[0] // 2 == group and low <= time < high
-            ]
-            drawn = [c for g, low, high, c in zip(*found, strict=True) if g == group and low <= time < high]
-            assert drawn == ([max(counts)] if counts else [])
+@pytest.mark.parametrize("name", ["zero-cdp", "multi-cdp", "pipedream", "1f1b"])
+def test_a_strip_of_several_is_the_most_of_the_strips_of_one(name: str) -> None:
+    run = simulate(name, 4, steps=4)
+    (alone, _), single = strips(versions_over_time([run, run])).values(), strips(versions_over_time([run])).values()
+    for slot in range(run.makespan):
+        kept, most = (
+            [count for row in rows for low, high, count in row if low <= slot < high] for rows in ([alone], single)
+        )
+        assert kept == [max(most)] * bool(most)
 
 
 def test_many_rows_become_the_most_of_each_stage_and_too_many_are_refused() -> None:
     figure = versions_over_time([simulate("multi-cdp", 12, steps=1)])
     assert names(figure) == [f"stage {j}" for j in range(12)]
     figure = versions_over_time([simulate("multi-cdp", 7, steps=1)])
-    assert names(figure) == [f"device {device}, stage 0" for device in range(7)]
+    assert names(figure) == [f"device {row // 7}, stage {row % 7}" for row in range(0, 49, 2)]
     with pytest.raises(RequestError, match=r"129 stages are more than the 128 rows .* fewer stages \(-n\)"):
         versions_over_time([simulate("pp-cdp", 129, steps=1)])
 
 
-def test_very_many_spans_are_drawn_in_columns() -> None:
-    trace = simulate("zero-cdp", 4, steps=200)
-    exact, _, _ = version_spans(trace)
-    assert len(exact.row) > MOST_SPANS
-    column = trace.summary()["makespan"] / PIXEL_COLUMNS
-    drawn = strips(versions_over_time([trace]))
-    assert sum(map(len, drawn.values())) <= MOST_SPANS
-    for row, begin, end, count in zip(*(values[::50].tolist() for values in exact), strict=True):
-        middle = (begin + end) / 2
-        assert any(low <= middle <= high and seen >= count for low, high, seen in drawn[row])
-    for row, spans in drawn.items():
-        for low, high, seen in spans[::50]:  # no wider than a column at either end
-            own = (
-                (exact.row == row)
-                & (exact.versions == seen)
-                & (exact.end > low - column)
-                & (exact.begin < high + column)
-            )
-            assert own.any()
+def test_very_many_spans_are_refused() -> None:
+    trace = simulate("zero-cdp", 4, steps=900)
+    with pytest.raises(RequestError, match=r"change \d+,\d+ times, too often to be seen; simulate fewer --steps"):
+        versions_over_time([trace])
 
 
 @settings(max_examples=5)

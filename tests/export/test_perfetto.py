@@ -99,7 +99,7 @@ def expected_slices(trace: Trace) -> list[tuple[str, str, str, int, int]]:
 
 def without_lane(thread: str) -> str:
     """A thread's name without the number that it has where a device or link has several."""
-    return re.sub(r" \(\d+\)$", "", re.sub(r"^lane \d+$", "tasks", thread))
+    return re.sub(r" \(\d+\)$", "", thread)
 
 
 def expected_arrows(trace: Trace) -> set[tuple[int, int]]:
@@ -263,7 +263,7 @@ def test_tracks_have_names_and_an_order() -> None:
     shown = json.loads(b"".join(chrome(trace)))["traceEvents"]
     named = {(e["name"], e["pid"], e["tid"]): e["args"] for e in shown if e["ph"] == "M"}
     threads = sorted((where for what, *where in named if what == "thread_name"), key=lambda where: where[1])
-    assert [named["thread_name", *where]["name"] for where in threads] == ["lane 0", "lane 1", "updates"]
+    assert [named["thread_name", *where]["name"] for where in threads] == ["tasks (1)", "tasks (2)", "updates"]
     assert [named["thread_sort_index", *where]["sort_index"] for where in threads] == [0, 1, 2]
     # A thread with its process's number would be its main thread.
     assert not {tid for _, tid in threads} & {pid for pid, _ in threads}

@@ -20,8 +20,9 @@ from matplotlib.text import Text
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.api import reopen
 from cdpsim.cluster import Devices, Link
-from cdpsim.draw.comparison import bubble_over_memory, comparison_bars
+from cdpsim.draw.compared import comparison_bars
 from cdpsim.draw.look import Look
+from cdpsim.draw.over_memory import bubble_over_memory
 from cdpsim.program import Category
 from cdpsim.request.sharing import accepts
 from cdpsim.schedules import TABLE_1
@@ -259,19 +260,36 @@ def test_points_show_bubble_over_memory(command: Command, here: Path) -> None:
     assert "best-of-4" in picture.shapes
 
 
-def test_names_of_points_lie_on_no_other_and_fronts_are_of_equal_devices() -> None:
+def test_a_key_names_each_point_and_fronts_are_of_equal_devices() -> None:
+    """By colour and shape, which no two points share."""
     comparison = compare(n=4)
     figure = bubble_over_memory(comparison)
-    texts = [text for text in figure.axes[0].texts if text.get_text()]
-    for text in texts:
-        text.get_window_extent()  # puts it in its place; a line to its point is no part of a name
-    names = [Text.get_window_extent(text) for text in texts]
-    assert not [(a, b) for k, a in enumerate(names) for b in names[:k] if a.overlaps(b)]
+    pairs = sorted({(one.memory, one.bubble) for one in comparison.measured})
+    marks = [artist_of(figure, f"point-{number}") for number in range(len(pairs))]
+    looks = [(mark.get_color(), mark.get_marker()) for mark in marks]
+    assert len(set(looks)) == len(looks)
+    (key,) = figure.legends
+    entries: Any = zip(key.get_texts(), key.legend_handles, strict=True)
+    named = {(handle.get_color(), handle.get_marker()): text.get_text() for text, handle in entries}
+    for run in comparison.measured:
+        look = looks[pairs.index((run.memory, run.bubble))]
+        assert f"{run.schedule} ({run.devices})" in named[look].replace("\n", " ")
     for devices in {one.devices for one in comparison.measured}:
         front = list(zip(*artist_of(figure, f"best-of-{devices}").get_data(), strict=True))
         own = {(run.memory, run.bubble) for run in comparison.measured if run.devices == devices}
         best = {point for point in own if not any(a <= point[0] and b <= point[1] and (a, b) != point for a, b in own)}
         assert set(front) == best
+
+
+def test_a_point_of_a_run_that_does_not_fit_is_hollow(here: Path) -> None:
+    (here / "small.toml").write_text('[devices]\nmemory = "9 GB"\n[link]\nbandwidth = "1 GB/s"\n')
+    comparison = compare("single-dp", "multi-dp", "pp-cdp", model=here / "toy.toml", cluster=here / "small.toml")
+    figure = bubble_over_memory(comparison)
+    runs = sorted(comparison.measured, key=lambda one: (one.memory, one.bubble))
+    hollow = [artist_of(figure, f"point-{k}").get_markerfacecolor() == "white" for k in range(len(runs))]
+    assert hollow == [not one.fits for one in runs]
+    assert set(hollow) == {True, False}
+    assert "hollow: more than a device has" in figure.legends[0].get_title().get_text()
 
 
 @pytest.mark.slow
@@ -303,9 +321,9 @@ def test_pictures_of_comparisons_fit_their_place(picture: Callable[..., Figure],
         assert not bars or max(bars) > 0.25 * axes.get_window_extent().width
 
 
-def test_points_are_refused_where_their_names_have_no_room(command: Command, here: Path) -> None:
-    line = "compare -n 8 -q --style points --width 2 --font-size 12 -o x.png"
-    refuse(command, here, line, "width: leaves no room for the names of points; compare fewer")
+def test_points_are_refused_where_their_key_leaves_no_room(command: Command, here: Path) -> None:
+    line = "compare -n 8 -q --style points --width 4 --height 2 -o x.png"
+    refuse(command, here, line, "height: leaves no room for the panels above the key; draw less, or use --no-legend")
 
 
 def test_letters_that_no_font_has_are_drawn_without_a_warning(command: Command, here: Path) -> None:
@@ -429,7 +447,7 @@ def test_a_picture_shows_each_schedule_in_its_row(command: Command, here: Path) 
             assert bar.right - bar.left == pytest.approx(found[row][field] * scale, abs=0.1)
     places = [picture.shapes[f"step-{row}"].middle[1] for row in range(3)]
     assert places == sorted(places, reverse=True)
-    assert sum(words.endswith("too much") for words in picture.said()) == [one["fits"] for one in found].count(False)
+    assert sum(words.endswith(" !") for words in picture.said()) == [one["fits"] for one in found].count(False)
     refuse(command, here, "compare -n 3 -o x.svg", "x.svg: already exists; --force overwrites")
     refuse(command, here, "compare -n 3 -o x.html", "its form is unknown; end its name in .png, .svg, .pdf")
 

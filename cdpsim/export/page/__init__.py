@@ -1,7 +1,8 @@
 """One HTML file in which one run, or two, can be explored: it opens from disk and needs no network.
 
-The columns of the runs become small integers (times and sizes are numbers in tables of those that occur; the start of a
-bar is given by its distance from the end of the one before it), squeezed into one inert element. The scripts draw them.
+The columns of the runs become small integers: times and sizes are places in tables of all different values, and the
+start of a bar is its distance from the end of the bar before it. They are squeezed into one inert element, which the
+scripts draw.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ import msgspec
 
 from cdpsim.draw.views import Views, plain_title
 from cdpsim.errors import RequestError
-from cdpsim.export.page.columns import page_columns
+from cdpsim.export.page.page_columns import page_columns
 from cdpsim.files.notes import ticker
 from cdpsim.numeric.columns import Columns
 from cdpsim.trace import Trace

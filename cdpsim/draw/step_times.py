@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -11,9 +12,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from cdpsim.draw.canvas import GREY, INK, one_unit, plain
-from cdpsim.draw.curves import panels
-from cdpsim.draw.curves.panels import Scale
-from cdpsim.draw.palette import COLOURS
+from cdpsim.draw.curves import Scale, scale_of, steps
+from cdpsim.draw.look import AS_DRAWN, Look
+from cdpsim.draw.palette import COLOURS, tint
+from cdpsim.draw.sheet import finish, new_page, titles
+from cdpsim.draw.views import plain_title
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Floats
 from cdpsim.studies.montecarlo import QUANTILE_SHARES, SampledRuns, sample_runs
@@ -21,39 +24,40 @@ from cdpsim.trace import Trace
 
 MOST_PANELS = 8  # schedules below each other
 _BINS = 20
-_BANDS = (("5%", "95%", "#d6dcfb"), ("25%", "75%", "#94a6f6"))  # tints of COLOURS[0]
+_SIDE: dict[str, Any] = {"width_ratios": (5, 1)}
+_BANDS = (("5%", "95%", tint(COLOURS[0], 0.85)), ("25%", "75%", tint(COLOURS[0], 0.55)))
 _MEDIAN: dict[str, Any] = {"linewidth": 1.4}
 _STEADY: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (2, 1.5))}
 
 
-def step_durations(traces: Sequence[Trace], runs: int | None = None) -> Figure:
+def step_durations(traces: Sequence[Trace], *, runs: int | None = None, look: Look = AS_DRAWN) -> Figure:
     """Draw the time of each training step, from the end of one to the end of the next.
 
     With `runs`, draw this many runs of each trace's request: the median, the bands from 25 % to 75 % and from 5 % to
     95 %, the times if nothing were random; and beside them a histogram of the mean time of a step in each run.
     """
-    panels.refuse_undrawable(traces)
+    scale, (title, names) = scale_of(traces, "s"), titles(traces)
     if len(traces) > MOST_PANELS:
         raise RequestError("traces", f"{len(traces)} are more than the {MOST_PANELS} panels of a picture; give fewer")
     samples = [None if runs is None else sample_runs(trace, runs) for trace in traces]
-    title, names = panels.titles(traces)
-    scale = panels.scale_of(traces, "s")
-    figure, parts = panels.figure_of(title, [1.8 if runs else 1.5] * len(traces))
-    limits = _limits(traces, samples)
-    for k, (part, trace, sample) in enumerate(zip(parts, traces, samples, strict=True)):
-        words = [names[k]] * (len(traces) > 1)
+    figure = new_page(title, (1.8 if runs else 1.5) * len(traces) + 0.4, look)
+    grid = figure.subplots(len(traces), 2 if runs else 1, squeeze=False, sharey=True, **_SIDE if runs else {})
+    for k, ((axes, *side), trace, sample) in enumerate(zip(grid, traces, samples, strict=True)):
+        words = [names[k]] * (len(traces) > 1) + ([_quantiles_text(sample, scale)] if sample else [])
+        plain(axes, "; ".join(words), 8.5)
         if sample is None:
-            axes = part.subplots()
             _steps(axes, durations_of_steps(trace), f"step-times-{k}", edgecolor=COLOURS[0], zorder=3, **_MEDIAN)
         else:
-            axes, side = part.subplots(1, 2, sharey=True, width_ratios=(5, 1))
-            words.append(_quantiles_text(sample, scale))
             _bands(axes, sample, k)
-            _histogram(side, sample, k)
-        _set_up(axes, "; ".join(words), scale, limits, is_last=k == len(traces) - 1)
-    if runs is not None:
-        _legend_of_bands(figure, runs)
-    return figure
+            _histogram(side[0], sample, k)
+        axes.margins(x=0, y=0.05)
+        axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
+        axes.yaxis.set_major_locator(MaxNLocator(4))
+    most = grid[0, 0].get_ylim()[1]
+    for axes in grid[:, 0]:
+        axes.set_ylabel("slots" if scale.in_slots else f"time of a step, {one_unit(axes.yaxis, 's', most)}")
+    grid[-1, 0].set_xlabel("training step")
+    return finish(figure, look, {figure: _band_entries(runs) if runs else []}, columns=4)
 
 
 def durations_of_steps(trace: Trace) -> Floats:
@@ -69,18 +73,6 @@ def _between(ends: Floats) -> Floats:
     return np.diff(ends, axis=-1, prepend=0)
 
 
-def _limits(traces: Sequence[Trace], samples: Sequence[SampledRuns | None]) -> tuple[float, float]:
-    """Return the least and the most that is drawn, with some room."""
-    drawn = [] if samples[0] else [durations_of_steps(trace) for trace in traces]
-    for sample in filter(None, samples):
-        outer = np.quantile(_between(sample.ends), [QUANTILE_SHARES[name] for name in ("5%", "95%")], axis=0)
-        drawn += [outer.ravel(), _between(sample.steady), np.quantile(sample.period, [0.005, 0.995])]
-    values = np.concatenate(drawn)
-    low, high = values.min().item(), values.max().item()
-    room = 0.08 * (high - low) or 0.5 * high
-    return max(0.0, low - room), high + room
-
-
 def _quantiles_text(sample: SampledRuns, scale: Scale) -> str:
     """Return the median and the outer quantiles of a step, and its time if nothing were random."""
     values = np.quantile(sample.period, [QUANTILE_SHARES[name] for name in ("5%", "50%", "95%")]).tolist()
@@ -90,7 +82,7 @@ def _quantiles_text(sample: SampledRuns, scale: Scale) -> str:
 
 def _steps(axes: Axes, value: Floats, gid: str, baseline: Floats | None = None, **style: Any) -> None:
     """Draw a value for each step, around its number."""
-    panels.steps(axes, np.arange(len(value)) - 0.5, value, len(value) - 0.5, gid, baseline, **style)
+    steps(axes, np.arange(len(value)) - 0.5, value, len(value) - 0.5, gid, baseline, **style)
 
 
 def _bands(axes: Axes, sample: SampledRuns, k: int) -> None:
@@ -112,29 +104,22 @@ def _histogram(axes: Axes, sample: SampledRuns, k: int) -> None:
     axes.set_xticks([])
     axes.spines[["bottom"]].set_visible(False)
     axes.tick_params(left=False, labelleft=False)
-    count, edges = np.histogram(sample.period, _BINS)
-    for row, bar in enumerate(axes.barh(edges[:-1], count, np.diff(edges), align="edge", color=COLOURS[0])):
+    drawn: Any = axes.hist(sample.period, _BINS, orientation="horizontal", color=COLOURS[0])
+    for row, bar in enumerate(drawn[2]):
         bar.set_gid(f"runs-{k}-{row}")
-    axes.set_xlim(0, 1.05 * max(count.max(), 1))
 
 
-def _set_up(axes: Axes, words: str, scale: Scale, limits: tuple[float, float], *, is_last: bool) -> None:
-    """Set up the axes of a panel that is drawn."""
-    plain(axes, words, 8.5)
-    axes.autoscale(enable=False)
-    last = max(patch.get_data().edges[-1] for patch in axes.patches if hasattr(patch, "get_data"))
-    axes.set(xlim=(-0.5, last), ylim=limits, ylabel="slots")
-    axes.xaxis.set_major_locator(MaxNLocator(12, integer=True, min_n_ticks=1))
-    axes.yaxis.set_major_locator(MaxNLocator(4))
-    if not scale.in_slots:
-        axes.set_ylabel(f"time of a step, {one_unit(axes.yaxis, 's', limits[1])}")
-    if is_last:
-        axes.set_xlabel("training step")
-
-
-def _legend_of_bands(figure: Figure, runs: int) -> None:
+def _band_entries(runs: int) -> list[Artist]:
     outer, inner = (Patch(facecolor=shade, label=f"{low[:-1]} % to {high[:-1]} %") for low, high, shade in _BANDS)
     median = Line2D([], [], color=COLOURS[0], label=f"median of {runs:,} runs", **_MEDIAN)
-    panels.legend(
-        figure, [median, inner, outer, Line2D([], [], color=INK, label="if nothing were random", **_STEADY)], 4
-    )
+    return [median, inner, outer, Line2D([], [], color=INK, label="if nothing were random", **_STEADY)]
+
+
+def steps_line(trace: Trace, axes: Axes, **style: Any) -> None:
+    """Draw the time of each training step into axes of another figure."""
+    durations = durations_of_steps(trace)
+    own = {"label": plain_title(trace), "drawstyle": "steps-mid"}
+    axes.plot(np.arange(len(durations)), durations, **own | style)
+    axes.set_xlabel("training step")
+    most = axes.get_ylim()[1]
+    axes.set_ylabel("slots" if trace.in_slots else f"time of a step, {one_unit(axes.yaxis, 's', most)}")

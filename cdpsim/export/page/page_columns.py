@@ -1,4 +1,4 @@
-"""The columns of a page: the bars of one run or of two, row by row; what they wait for, hold and send."""
+"""The columns of a page: the bars of one run or of two, row by row; their waits, memory and messages."""
 
 from fractions import Fraction
 from math import isfinite, nan
@@ -23,7 +23,6 @@ from cdpsim.errors import one_line
 from cdpsim.numeric.columns import Columns, Ints, Times, group_numbers, group_starts
 from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.runs import Run
-from cdpsim.trace import Trace
 from cdpsim.trace.metrics.waiting import IdleReason, idle_spans, last_waits
 
 
@@ -72,7 +71,8 @@ def page_columns(views: list[Views]) -> tuple[dict[str, np.ndarray], dict[str, A
     spans = [np.concatenate(column) for column in list(zip(*idle, strict=True))[1:3]]
     times, (start, end, moment, begin, until) = _time_table(*bars, runs.memory["time"], *spans)
     sizes, size = np.unique(messages["size"], return_inverse=True)
-    kind = np.concatenate([_kind_numbers()[runs.of_views("kind")], runs.of_views("content") + len(KIND_WORDS)])
+    kinds = np.array([list(KIND_WORDS).index(kind.name) for kind in Kind])  # the page's number of each
+    kind = np.concatenate([kinds[runs.of_views("kind")], runs.of_views("content") + len(KIND_WORDS)])
     columns = {"kind": kind[order]}
     for name in ("stage", "micro_batch", "step"):
         columns[name] = np.concatenate([tasks[name], messages[name]])[order]
@@ -94,36 +94,26 @@ def page_columns(views: list[Views]) -> tuple[dict[str, np.ndarray], dict[str, A
 
 
 def _links_of_runs(runs: PageRuns) -> tuple[Ints, Ints, list[list[int]]]:
-    """Return a row for each link (operation, source, destination or group), each message's link, and all groups."""
-    links, numbers, many = [], [], 0
-    groups: list[list[int]] = []
-    for each, at in zip(runs.views, runs.first_device.tolist(), strict=False):
-        rows, link, members = _links(each)
-        pairs = rows[:, 0] == 0
-        rows[:, 1] += np.where(rows[:, 1] < 0, 0, at)
-        rows[:, 2] += np.where(pairs, at, len(groups))
-        links.append(rows)
-        numbers.append(link + many)
-        groups += [[device + at for device in group] for group in members]
-        many += len(rows)
-    return np.concatenate(links), np.concatenate(numbers), groups
+    """Return a row for each link (operation, source, receiver or group, stream), each message's link, and all groups.
 
-
-def _links(views: Views) -> tuple[Ints, Ints, list[list[int]]]:
-    """Return the links of one run, the link of each of its messages, and its groups.
-
-    Pairs of devices come first, under operation 0, then groups, operation by operation. Of a link that is a stream the
-    last column says which, else it is -1.
+    In each run pairs of devices come first, under operation 0, then groups, operation by operation. A stream is -1 on a
+    link that is none.
     """
-    groups = list(dict.fromkeys(channel.members for channel in views.channels if not channel.is_pair))
-    number = {members: k for k, members in enumerate(groups)}
+    links: list[tuple[int, ...]] = []
+    numbers, groups = [], list[list[int]]()
+    for views, at in zip(runs.views, runs.first_device.tolist(), strict=False):
+        own = list(dict.fromkeys(channel.members for channel in views.channels if not channel.is_pair))
+        number = {members: len(groups) + k for k, members in enumerate(own)}
 
-    def key(channel: Channel) -> tuple[int, int, int, int]:
-        op, dst = (0, channel.members[0]) if channel.is_pair else (channel.op + 1, number[channel.members])
-        return op, channel.src, dst, channel.stream
+        def key(channel: Channel, at: int = at, number: dict[tuple[int, ...], int] = number) -> tuple[int, ...]:
+            op, to = (0, at + channel.members[0]) if channel.is_pair else (channel.op + 1, number[channel.members])
+            return op, channel.src + at * (channel.src >= 0), to, channel.stream
 
-    links, link = views.links(key)
-    return np.array(links, dtype=np.int64).reshape(-1, 4), link, list(map(list, groups))
+        keys, link = views.links(key)
+        numbers.append(link + len(links))
+        links += keys
+        groups += [[at + device for device in members] for members in own]
+    return np.array(links, dtype=np.int64).reshape(-1, 4), np.concatenate(numbers), groups
 
 
 def _time_table(*columns: np.ndarray) -> tuple[np.ndarray, list[Ints]]:
@@ -167,13 +157,8 @@ def _device_rows(runs: PageRuns) -> PageRows:
     return _sort_rows(device, lane, runs.tasks, np.arange(runs.devices), least=1)
 
 
-def _kind_numbers() -> Ints:
-    """Return the page's number of each `Kind`."""
-    return np.array([list(KIND_WORDS).index(kind.name) for kind in Kind])
-
-
 def _memory_columns(runs: PageRuns, moment: Ints) -> dict[str, np.ndarray]:
-    """Return what each device holds of each category, then all devices of each run together, curve after curve."""
+    """Return the memory of each device by category, then of all devices of each run together, curve after curve."""
     kinds, spread = len(Category), int(moment.max(initial=0)) + 1
     device, category, size = runs.memory["device"].astype(np.int64), runs.of_views("category"), runs.memory["size"]
     change = runs.of_views("memory_change")
@@ -246,10 +231,10 @@ def _waits_of_bars(runs: PageRuns, order: Ints) -> dict[str, np.ndarray]:
 
 
 def _last_waits(views: Views, run: Run) -> tuple[Ints, Ints]:
-    """Return the rows of the tasks and messages that waited for something, and of what ended last of that.
+    """Return the rows of tasks and messages that waited, and of the last one to end that each waited for.
 
-    A device's part in a message has no bar. Its message stands for it if that has ended by then, else what the part
-    itself waited for.
+    A device's part in a message has no bar. Its message stands for it if that has ended by then, else the last
+    dependency of the part itself.
     """
     program, start, end = run.program, run.start, run.end
     critical = last_waits(program, end)
@@ -265,10 +250,14 @@ def _last_waits(views: Views, run: Run) -> tuple[Ints, Ints]:
 
 def _runs_facts(views: list[Views]) -> list[dict[str, Any]]:
     """Return each run's short name, number of devices, and the numbers of its summary that the page's head shows."""
-    names = _short_names([title_words(each.trace) for each in views])
-    summaries = [_summary_numbers(each.trace) for each in views]
-    rows = zip(names, views, summaries, strict=True)
-    return [{"name": name, "devices": each.devices, "summary": numbers} for name, each, numbers in rows]
+    facts = []
+    for name, each in zip(_short_names([title_words(each.trace) for each in views]), views, strict=True):
+        summary = each.trace.summary()
+        numbers = {key: _number(summary.get(key)) for key in ("makespan", "period", "bubble", "mean_staleness")}
+        numbers["held_in_steady_state"] = _number(held_in_steady_state(each.trace))
+        known = {key: value for key, value in numbers.items() if isfinite(value)}
+        facts.append({"name": name, "devices": each.devices, "summary": known})
+    return facts
 
 
 def _short_names(words: list[list[str]]) -> list[str]:
@@ -280,13 +269,6 @@ def _short_names(words: list[list[str]]) -> list[str]:
     common = set(words[0]).intersection(*words[1:])
     names = [", ".join(word for word in each if word not in common) for each in words]
     return [one_line(name, LONGEST_TITLE_WORD) or f"run {k}" for k, name in enumerate(names)]
-
-
-def _summary_numbers(trace: Trace) -> dict[str, float]:
-    summary = trace.summary()
-    numbers = {name: _number(summary.get(name)) for name in ("makespan", "period", "bubble", "mean_staleness")}
-    numbers["held_in_steady_state"] = _number(held_in_steady_state(trace))
-    return {name: value for name, value in numbers.items() if isfinite(value)}
 
 
 def _number(recorded: object) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 from cdpsim.draw.views import Views
 from cdpsim.errors import RequestError, whole_number
 from cdpsim.files.units import quantity_text, seconds
-from cdpsim.numeric.columns import Flags, Ints, group_starts, sort_by
+from cdpsim.numeric.columns import Flags, Ints, sort_and_group
 from cdpsim.program import Category, Content, EdgeKind, Kind, Op
 from cdpsim.runs import Run
 from cdpsim.trace.metrics import memory
@@ -26,16 +26,16 @@ class StepCollective(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """The content of a picture; what only a program knows is empty for a trace without one."""
+    """The content of a picture; fields that need a program are empty for a trace without one."""
 
     stages: dict[int, list[int]]  # of each device, at any time
     running: dict[Place, list[int]]  # the micro-batches that are computed
     labels: dict[Place, list[str]]  # the tasks that compute them, such as 1F3
     states: frozenset[Place] | None  # where parameters are alive; None if not known
-    activations: dict[Place, int]  # how many micro-batches' activations of that stage are held
+    activations: dict[Place, int]  # the number of micro-batches whose activations of that stage are held
     stash: dict[int, float]  # activations of each device, in stages' worth or bytes
-    inside: list[tuple[Place, Place]]  # what running tasks will pass on inside their device
-    messages: list[tuple[Place, Place]]  # what is on its way from device to device
+    inside: list[tuple[Place, Place]]  # data that running tasks will pass on inside their device
+    messages: list[tuple[Place, Place]]  # messages on their way from device to device
     collectives: list[StepCollective]
 
 
@@ -50,8 +50,8 @@ def stages_served(views: Views) -> dict[int, list[int]]:
         pairs.append((buffers.device[rows], buffers.stage[rows]))
     device, stage = (np.concatenate(column) for column in zip(*pairs, strict=True))
     result: dict[int, list[int]] = {number: [] for number in np.union1d(device, views.memory["device"]).tolist()}
-    order = sort_by(device, stage)
-    different = order[group_starts(device[order], stage[order])]
+    order, first = sort_and_group(device, stage)
+    different = order[first]
     for number, served in zip(device[different].tolist(), stage[different].tolist(), strict=True):
         result[number].append(served)
     return result
@@ -84,19 +84,13 @@ def busiest_moment(views: Views) -> float:
     low = start[step == steps[middle]].min()
     high = start[step == steps[middle + 1]].min() if middle + 1 < len(steps) else views.tasks["end"].max()
     moments = np.arange(low, high) if views.in_slots else np.unique(start[(start >= low) & (start < high)])
-    time, total = _total_stash(views)
-    then = np.append(0, total)[np.searchsorted(time, moments, side="right")]
+    stash = views.category == Category.ACTIVATIONS
+    time, change = views.memory["time"][stash], views.memory_change[stash]
+    order = np.argsort(time, kind="stable")
+    then = np.append(0, np.cumsum(change[order]))[np.searchsorted(time[order], moments, side="right")]
     most = np.flatnonzero(then == then.max())
     best: float = moments[most[-1] if len(most) < len(moments) else len(moments) // 2].item()
     return best
-
-
-def _total_stash(views: Views) -> tuple[np.ndarray, np.ndarray]:
-    """Return the activations of all devices together, from each time on."""
-    rows = views.category == Category.ACTIVATIONS
-    time, change = views.memory["time"][rows], views.memory_change[rows]
-    order = np.argsort(time, kind="stable")
-    return time[order], np.cumsum(change[order])
 
 
 def moment_at(views: Views, now: float) -> Moment:
@@ -112,15 +106,21 @@ def moment_at(views: Views, now: float) -> Moment:
     for device, stage, i, kind in zip(*columns, strict=True):
         running.setdefault((device, stage), []).append(i)
         labels.setdefault((device, stage), []).append(f"{stage}{kind}{i}")
+    pairs = under_way & (views.op == Op.P2P)
+    sent = (column[pairs].tolist() for column in (views.content, *(messages[n] for n in ("stage", "src", "dst"))))
+    # Rows are sorted by device and time: the last one of a device counts.
+    stash = (views.category == Category.ACTIVATIONS) & (views.memory["time"] <= now)
     return Moment(
         stages_served(views),
         {place: sorted(several) for place, several in running.items()},
         labels,
         frozenset(_alive(views.run, _parameters(views.run), now)) if views.run else None,
         dict(Counter(_alive(views.run, views.run.program.stashes, now))) if views.run else {},
-        _stash(views, now),
+        dict(zip(views.memory["device"][stash].tolist(), views.memory["size"][stash].tolist(), strict=True)),
         _inside(views.run, rows) if views.run else [],
-        _messages_under_way(views, np.flatnonzero(under_way & (views.op == Op.P2P))),
+        sorted(
+            {((src, j), (int(dst), j + _STAGES_ON.get(content, 0))) for content, j, src, dst in zip(*sent, strict=True)}
+        ),
         _collectives_of_step(views, rows, under_way),
     )
 
@@ -137,12 +137,6 @@ def _alive(run: Run, among: Ints, now: float) -> list[Place]:
     return sorted(zip(buffers.device[rows].tolist(), buffers.stage[rows].tolist(), strict=True))
 
 
-def _stash(views: Views, now: float) -> dict[int, float]:
-    rows = (views.category == Category.ACTIVATIONS) & (views.memory["time"] <= now)
-    # Rows are sorted by device and time: the last one of a device counts.
-    return dict(zip(*(views.memory[name][rows].tolist() for name in ("device", "size")), strict=True))
-
-
 def _inside(run: Run, rows: Ints) -> list[tuple[Place, Place]]:
     edges, tasks = run.program.edges, run.program.tasks
     data = (edges.kind == EdgeKind.DATA) & (edges.after < run.program.compute)
@@ -152,12 +146,6 @@ def _inside(run: Run, rows: Ints) -> list[tuple[Place, Place]]:
     columns = tasks.device[before], tasks.stage[before], tasks.stage[after]
     triples = zip(*(column[inside].tolist() for column in columns), strict=True)
     return sorted({((device, j), (device, k)) for device, j, k in triples})
-
-
-def _messages_under_way(views: Views, rows: Ints) -> list[tuple[Place, Place]]:
-    columns = views.content, *(views.messages[name] for name in ("stage", "src", "dst"))
-    messages = zip(*(column[rows].tolist() for column in columns), strict=True)
-    return sorted({((src, j), (int(dst), j + _STAGES_ON.get(content, 0))) for content, j, src, dst in messages})
 
 
 def _collectives_of_step(views: Views, running: Ints, under_way: Flags) -> list[StepCollective]:

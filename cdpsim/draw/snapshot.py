@@ -1,4 +1,4 @@
-"""Devices on a sheet: the place of each, the marks that show a moment, and the key to those that are there."""
+"""The paper's Fig. 2: the devices at one time step, what they compute, hold and send; of any run."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,43 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, PathPatch, Wedge
 from matplotlib.path import Path
 
-from cdpsim.draw import palette
-from cdpsim.draw.canvas import GREY, INK, PALE
-from cdpsim.draw.sheet import KeyEntry, SheetPoint, fill_polygon, put_patch, write_words
-from cdpsim.draw.snapshot.moment import Moment, Place
+from cdpsim.api import simulate
+from cdpsim.draw import palette, sheet
+from cdpsim.draw.canvas import GREY, INK, PALE, TITLE, amount_text, label
+from cdpsim.draw.look import AS_DRAWN, Look
+from cdpsim.draw.moment import Moment, Place, busiest_moment, moment_at, read_moment
+from cdpsim.draw.sheet import SMALL, KeyEntry, SheetPoint, fill_polygon, put_patch, write_words
+from cdpsim.draw.views import Views, title
+from cdpsim.errors import RequestError, whole_number
+from cdpsim.trace import Trace
 
+# The groups of the paper's Fig. 2, each without and with CDP.
+FIGURE_2 = (
+    ("Single-GPU", "single-dp", "single-cdp"),
+    ("Multi-GPU", "multi-dp", "multi-cdp"),
+    ("DP with MP", "mp-dp", "mp-cdp"),
+    ("PP", None, "pp-cdp"),
+    ("ZeRO-DP", "zero-dp", "zero-cdp"),
+)
+_STEPS = 3  # of which the one in the middle is steady
+_MOST_N = 8
+_MOST_BESIDE = 24  # columns, and rows
+_SMALLER = "use a smaller n, or an .html file of timeline"
+
+# All in points.
+_THICKEST_RING = 4.0
+_LEAST_WIDTH = 241.0
+_MARGIN = 5.0
+_STAGES = 24.0  # for the numbers of stages, left of the devices
+_GROUP_GAP = 15.0
+_HEAD = 15.0
+_KEY_PITCH = 13.0
+_DISK = 4.0
+_DISK_PITCH = 2 * _DISK + 1.5
 DEVICE_FILL = "#f3f3f3"
 _BELOW_DISKS = 0.8  # arrows, so that one that passes a disk leaves its number legible
 # The heads, their size and the width of each kind of arrow; "another-collective", of another time step, is dotted.
@@ -25,8 +54,6 @@ _ARROWS = {
     "message": ("-|>", 6.5, 1.6),
     "collective": ("<|-|>", 6.5, 1.6),
 }
-_DISK = 4.0
-_DISK_PITCH = 2 * _DISK + 1.5
 _MOST_COLOURS = 8
 _MOST_LABELS = 2  # of a disk
 
@@ -57,7 +84,7 @@ def arrange(stages_of: dict[int, list[int]]) -> Arrangement:
     """Return a place for each device, from the stages that it serves.
 
     A row is a stage where every device serves successive ones, else a device's stages stand one above the other.
-    Devices of different stages stand above each other in one column, those of the same stage side by side; rows of
+    Devices of different stages stand above each other in one column, devices of one stage side by side. Rows of
     devices with one stage each are centred.
     """
     by_stage = all(stages[-1] - stages[0] < len(stages) for stages in stages_of.values() if stages)
@@ -78,25 +105,17 @@ def arrange(stages_of: dict[int, list[int]]) -> Arrangement:
     return Arrangement(column, row, spans, by_stage, len(used_rows), max(high for _, high in spans.values()) + 1)
 
 
-def in_a_row(arrangement: Arrangement) -> Arrangement:
-    """Return an arrangement side by side instead of one above the other, where each device has a row of its own."""
-    if arrangement.columns > 1 or arrangement.rows < len(arrangement.column):
-        return arrangement
-    column = {device: float(low) for device, (low, _) in arrangement.span.items()}
-    row, span = dict.fromkeys(arrangement.row, 0), dict.fromkeys(arrangement.span, (0, 0))
-    return Arrangement(column, row, span, False, arrangement.rows, 1)
-
-
 class Board(NamedTuple):
-    """A moment's arrangement at a place on the sheet; `prefix` begins the ids of all that is drawn."""
+    """The arrangement of one run at its moment, and its place on a sheet; `prefix` begins the ids of all marks."""
 
-    axes: Axes
+    prefix: str
     moment: Moment
     arrangement: Arrangement
     form: Form
-    left: float
-    bottom: float
-    prefix: str = ""
+    feet: Mapping[int, str] = MappingProxyType({})  # the words at the foot of each device
+    axes: Any = None
+    left: float = 0.0
+    bottom: float = 0.0
 
     def x(self, device: int) -> float:
         """Return the middle of a device's column."""
@@ -118,10 +137,138 @@ class Board(NamedTuple):
         return self.form.disk + self.moment.activations.get(place, 0) * self.form.ring
 
 
-def draw_devices(board: Board, feet: Mapping[int, str] = MappingProxyType({})) -> None:
-    """Draw the devices of a moment, with words at their feet."""
+def snapshot(trace: Trace, slot: float | str, *, look: Look = AS_DRAWN, axes: Axes | None = None) -> Figure:
+    """Draw the devices at one slot, or at one moment in seconds: what they compute, hold and send.
+
+    Micro-batches, stages and devices are counted from 0, as in the files of a trace.
+    """
+    views = Views(trace)
+    now = read_moment(views, slot)
+    moment = moment_at(views, now)
+    arrangement = _arranged(moment)
+    stacked = len(set(arrangement.column.values())) < len(arrangement.column)
+    form = Form(46.0, 54.0 if stacked else 36.0, 9.5, _ring([moment]), first=0, strip=9.0)
+    stashes = {device: moment.stash.get(device, 0) for device in moment.stages}
+    feet = {d: f"{d}: {stash if trace.in_slots else amount_text(stash, 'B')}" for d, stash in stashes.items()}
+    when = f", time step {now}" if trace.in_slots else f", {amount_text(now, 's')}"
+    own = title(trace) if look.title is None else label(look.title, 300)
+    entries = _moment_entries([moment], form, in_slots=trace.in_slots)
+    words = {"1F3": "task: stage, kind, micro-batch"}
+    words["0: 1" if trace.in_slots else "0: 1 GB"] = "device, and the activations that it holds"
+    words |= {} if arrangement.by_stage else {"0": "stage, beside its disk"}
+    for example, meaning in words.items():
+        write = partial(write_words, words=example, size=6, ha="center", color=GREY)
+        entries.append(KeyEntry(write, 3.6 * len(example), meaning))
+    groups = [("", [Board("", moment, arrangement, form, feet)])]
+    return _draw_groups(groups, [""], form, entries, (own, when), look, axes)
+
+
+def figure_2(n: int = 3, slot: int | None = None, *, look: Look = AS_DRAWN) -> Figure:
+    """Draw the paper's Fig. 2 for any n: implementations side by side, without CDP above and with it below.
+
+    Each is shown at the same slot of its second training step, by default at one at which most activations are held.
+    Stages and micro-batches are counted from 1, as in the paper.
+    """
+    n = whole_number("n", n, at_least=1)
+    if n > _MOST_N:
+        problem = f"n={n}, but figure 2 has room for {_MOST_N} at most; use `cdpsim snapshot NAME` for one"
+        raise RequestError("n", problem)
+    letters = [f"({chr(ord('a') + k)}) {words}" for k, (words, *_) in enumerate(FIGURE_2)]
+    moments = {name: _moment_of_figure_2(name, n, slot) for _, *names in FIGURE_2 for name in names if name}
+    form = Form(34.0, 34.0, 7.5, _ring(list(moments.values())), first=1)
+    boards = {name: Board(f"{name}-", moment, arrange(moment.stages), form) for name, moment in moments.items()}
+    parts = [[boards[name] if name else None for name in names[::-1]] for _, *names in FIGURE_2]
+    groups, entries = (
+        list(zip(letters, parts, strict=True)),
+        _moment_entries(list(moments.values()), form, in_slots=True),
+    )
+    return _draw_groups(groups, ["with CDP", "without CDP"], form, entries, (label(look.title or "", 300), ""), look)
+
+
+def _moment_of_figure_2(name: str, n: int, slot: int | None) -> Moment:
+    views = Views(simulate(name, n, steps=_STEPS))
+    return moment_at(views, busiest_moment(views) if slot is None else read_moment(views, slot))
+
+
+def _draw_groups(
+    groups: Sequence[tuple[str, Sequence[Board | None]]],
+    rows: Sequence[str],
+    form: Form,
+    entries: Sequence[KeyEntry],
+    heading: tuple[str, str],
+    look: Look,
+    axes: Axes | None = None,
+) -> Figure:
+    """Draw groups side by side, in rows from below, and the key; the second part of the heading is never cut."""
+    parts = [part for _, each in groups for part in each if part]
+    columns = [max(part.arrangement.columns for part in each if part) for _, each in groups]
+    widths = [max(sheet.width_of(name), k * form.pitch) for (name, _), k in zip(groups, columns, strict=True)]
+    high = max(part.arrangement.rows for part in parts) * form.rise + form.strip
+    left = (1 + any(rows)) * _MARGIN + _STAGES
+    content = left + sum(widths) + _GROUP_GAP * (len(groups) - 1) + _MARGIN
+    width = max(_LEAST_WIDTH, content)
+    left += (width - content) / 2
+    key = sheet.key_rows(entries if look.legend else [], width - 2 * _MARGIN)
+    bottom = len(key) * _KEY_PITCH + 2 * _MARGIN
+    feet = [bottom + k * (high + _GROUP_GAP) for k in range(len(rows))]
+    height = feet[-1] + high + _HEAD * any(name for name, _ in groups) + _MARGIN
+    size = width, height + _HEAD * any(heading)
+    figure, page = sheet.new_sheet(*size) if axes is None else sheet.sheet_in(axes, *size)
+    words = sheet.fitted(heading[0], width - 2 * _MARGIN - sheet.width_of(heading[1], SMALL + 2), SMALL + 2)
+    words = (words + heading[1]).removeprefix(", ")
+    write_words(page, _MARGIN, height + _HEAD / 2 - 1, words, SMALL + 2, gid=TITLE)
+    by_stage = all(part.arrangement.by_stage for part in parts)
+    for words, foot in zip(rows, feet, strict=True):
+        write_words(page, _MARGIN + 3, foot + high / 2, words, SMALL + 1, ha="center", va="center", rotation=90)
+        if by_stage:
+            _write_stages(page, high, form, left, foot)
+    for (name, each), room in zip(groups, widths, strict=True):
+        write_words(page, left + room / 2, height - _MARGIN - _HEAD / 2, name, SMALL + 1, ha="center")
+        for part, foot in ((part, foot) for part, foot in zip(each, feet, strict=True) if part):
+            x = left + (room - part.arrangement.columns * form.pitch) / 2
+            _draw_board(part._replace(axes=page, left=x, bottom=foot))
+        left += room + _GROUP_GAP
+    sheet.draw_key(page, _MARGIN, bottom - _MARGIN, key, _KEY_PITCH)
+    return sheet.scale_sheet(figure, look) if axes is None else sheet.scale_in(axes)
+
+
+def _arranged(moment: Moment) -> Arrangement:
+    """Return a place for every device, side by side where all would stand in one column; refuse more than fit."""
+    most = _MOST_BESIDE**2
+    if len(moment.stages) > most:
+        raise RequestError("snapshot", f"has {len(moment.stages)} devices, of which {most} can be drawn; {_SMALLER}")
+    arrangement = arrange(moment.stages)
+    if arrangement.columns == 1 and arrangement.rows == len(moment.stages):  # each device has a row of its own
+        column = {device: float(low) for device, (low, _) in arrangement.span.items()}
+        row, span = dict.fromkeys(arrangement.row, 0), dict.fromkeys(arrangement.span, (0, 0))
+        arrangement = Arrangement(column, row, span, False, arrangement.rows, 1)
+    if max(arrangement.columns, arrangement.rows) > _MOST_BESIDE:
+        raise RequestError(
+            "snapshot",
+            f"has {arrangement.columns} devices side by side and {arrangement.rows} rows of stages, of which "
+            f"{_MOST_BESIDE} and {_MOST_BESIDE} can be drawn; {_SMALLER}",
+        )
+    return arrangement
+
+
+def _ring(moments: Sequence[Moment]) -> float:
+    """Return the thickness of a ring for each activation, so that the thickest has room."""
+    most = max((count for moment in moments for count in moment.activations.values()), default=1)
+    return min(_THICKEST_RING / 3, _THICKEST_RING / most)
+
+
+def _write_stages(axes: Axes, high: float, form: Form, left: float, foot: float) -> None:
+    """Number the rows, left of their devices, where they are stages."""
+    for row in range(round((high - form.strip) / form.rise)):
+        y = foot + form.strip + (row + 0.5) * form.rise
+        write_words(axes, left - 5, y, str(row + form.first), ha="right", color=GREY)
+    y = foot + (high + form.strip) / 2
+    write_words(axes, left - 16, y, "stage", ha="center", va="center", rotation=90, color=GREY)
+
+
+def _draw_board(board: Board) -> None:
     for device in board.moment.stages:
-        _draw_device(board, device, feet.get(device, ""))
+        _draw_device(board, device, board.feet.get(device, ""))
     for device, stages in board.moment.stages.items():
         for stage in stages:
             _draw_place(board, (device, stage))
@@ -136,7 +283,7 @@ def _draw_device(board: Board, device: int, foot: str) -> None:
     style: dict[str, Any] = {"facecolor": DEVICE_FILL, "edgecolor": GREY, "linewidth": 0.6, "zorder": 0.5}
     box = FancyBboxPatch(corner, 2 * half, upper - lower, boxstyle="round,pad=0,rounding_size=3", **style)
     put_patch(board.axes, box, f"{board.prefix}device-d{device}")
-    if foot:  # at the left, so that arrows to a device below pass by; before those that do not
+    if foot:  # at the left, so that arrows to a device below pass by; in front of the others
         backing = {"facecolor": DEVICE_FILL, "edgecolor": "none", "pad": 0.3}
         write_words(board.axes, corner[0] + 2.5, lower + strip / 2 + 1, foot, 6, color=GREY, zorder=5, bbox=backing)
 
@@ -199,7 +346,7 @@ def _draw_arrows(board: Board) -> None:
 def _draw_arrow(board: Board, kind: str, a: Place, b: Place) -> None:
     """Draw an arrow from a place to another, bent more where others stand in its way.
 
-    All but those of collectives bend a little, so that those there and back part.
+    Arrows of messages bend a little, so that the two directions part.
     """
     (x, y), (to_x, to_y) = start, end = board.at(a), board.at(b)
     columns, rows = abs(to_x - x) / board.form.pitch, abs(to_y - y) / board.form.rise
@@ -207,10 +354,10 @@ def _draw_arrow(board: Board, kind: str, a: Place, b: Place) -> None:
     straight = min(columns, rows) in (0, far)
     bend = 1 / far if straight and far > 1.5 else 0.0 if "collective" in kind else 0.15
     name = f"{board.prefix}{kind}-d{a[0]}-j{a[1]}-d{b[0]}-j{b[1]}"
-    arrow(board.axes, kind, start, end, (board.radius(a), board.radius(b)), bend, name)
+    _arrow(board.axes, kind, start, end, (board.radius(a), board.radius(b)), bend, name)
 
 
-def arrow(
+def _arrow(
     axes: Axes,
     kind: str,
     start: SheetPoint,
@@ -254,7 +401,7 @@ def _arrow_head(end: SheetPoint, towards: SheetPoint, radius: float) -> tuple[Sh
     return at(foot), [at(radius), at(foot, 1.9), at(foot, -1.9)]
 
 
-def moment_entries(moments: Sequence[Moment], form: Form, *, in_slots: bool) -> list[KeyEntry]:
+def _moment_entries(moments: Sequence[Moment], form: Form, *, in_slots: bool) -> list[KeyEntry]:
     """Return the entries of the marks in these moments."""
     numbers = sorted({i for moment in moments for several in moment.running.values() for i in several})
     counts = [count for moment in moments for count in moment.activations.values()]
@@ -284,14 +431,6 @@ def moment_entries(moments: Sequence[Moment], form: Form, *, in_slots: bool) -> 
     ]
 
 
-def words_entries(*, in_slots: bool, by_stage: bool) -> list[KeyEntry]:
-    """Return the entries of the words above a disk, at the foot of a device and, where rows are no stages, beside."""
-    words = "0: 1" if in_slots else "0: 1 GB"
-    foot = KeyEntry(partial(_write_grey, words), 3.6 * len(words), "device, and the activations that it holds")
-    task = KeyEntry(partial(_write_grey, "1F3"), 11, "task: stage, kind, micro-batch")
-    return [task, foot] if by_stage else [task, foot, KeyEntry(partial(_write_grey, "0"), 4, "stage, beside its disk")]
-
-
 def _has_empty_place(moment: Moment) -> bool:
     """Return whether a device holds nothing of a stage that it serves, as far as that is known."""
     places = {(device, stage) for device, stages in moment.stages.items() for stage in stages}
@@ -299,10 +438,6 @@ def _has_empty_place(moment: Moment) -> bool:
 
 
 # Marks of the key, drawn around a point.
-
-
-def _write_grey(words: str, axes: Axes, x: float, y: float) -> None:
-    write_words(axes, x, y, words, 6, ha="center", color=GREY)
 
 
 def _empty_place(axes: Axes, x: float, y: float) -> None:
@@ -333,4 +468,4 @@ def _circles(circles: list[tuple[float, str]], pitch: float, axes: Axes, x: floa
 
 
 def _level_arrow(kind: str, half: float, axes: Axes, x: float, y: float) -> None:
-    arrow(axes, kind, (x - half, y), (x + half, y))
+    _arrow(axes, kind, (x - half, y), (x + half, y))

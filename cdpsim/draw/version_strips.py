@@ -1,30 +1,32 @@
-"""Versions of parameters over time: their number for each stage on each device, and the age of those that are read."""
+"""Versions of parameters over time: their number for each stage on each device, and the age of the ones in use."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
 from cdpsim.draw.canvas import GREY
-from cdpsim.draw.curves import panels
-from cdpsim.draw.curves.panels import Scale
-from cdpsim.draw.curves.step_functions import PIXEL_COLUMNS, Series, end_of_run, sum_spans, thinned
-from cdpsim.draw.palette import COLOURS, colour, ink_on
+from cdpsim.draw.curves import Scale, level, panel, scale_of, steps, write_beside
+from cdpsim.draw.look import AS_DRAWN, Look
+from cdpsim.draw.palette import COLOURS, colour, ink_on, tint
+from cdpsim.draw.sheet import finish, new_page, titles
+from cdpsim.draw.step_functions import Series, end_of_run, sum_spans, thinned
 from cdpsim.errors import RequestError
+from cdpsim.files.units import counted
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts
 from cdpsim.runs import Run
 from cdpsim.trace import Trace
 from cdpsim.trace.metrics.memory import live_versions, step_function
 
 MOST_VERSION_ROWS = 128  # more would be thinner than can be told apart
-_LABELLED_ROWS = 32  # with at most so many rows, each has its name beside it
-_EDGED_SPANS = 500  # at most so many spans have white edges
-MOST_SPANS = 5_000  # more are widened to columns of pixels
+MOST_SPANS = 20_000
+_LABELLED_ROWS = 32  # that have their names beside them
+_EDGED_SPANS = 500  # the most that have white edges
 
 
 class Spans(NamedTuple):
@@ -36,29 +38,50 @@ class Spans(NamedTuple):
     versions: Ints
 
 
-def versions_over_time(traces: Sequence[Trace]) -> Figure:
+def versions_over_time(traces: Sequence[Trace], *, look: Look = AS_DRAWN) -> Figure:
     """Draw how many versions of parameters devices keep.
 
-    Of one trace those of each stage on each device, and the mean age of those that tasks read; of several traces the
-    most that a device keeps of a stage.
+    One trace has a row for each stage on each device, and below them the mean age of the versions that tasks read.
+    Several traces have a row each: the most versions that a device keeps of a stage.
     """
-    panels.refuse_undrawable(traces)
-    runs = _as_runs(traces)
-    return _versions_of_one(runs[0]) if len(runs) == 1 else _versions_of_several(runs)
+    scale, (title, names) = scale_of(traces), titles(traces)
+    runs = [_as_run(trace) for trace in traces]
+    if len(runs) == 1:
+        heading, spans, labels = _rows_of_one(runs[0])
+        heights = 0.9 + len(labels) * max(0.055, min(0.24, 6.4 / len(labels))), 1.3
+        figure = new_page(title, sum(heights) + 0.4, look)
+        axes, below = figure.subplots(2, 1, sharex=True, height_ratios=heights)
+        _draw_ages(below, runs[0], scale)
+    else:
+        parts = [version_spans(run) for run in runs]
+        most = [most_versions(spans, np.full(len(device), k)) for k, (spans, device, _) in enumerate(parts)]
+        spans, labels = Spans(*map(np.concatenate, zip(*most, strict=True))), names
+        heading = "Versions kept: the most of a stage on a device"
+        figure = new_page(title, 1.4 + 0.26 * len(runs), look)
+        axes = figure.subplots()
+    _strips(axes, heading, spans, labels, scale)
+    for k, run in enumerate(runs if len(runs) > 1 else ()):
+        later = _later(run, int(spans.versions[spans.row == k].max(initial=0)))
+        write_beside(axes, k, f"mean age read {run.steady_state.staleness:.3g}{later}")
+    if len(runs) == 1:
+        axes.set_xlabel("")
+    largest = _largest(spans)
+    entries = [Patch(facecolor="none", edgecolor=GREY, linewidth=0.6, label="none")]
+    entries += [
+        Patch(facecolor=shade(count, largest), label=counted(count, "version")) for count in range(1, largest + 1)
+    ]
+    return finish(figure, look, {figure: entries}, columns=6)
 
 
-def _as_runs(traces: Sequence[Trace]) -> list[Run]:
-    """Return traces as the runs that they are; refuse saved ones."""
-    runs = [trace for trace in traces if isinstance(trace, Run)]
-    if len(runs) < len(traces):
+def _as_run(trace: Trace) -> Run:
+    if not isinstance(trace, Run):
         raise RequestError("versions", "a saved trace does not say which versions live; simulate the schedule again")
-    return runs
+    return trace
 
 
 def draw_strips(trace: Trace, axes: Axes) -> None:
     """Draw the versions of each stage on each device in axes of another figure, without their ages and a legend."""
-    (run,) = _as_runs([trace])
-    _strips(axes, *_rows_of_one(run), panels.scale_of([run]))
+    _strips(axes, *_rows_of_one(_as_run(trace)), scale_of([trace]))
 
 
 def version_spans(run: Run) -> tuple[Spans, Ints, Ints]:
@@ -75,19 +98,13 @@ def version_spans(run: Run) -> tuple[Spans, Ints, Ints]:
     return Spans(*(column[kept] for column in columns)), device[first], stage[first]
 
 
-def most_versions(spans: Spans, group: Ints, grid: float = 0) -> Spans:
-    """Return the most versions that any row of a group keeps; `group` gives the group of each row.
-
-    Times widen to multiples of `grid`, unless it is 0.
-    """
-    begin, end, parts = spans.begin, spans.end, []
-    if grid:
-        begin, end = np.floor(begin / grid) * grid, np.ceil(end / grid) * grid
-    for count in range(1, _largest(spans) + 1):  # when any row of a group keeps at least so many
+def most_versions(spans: Spans, group: Ints) -> Spans:
+    """Return the most versions that any row of a group keeps; `group` gives the group of each row."""
+    parts = []
+    for count in range(1, _largest(spans) + 1):  # the times at which any row of a group keeps this number or more
         rows = spans.versions >= count
-        parts.append(_sum_spans_by_row(group[spans.row[rows]], begin[rows], end[rows]))
-    row, begin, end = (np.concatenate(column) for column in list(zip(*parts, strict=True))[:3])
-    return _sum_spans_by_row(row, begin, end)
+        parts.append(_sum_spans_by_row(group[spans.row[rows]], spans.begin[rows], spans.end[rows])[:3])
+    return _sum_spans_by_row(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _sum_spans_by_row(row: Ints, begin: Times, end: Times) -> Spans:
@@ -111,21 +128,6 @@ def mean_age(trace: Trace) -> Series:
     time, (total, running) = sum_spans(key, start, end, size, 2, end_of_run(trace))
     mean = np.divide(total, running, out=np.full(len(total), np.nan), where=running > 0)
     return Series(time, mean[None])
-
-
-def _versions_of_one(run: Run) -> Figure:
-    """Draw a strip for each stage on each device, or for each stage if there are too many, and the ages below."""
-    heading, spans, labels = _rows_of_one(run)
-    scale = panels.scale_of([run])
-    row_height = max(0.055, min(0.24, 6.4 / len(labels)))
-    heights = 0.9 + len(labels) * row_height, 1.3
-    figure, (part,) = panels.figure_of(panels.titles([run])[0], [sum(heights)])
-    above, below = part.subplots(2, 1, sharex=True, height_ratios=heights)
-    _strips(above, heading, spans, labels, scale)
-    above.set_xlabel("")
-    _draw_ages(below, run, scale)
-    _legend_of_counts(figure, spans)
-    return figure
 
 
 def _rows_of_one(run: Run) -> tuple[str, Spans, list[str]]:
@@ -153,81 +155,44 @@ def _later(run: Run, most: int) -> str:
     return f"; in steady state up to {later}" if later > most else ""
 
 
-def _versions_of_several(runs: Sequence[Run]) -> Figure:
-    """Draw a strip for each run, with the mean age beside it."""
-    title, names = panels.titles(runs)
-    parts = []
-    for k, run in enumerate(runs):
-        spans, device, _ = version_spans(run)
-        parts.append(most_versions(spans, np.full(len(device), k)))
-    spans = Spans(*map(np.concatenate, zip(*parts, strict=True)))
-    figure, (part,) = panels.figure_of(title, [1.0 + 0.26 * len(runs)])
-    axes = part.subplots()
-    _strips(axes, "Versions kept: the most of a stage on a device", spans, names, panels.scale_of(runs))
-    for k, run in enumerate(runs):
-        later = _later(run, int(spans.versions[spans.row == k].max(initial=0)))
-        panels.write_beside(axes, k, f"mean age read {run.steady_state.staleness:.3g}{later}", 5)
-    _legend_of_counts(figure, spans)
-    return figure
-
-
 def _strips(axes: Axes, heading: str, spans: Spans, labels: Sequence[str], scale: Scale) -> None:
     """Draw a strip for each row: the more versions, the higher and darker; their number stands where there is room."""
     if len(spans.row) > MOST_SPANS:
-        spans = most_versions(spans, np.arange(len(labels)), scale.end / PIXEL_COLUMNS)
-    panels.panel(axes, heading, scale, 1)
+        raise RequestError("versions", f"change {len(spans.row):,} times, too often to be seen; simulate fewer --steps")
+    panel(axes, heading, scale, 1)
     axes.grid(visible=False)
     axes.set_ylim(len(labels) - 0.5, -0.5)
-    named = range(len(labels)) if len(labels) <= _LABELLED_ROWS else _first_rows_of_devices(labels)
+    named = range(0, len(labels), -(-len(labels) // _LABELLED_ROWS))
     axes.set_yticks(named, [labels[row] for row in named], fontsize=7)
     axes.tick_params(axis="y", length=0)
     largest = _largest(spans)
     for count in range(1, largest + 1):
         row, left, right = (column[spans.versions == count] for column in spans[:3])
         half, fill = 0.42 * count / max(2, largest), shade(count, largest)
+        corners = [(left, row - half), (left, row + half), (right, row + half), (right, row - half)]
+        boxes = list(np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1))
         edge = "white" if len(spans.row) <= _EDGED_SPANS else fill  # a white edge would cover narrow spans
-        look = {"facecolor": fill, "edgecolor": edge, "linewidth": 0.4, "gid": f"versions-{count}"}
-        panels.draw_boxes(axes, left, right, row + half, row - half, **look)
-    if len(labels) > _LABELLED_ROWS:
-        return
-    for row, begin, end, count in zip(*(column.tolist() for column in spans), strict=True):
+        look: dict[str, Any] = {"facecolor": fill, "edgecolor": edge, "linewidth": 0.4, "gid": f"versions-{count}"}
+        axes.add_collection(PolyCollection(boxes, **look), autolim=False)
+    for row, begin, end, count in zip(*spans, strict=True) if len(labels) <= _LABELLED_ROWS else ():
         if end - begin >= scale.end / 40:
             ink = ink_on(shade(count, largest))
             axes.text((begin + end) / 2, row, str(count), ha="center", va="center_baseline", fontsize=6, color=ink)
 
 
-def _first_rows_of_devices(labels: Sequence[str]) -> list[int]:
-    """Return the rows where another device begins, and not more than have room."""
-    device = [label.partition(",")[0] for label in labels]
-    rows = [row for row in range(len(labels)) if not row or device[row] != device[row - 1]]
-    return rows[:: -(-len(rows) // _LABELLED_ROWS)]
-
-
 def shade(count: int, largest: int) -> str:
     """Return the colour of a number of versions: the more, the darker."""
-    share = 0.18 + 0.82 * (count - 1) / max(3, largest - 1)
-    red, green, blue = (1 - share * (1 - part) for part in to_rgb(COLOURS[6]))
-    return to_hex((red, green, blue))
+    return tint(COLOURS[6], 0.82 * (1 - (count - 1) / max(3, largest - 1)))
 
 
 def _draw_ages(axes: Axes, run: Run, scale: Scale) -> None:
     """Draw the mean age of the versions that tasks read over time, and its mean in steady state."""
     series = mean_age(run)
     oldest = np.nan_to_num(series.total).max()
-    panels.panel(axes, "Mean age of the parameters that running tasks read, in training steps", scale, max(1.0, oldest))
+    panel(axes, "Mean age of the parameters that running tasks read, in training steps", scale, max(1.0, oldest))
     axes.yaxis.set_major_locator(MaxNLocator(3))
     axes.yaxis.set_major_formatter(ScalarFormatter())
     few = thinned(series, scale.end)
-    panels.steps(axes, few.time, few.total, scale.end, "age", edgecolor=colour(0), linewidth=1.4)
+    steps(axes, few.time, few.total, scale.end, "age", edgecolor=colour(0), linewidth=1.4)
     mean = run.steady_state.staleness
-    panels.level(axes, mean, f"mean at\nrest: {mean:.3g}", "mean-age")
-
-
-def _legend_of_counts(figure: Figure, spans: Spans) -> None:
-    """Add a legend with the colour of each number of versions."""
-    largest = _largest(spans)
-    entries = [Patch(facecolor="none", edgecolor=GREY, linewidth=0.6, label="none")]
-    for count in range(1, largest + 1):
-        words = "1 version" if count == 1 else f"{count} versions"
-        entries.append(Patch(facecolor=shade(count, largest), label=words))
-    panels.legend(figure, entries, 6)
+    level(axes, mean, f"mean at\nrest: {mean:.3g}", "mean-age")

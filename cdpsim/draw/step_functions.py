@@ -1,4 +1,4 @@
-"""Step functions of a trace on common times: summed exactly, and thinned where a page could not show all of them."""
+"""Step functions of a trace on common times: summed exactly, and thinned where a page could not show all times."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -11,7 +11,6 @@ from cdpsim.program import Category
 from cdpsim.trace import Trace
 
 PIXEL_COLUMNS = 1_000  # about as many pixels as a figure is wide
-MOST_POINTS = 4 * PIXEL_COLUMNS  # of a curve that is not thinned
 
 
 class Series(NamedTuple):
@@ -26,6 +25,15 @@ class Series(NamedTuple):
         total: np.ndarray = self.value.sum(axis=0)
         return total
 
+    def peak(self) -> tuple[float, float]:
+        """Return (time, value) of the first largest total; totals that differ by rounding alone are equal."""
+        if not len(self.time):
+            return 0, 0
+        total = self.total
+        most = total.max()
+        at = int((total >= most - (CLOSE_TIMES * most if total.dtype.kind == "f" else 0)).argmax())
+        return self.time[at].item(), most.item()
+
 
 def end_of_run(trace: Trace) -> float:
     """Return the latest time of a trace, or 1 if nothing takes time."""
@@ -37,12 +45,6 @@ def end_of_run(trace: Trace) -> float:
 def used_devices(trace: Trace) -> Ints:
     """Return the devices that have tasks or memory."""
     return np.unique(np.concatenate([trace.tasks["device"], trace.memory["device"]]).astype(np.int64))
-
-
-def memory_changes(trace: Trace) -> tuple[Ints, Times, np.ndarray]:
-    """Return (category, time, change) of each row of `trace.memory`."""
-    views = Views(trace)
-    return views.category, trace.memory["time"], views.memory_change
 
 
 def sum_at_times(key: Ints, time: Times, size: np.ndarray, keys: int) -> Series:
@@ -67,10 +69,10 @@ def sum_spans(key: Ints, begin: Times, end: Times, size: np.ndarray, keys: int, 
 
 def total_memory(trace: Trace) -> Series:
     """Return the memory of all devices together, a function for each category in the order of its members."""
-    category, time, change = memory_changes(trace)
+    views, time = Views(trace), trace.memory["time"]
     if len(used_devices(trace)) > 1:
         time = merge_close_times(time, end_of_run(trace))
-    return sum_changes(category, time, change, len(Category))
+    return sum_changes(views.category, time, views.memory_change, len(Category))
 
 
 def ends_of_devices(each: Mapping[int, Series], end: float) -> dict[int, float]:
@@ -88,11 +90,10 @@ def ends_of_devices(each: Mapping[int, Series], end: float) -> dict[int, float]:
 
 def memory_of_devices(trace: Trace) -> dict[int, Series]:
     """Return the memory of each device, a function for each category in the order of its members."""
-    category, time, change = memory_changes(trace)
-    each = {}
+    views, time, each = Views(trace), trace.memory["time"], {}
     for device in used_devices(trace).tolist():
         rows = slice(*np.searchsorted(trace.memory["device"], [device, device + 1]))
-        each[device] = sum_changes(category[rows], time[rows], change[rows], len(Category))
+        each[device] = sum_changes(views.category[rows], time[rows], views.memory_change[rows], len(Category))
     return each
 
 
@@ -113,26 +114,3 @@ def thinned(series: Series, end: float, columns: int = PIXEL_COLUMNS) -> Series:
     last = np.append(first[1:], len(column)) - 1
     rows = np.unique(np.concatenate([first, last, by_size[first], by_size[last]]))
     return Series(series.time[rows], series.value[:, rows])
-
-
-def band_of(functions: list[Series], end: float, *, at_once: bool) -> tuple[Times, np.ndarray, np.ndarray, np.ndarray]:
-    """Return (time, least, median, most) of several totals, at each time that one changes.
-
-    If there are many times, the result has one for each column of pixels. With `at_once`, values are of single moments,
-    and 0 at all others.
-    """
-    time = np.unique(np.concatenate([series.time for series in functions]))
-    if len(time) > MOST_POINTS:
-        time = np.arange(PIXEL_COLUMNS) * (end / PIXEL_COLUMNS)
-    at, low, high = (np.zeros((len(functions), len(time))) for _ in range(3))
-    for k, series in enumerate(functions):
-        column = np.searchsorted(time, series.time, side="right") - 1
-        if at_once:
-            np.maximum.at(at[k], column, series.total)
-            low[k] = high[k] = at[k]
-            continue
-        at[k] = series.total[np.searchsorted(series.time, time, side="right") - 1]
-        low[k] = high[k] = at[k]
-        np.minimum.at(low[k], column, series.total)
-        np.maximum.at(high[k], column, series.total)
-    return time, low.min(axis=0), np.median(at, axis=0), high.max(axis=0)
