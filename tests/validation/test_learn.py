@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from cdpsim import SCHEDULES, Request, RequestError, assemble
 from cdpsim.files.tables import format_table
-from cdpsim.schedules.local_steps import Outer
+from cdpsim.schedules.order import Outer
 from cdpsim.trace.metrics.memory import Lags
 from validation.__main__ import main
 from validation.learn.data import DATA, Data, Tensors, batches, label_loss, load_data

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from cdpsim.schedules.local_steps import Outer
+from cdpsim.schedules.order import Outer
 
 from .updates import Parameters
 
