@@ -37,8 +37,7 @@ from cdpsim.runs.assembling import (
 from cdpsim.runs.playing import NODES_AT_ONCE, quantized, refuse_other_costs, run, run_request
 from cdpsim.schedules import Schedule
 from cdpsim.timing.costs import Costs
-from cdpsim.timing.engine import sweep_together
-from cdpsim.timing.quanta import are_exact
+from cdpsim.timing.engine import are_exact, sweep_together
 from cdpsim.timing.round_times import as_rows
 from cdpsim.trace import TABLES, Trace, load
 from cdpsim.trace.metrics import memory

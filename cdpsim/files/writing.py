@@ -63,7 +63,7 @@ def read_text(path: str | Path, *, largest_bytes: int = LARGEST_TEXT_BYTES, rewr
         if not stat.S_ISREG(mode):
             raise RequestError(subject, "is not a regular file; copy its content into one")
         with file.open("rb") as opened:
-            # Python allocates the bytes asked for; the kernel's files say that they have no bytes.
+            # Python allocates as much as it is asked for; the kernel's files say that they have no bytes.
             content = opened.read(min(largest_bytes, max(status.st_size, LARGEST_TEXT_BYTES)) + 1)
         touched = _TOUCHED.get()
         if not (rewritten or touched is None or _file_id(status) in touched.written):

@@ -29,7 +29,7 @@ from cdpsim.model import (
 from cdpsim.model.runtime import RUNTIMES, read_runtime
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.buckets import BUCKETS, COMPRESSIONS, read_buckets, read_compression
-from cdpsim.schedules.local_steps import read_outer
+from cdpsim.schedules.order import read_outer
 from cdpsim.schedules.placement import read_widths
 from cdpsim.schedules.rule import NAMED_RULES, VERTICAL_SYNC, Rule, find_rule
 from cdpsim.schedules.state import ZERO, read_zero

@@ -58,7 +58,7 @@ from cdpsim.request.sharing import (
     untaken_refusal,
 )
 from cdpsim.schedules import SCHEDULES, Schedule, find_schedule, schedule_from_lists
-from cdpsim.schedules.local_steps import read_outer
+from cdpsim.schedules.order import read_outer
 from cdpsim.schedules.placement import Shape, Widths, read_widths
 from cdpsim.schedules.rule import CUSTOM, VERTICAL_SYNC, Rule
 from cdpsim.timing.engine import find_engine

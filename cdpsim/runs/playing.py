@@ -17,8 +17,15 @@ from cdpsim.request.options import EngineName
 from cdpsim.runs import Run
 from cdpsim.runs.assembling import assemble_one, assemble_replicas, price_resolved, request_of, with_counts
 from cdpsim.timing.costs import Costs
-from cdpsim.timing.engine import ENGINES, find_engine, refuse_stalled, sweep_together
-from cdpsim.timing.quanta import are_exact, in_quanta, play_exactly
+from cdpsim.timing.engine import (
+    ENGINES,
+    are_exact,
+    find_engine,
+    in_quanta,
+    play_exactly,
+    refuse_stalled,
+    sweep_together,
+)
 
 NODES_AT_ONCE = 2**20  # of all runs that are swept together
 

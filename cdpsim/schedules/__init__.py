@@ -109,8 +109,18 @@ from cdpsim.numeric.columns import Kept
 from cdpsim.schedules import pipelines
 from cdpsim.schedules import rule as rules
 from cdpsim.schedules.actions import KINDS, Actions, check_actions, parse_actions, read_actions
-from cdpsim.schedules.local_steps import LocalSteps, Outer, OverlappedRounds
-from cdpsim.schedules.order import CYCLIC, SIMULTANEOUS, STREAMED, ActionsOf, Lists, Order, newest_rule
+from cdpsim.schedules.order import (
+    CYCLIC,
+    SIMULTANEOUS,
+    STREAMED,
+    ActionsOf,
+    Lists,
+    LocalSteps,
+    Order,
+    Outer,
+    OverlappedRounds,
+    newest_rule,
+)
 from cdpsim.schedules.placement import (
     BY_MICRO_BATCH,
     BY_MICRO_BATCH_AND_STAGE,

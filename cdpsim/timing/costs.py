@@ -4,8 +4,7 @@ costs              a task or an update: work over speed, bytes over memory bandw
                    two devices: latency + bytes / bandwidth; a release: a share of a pass; all of them if slow or random
 collective_times   a collective alone, by the fastest allowed algorithm, and each of its messages
 expand             collectives as messages, each as long as in its collective
-quanta             rounded to times that add up exactly
-engine             start and end of each node: longest paths, also of many runs; shared links by events
+engine             start and end of each node, in quanta that add up exactly: longest paths, also of many runs; events
 round_times        of these times, the micro-batches that workers compute beside a communication
 
 Times that stages state stand. They are seconds, or int64 slots in the slot model.

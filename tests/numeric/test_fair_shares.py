@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cdpsim.numeric.fair_shares import FairRates, share
-from cdpsim.timing.engine import shared_links
+from cdpsim.timing.engine import discrete
 from tests.helpers.traffic import arrivals
 from tests.helpers.traffic_patterns import patterns
 
@@ -178,7 +178,7 @@ def test_compiled_rates_have_the_same_bits(compiled: Any, case: Case) -> None:
 def test_compiled_shares_have_the_same_bits(number: int, compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times of whole patterns of traffic, with numba and without."""
     _, cluster, traffic = patterns()[number]
-    assert len(traffic) < shared_links.COMPILED_FROM_MESSAGES
+    assert len(traffic) < discrete.COMPILED_FROM_MESSAGES
     plain = arrivals(traffic, cluster)
-    monkeypatch.setattr(shared_links, "COMPILED_FROM_MESSAGES", 0)
+    monkeypatch.setattr(discrete, "COMPILED_FROM_MESSAGES", 0)
     assert np.array_equal(arrivals(traffic, cluster), plain)

@@ -14,7 +14,7 @@ from cdpsim.program import Op
 from cdpsim.program.collectives import COLLECTIVES, Algorithm, candidates, ring_of_cards
 from cdpsim.timing.collective_times import alike_group, collective_on_links, fair_rates, fastest_algorithm
 from cdpsim.timing.costs import Wires
-from cdpsim.timing.engine.shared_links import Carrier
+from cdpsim.timing.engine.discrete import Carrier
 from cdpsim.timing.expand import unroll
 
 US, GB = 1e-6, 1e9

@@ -13,7 +13,7 @@ from cdpsim.cluster import Link
 from cdpsim.invariants import violations
 from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
-from cdpsim.schedules.local_steps import LocalSteps
+from cdpsim.schedules.order import LocalSteps
 from cdpsim.schedules.placement import Shape
 from tests.conftest import Command
 from tests.helpers.command_line import assert_refused

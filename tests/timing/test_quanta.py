@@ -13,7 +13,7 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.invariants import violations
 from cdpsim.program import Category
 from cdpsim.runs.playing import run_all
-from cdpsim.timing.quanta import are_exact, find_quantum, in_quanta
+from cdpsim.timing.engine import are_exact, find_quantum, in_quanta
 from tests.helpers import strategies
 
 

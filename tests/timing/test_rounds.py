@@ -19,7 +19,7 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.cluster.topology import OVERLAPS
 from cdpsim.errors import Stalled
 from cdpsim.invariants import violations
-from cdpsim.schedules.local_steps import OverlappedRounds
+from cdpsim.schedules.order import OverlappedRounds
 from cdpsim.schedules.rule import ACCO
 from cdpsim.schedules.state import BESIDE
 from cdpsim.timing.round_times import counts_by_times

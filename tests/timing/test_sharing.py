@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link
-from cdpsim.timing.engine.shared_links import FairFlows, QueuedFlows, flows_on
+from cdpsim.timing.engine.discrete import FairFlows, QueuedFlows, flows_on
 from tests.conditions import need
 from tests.helpers.simgrid_answers import COMMITTED, answer, digest, with_simgrid
 from tests.helpers.traffic import Sent, arrivals, as_json, costs_of, filled

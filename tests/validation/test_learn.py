@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from cdpsim import SCHEDULES, Request, RequestError, assemble
 from cdpsim.files.tables import format_table
-from cdpsim.schedules.local_steps import Outer
+from cdpsim.schedules.order import Outer
 from cdpsim.trace.metrics.memory import Lags
 from tests.validation.measured_tables import PAGE, RESULTS
 from validation.__main__ import main

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from cdpsim.schedules.local_steps import Outer
+from cdpsim.schedules.order import Outer
 
 from ..profile.tracker import Tracker
 from ..replay.local import OuterState, update_by_mean

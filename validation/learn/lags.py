@@ -10,7 +10,7 @@ from cdpsim.errors import RequestError
 from cdpsim.request import Request
 from cdpsim.request.reading import schedule_of
 from cdpsim.request.sharing import taken_options
-from cdpsim.schedules.local_steps import Outer
+from cdpsim.schedules.order import Outer
 from cdpsim.schedules.rule import Versions
 from cdpsim.trace.metrics.memory import Lags, lags_of_step, mean_staleness
 

@@ -21,7 +21,7 @@ from cdpsim.request import Request
 from cdpsim.request.options import OPTIONS
 from cdpsim.request.reading import shape_of
 from cdpsim.schedules import SCHEDULES, find_schedule
-from cdpsim.schedules.local_steps import LocalSteps
+from cdpsim.schedules.order import LocalSteps
 from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import Rule, matrix_rule
 

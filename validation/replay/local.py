@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.program import Category, Content
-from cdpsim.schedules.local_steps import LocalSteps, Outer
+from cdpsim.schedules.order import LocalSteps, Outer
 
 from .contents import Holding, Message
 from .interpreter import Device

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cdpsim.program import Program
-from cdpsim.schedules.local_steps import LocalSteps
+from cdpsim.schedules.order import LocalSteps
 
 from ..training.forms import flatten
 from ..training.optimizer import Optimizer

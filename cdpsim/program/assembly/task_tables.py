@@ -14,8 +14,7 @@ from cdpsim.numeric.columns import Ints, group_numbers, group_starts, slice_rows
 from cdpsim.program import Kind
 from cdpsim.program.assembly.build import Location, fold_group
 from cdpsim.schedules import Schedule
-from cdpsim.schedules.local_steps import OverlappedRounds
-from cdpsim.schedules.order import Listing
+from cdpsim.schedules.order import Listing, OverlappedRounds
 from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import MadeVersions, Rule, UpdateSources, Versions
 

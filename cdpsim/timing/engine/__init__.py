@@ -2,9 +2,16 @@
 
 The exact engine computes start times as longest paths through the program. Of a run that does not end, because a device
 has stopped for good, it is found which device waits for which.
+
+Seconds are whole quanta, so that their sums are exact, and equal times come out equal. Sums of floats depend on their
+order: of two messages that end together one would end first, and a device would hold more or less. A quantum is a power
+of two, about what the floats at the end of a run cannot tell apart; all times of the run are whole numbers of quanta,
+which floats add up exactly.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import frexp, ldexp
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -146,3 +153,75 @@ def find_engine(name: str, contention: str = "none") -> EngineFunction:
     if engine == "fast":
         raise RequestError("engine", f"fast cannot let messages share links ({contention}); take simpy, or auto")
     return ENGINES["simpy"]
+
+
+_FLOAT_DIGITS = 53  # of a float
+_OF_LANE, _OF_RUN = 1.1, 1.01  # longest run over its busiest lane, beside filling; or over its last time
+_OF_LANE_TO_COMPARE, _OF_RUN_TO_COMPARE = 3, 2  # and runs that are compared, of unlike lengths
+
+
+def in_quanta(program: Program, costs: Costs) -> Costs:
+    """Return costs in whole quanta: of the size that they ask for, or for a run as long as its lanes let expect.
+
+    Slots are whole numbers already. Messages that share a link, and stopped tasks, end at times of their own.
+    """
+    if costs.duration.dtype.kind == "i":
+        return costs
+    # Stages begin one after another, which takes at most as long again; a folded replica stands for `fold` of them.
+    filling = min(2.0, 1 + (program.n - 1) / (int(program.counts.max()) * program.fold))
+    quantum = costs.quantum or find_quantum(_OF_LANE * filling * _busiest(program, costs))
+    duration, parts = _round(costs.duration, quantum), program.message_nodes.stop
+    if parts < program.nodes:
+        duration[parts:] = program.parts.times(duration[program.message_nodes])
+    return replace(costs, duration=duration, release=_round(costs.release, quantum), quantum=quantum)
+
+
+def play_exactly(play: EngineFunction, program: Program, costs: Costs) -> tuple[Costs, Times, Times]:
+    """Return costs in whole quanta, and the times by them of all nodes; in larger quanta if the run is a long one.
+
+    With contention quanta are those of the same run without. Where a device stops, times are not sums of costs alone.
+    """
+    made = in_quanta(program, costs)
+    if costs.calendar is not None:
+        return made, *play(program, made)
+    first = play if costs.wires is None else run_by_longest_paths
+    start, end = first(program, made)
+    if not are_exact(made, end):
+        margin = _OF_RUN_TO_COMPARE if costs.quantum else _OF_RUN
+        made = in_quanta(program, replace(costs, quantum=find_quantum(margin * float(end.max()))))
+        start, end = first(program, made)
+    return made, *((start, end) if first is play else play(program, made))
+
+
+def find_quantum(longest: float) -> float:
+    """Return the least quantum of which sums up to `longest` seconds are exact.
+
+    >>> find_quantum(1.0) == 2.0**-52
+    True
+    """
+    return ldexp(1.0, max(frexp(longest)[1] - _FLOAT_DIGITS, -1022))
+
+
+def quantum_to_compare(program: Program, costs: Costs, steps: int) -> float:
+    """Return a quantum for a run of `steps` steps and for runs that take about as long; 0 for slots."""
+    longer = _OF_LANE_TO_COMPARE * steps / program.steps
+    return 0.0 if costs.duration.dtype.kind == "i" else find_quantum(longer * _busiest(program, costs))
+
+
+def are_exact(costs: Costs, end: Times) -> bool:
+    """Return whether all times of a run in quanta are sums without rounding; so are slots."""
+    return not costs.quantum or float(end.max(initial=0)) <= ldexp(costs.quantum, _FLOAT_DIGITS)
+
+
+def _busiest(program: Program, costs: Costs) -> float:
+    """Return the time of all tasks of the lane that has most to do."""
+    return float(np.bincount(program.lane_numbers, costs.duration[program.lane_tasks]).max(initial=0))
+
+
+def _round(seconds: Times, quantum: float) -> Times:
+    """Return times in whole quanta: a positive time is at least one."""
+    quanta = seconds / quantum
+    np.rint(quanta, out=quanta)
+    np.maximum(quanta, seconds > 0, out=quanta)
+    quanta *= quantum
+    return quanta
