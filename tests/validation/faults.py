@@ -621,21 +621,57 @@ FAULTS = [
     Fault("8 B less", "zero-cdp", buffers(hold_more(-8), THETA), r"parts in slot 0, .*, in parameters: "),
     # messages of the program
     Fault(
-        "an activation dropped", "pp-cdp", drop(Content.ACTIVATION), r"missing: F\(.*\) on device 1 needs activation"
+        "an activation dropped",
+        "pp-cdp",
+        drop(Content.ACTIVATION),
+        r"law: boundaries cross by one message: F\(.* has not exactly one",
     ),
     Fault(
-        "a gradient dropped", "multi-cdp", drop(Content.GRADIENT), r"missing: U\(.* needs gradients of .* of device 0"
+        "a gradient dropped",
+        "multi-cdp",
+        drop(Content.GRADIENT),
+        r"law: gradients are summed once: U\(.* does not sum every",
     ),
-    Fault("a version not sent", "multi-cdp", drop(Content.PARAMETERS), r"missing: .* needs parameters\(t=0,"),
-    Fault("a state not sent", "zero-cdp", drop(Content.STATE), r"missing: .* needs state\("),
-    Fault("an activation twice", "pp-cdp", repeat(Content.ACTIVATION), r"superfluous: no task needs p2p activation"),
-    Fault("a version twice", "multi-cdp", repeat(Content.PARAMETERS), r"superfluous: no task needs p2p parameters"),
-    Fault("a sum twice", "multi-dp", repeat(Content.GRADIENT), r"doubled: U\(.* takes gradients of .* 2 times"),
     Fault(
-        "a wrong version", "multi-cdp", messages(other_version), r"wrong version: .* needs parameters\(t=0.* instead"
+        "a version not sent",
+        "multi-cdp",
+        drop(Content.PARAMETERS),
+        r"law: versions exist before they are read: F\(.* never gets",
     ),
-    Fault("another direction", "pp-cdp", messages(other_receiver), r"missing: F\(.* on device 1 needs activation\("),
-    Fault("swapped contents", "pp-cdp", messages(swap_contents), r"does not have activation\(t=0,i=\d,j=0\)"),
+    Fault("a state not sent", "zero-cdp", drop(Content.STATE), r"law: states go from user to user: p2p state"),
+    Fault(
+        "an activation twice",
+        "pp-cdp",
+        repeat(Content.ACTIVATION),
+        r"law: boundaries cross by one message: [FB]\(.* has not exactly one",
+    ),
+    Fault(
+        "a version twice",
+        "multi-cdp",
+        repeat(Content.PARAMETERS),
+        r"law: versions come once: p2p parameters\(t=0,j=1\)",
+    ),
+    Fault(
+        "a sum twice", "multi-dp", repeat(Content.GRADIENT), r"law: gradients are summed once: U\(.* does not sum every"
+    ),
+    Fault(
+        "a wrong version",
+        "multi-cdp",
+        messages(other_version),
+        r"law: versions exist before they are read: F\(.* never gets",
+    ),
+    Fault(
+        "another direction",
+        "pp-cdp",
+        messages(other_receiver),
+        r"law: .* p2p activation\(t=0,i=0,j=0\) 1->0 does not go from its maker",
+    ),
+    Fault(
+        "swapped contents",
+        "pp-cdp",
+        messages(swap_contents),
+        r"law: .* p2p activation\(t=0,i=\d,j=0\) 0->1 does not go from its maker",
+    ),
     Fault(
         "too large a message", "multi-cdp", messages(size(8)), r"too large: p2p gradient.* has \d+ B, and its tensors"
     ),
@@ -689,25 +725,35 @@ FAULTS = [
         "a gather before its updates",
         "dp",
         program(gather_first),
-        r"wrong version: all_gather parameters.* comes before U\(.*, which makes a share of it",
+        r"law: .* all_gather parameters\(t=0,j=0\) starts before U\(t=0,j=0\) on device 0",
         ZERO_1,
     ),
     Fault(
         "a gather between updates",
         "dp",
         program(partial(gather_first, first_stage=1)),
-        r"wrong version: all_gather parameters\(t=0,j=0\).* comes before U\(t=0,j=1\).*, which its rank makes before",
+        r"law: .* all_gather parameters\(t=0,j=0\) starts before U\(t=0,j=1\) on device 0",
         {**ZERO_1, "buckets": "none"},
     ),
     Fault(
-        "a reduction twice", "dp", repeat(Content.GRADIENT), r"superfluous: no task needs reduce_scatter grad", ZERO_2
+        "a reduction twice",
+        "dp",
+        repeat(Content.GRADIENT),
+        r"law: .* reduce_scatter gradient\(t=1,j=0\) comes after all gradients",
+        ZERO_2,
     ),
-    Fault("an all-reduce twice", "dp", repeat(Content.GRADIENT), r"doubled: U\(.*, pass 0, 2 times", DDP),
+    Fault(
+        "an all-reduce twice",
+        "dp",
+        repeat(Content.GRADIENT),
+        r"law: .* all_reduce gradient\(t=1,j=0\), .* carry 34304 B for 17152 B",
+        DDP,
+    ),
     Fault(
         "a reduction left out",
         "dp",
         drop(Content.GRADIENT),
-        r"missing: U\(.* needs gradients of stage 0, step 1, of device 0, pass 1, and no",
+        r"law: .* 0 sums take the gradients \(t=1,j=0\) of device 0",
         ZERO_2,
     ),
     Fault("a pass left out", "dp", device("_take_shares", leave_pass_out), DIFFER, ZERO_2),
@@ -717,12 +763,24 @@ FAULTS = [
         "a sum across groups left out",
         "dp",
         drop(Content.GRADIENT),
-        r"missing: U\(.* on device [13] needs gradients .* pass 1, and no",
+        r"law: .* 0 sums take the gradients \(t=1,j=0\) of device [13]",
         HYBRID,
     ),
     Fault("padding lost", "dp", lose_padding, r"too small: reduce_scatter gradient.* has 2859 B, .* 2864 B", THREE),
-    Fault("a gather left out", "dp", drop(Content.PARAMETERS), r"missing: B\(.* needs parameters\(t=0,j=1", ZERO_3),
-    Fault("a gather twice", "dp", repeat(Content.PARAMETERS), r"superfluous: no task needs all_gather", ZERO_3),
+    Fault(
+        "a gather left out",
+        "dp",
+        drop(Content.PARAMETERS),
+        r"law: versions exist before they are read: B\(.* never gets",
+        ZERO_3,
+    ),
+    Fault(
+        "a gather twice",
+        "dp",
+        repeat(Content.PARAMETERS),
+        r"law: .* all_gather parameters\(t=0,j=1\) brings a device what it does not use",
+        ZERO_3,
+    ),
     Fault("gathered parameters kept", "dp", keep_gathered, r"parts in slot \d, .*, in parameters: ", ZERO_3),
     Fault(
         "gathered parameters held",

@@ -5,7 +5,7 @@ padded with zeros. A program splits bytes, and a tensor has whole numbers: `in_w
 the bytes of their tensors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cdpsim.errors import RequestError
+from cdpsim.numeric.columns import Ints
 from cdpsim.program import Category, Content, Op, Program
 from cdpsim.schedules.state import Home
 
@@ -130,32 +131,31 @@ def in_whole_numbers(program: Program, training: Training, optimizer: Optimizer)
 
     Other sizes are wrong, and stay as they are.
     """
-    messages = _message_sizes(program, training)
+    found = program.messages.size.copy()
+    for row, stated, own in sizes_of_shares(program, training):
+        found[row] = own if found[row] == stated else found[row]
     return replace(
         program,
-        messages=replace(program.messages, size=messages),
+        messages=replace(program.messages, size=found),
         buffers=replace(program.buffers, size=_buffer_sizes(program, training, optimizer)),
     )
 
 
-def _message_sizes(program: Program, training: Training) -> np.ndarray:
-    columns, found = program.messages, program.messages.size.copy()
-    for row, (op, content, stage, stages) in enumerate(
-        zip(columns.op.tolist(), columns.content.tolist(), columns.stage.tolist(), columns.stages.tolist(), strict=True)
-    ):
-        if op not in (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_REDUCE) or content not in _OF_RANKS:
-            continue
+def sizes_of_shares(program: Program, training: Training) -> Iterator[tuple[int, int, int]]:
+    """Yield the rows of messages of shares, with the bytes of a part of the whole's, and those of tensors."""
+    columns = program.messages
+    among_ranks = np.isin(columns.op, (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_REDUCE))
+    among_ranks &= np.isin(columns.content, (Content.GRADIENT, Content.PARAMETERS))
+    for row in np.flatnonzero(among_ranks).tolist() if program.shard > 1 else ():
+        op, stage, stages = columns.op[row], int(columns.stage[row]), int(columns.stages[row])
         split = program.shard if op == Op.ALL_REDUCE else len(program.groups[int(columns.dst[row])])
         forms = [training.parameters(each) for each in range(stage, stage + stages)]
+        many, whole = split if op == Op.ALL_GATHER else 1, sum(form.nbytes for form in forms)
         share = sum(-(-form.numel // split) * form.dtype.itemsize for form in forms)
-        whole = sum(form.nbytes for form in forms)
-        many = split if op == Op.ALL_GATHER else 1
-        if found[row] == many * -(-whole // split):
-            found[row] = many * share
-    return found
+        yield row, many * -(-whole // split), many * share
 
 
-def _buffer_sizes(program: Program, training: Training, optimizer: Optimizer) -> np.ndarray:
+def _buffer_sizes(program: Program, training: Training, optimizer: Optimizer) -> Ints:
     columns, found = program.buffers, program.buffers.size.copy()
     splits = {program.shard, *(len(group) for group in program.groups)} - {1}
     for row, (category, stage) in enumerate(zip(columns.category.tolist(), columns.stage.tolist(), strict=True)):
@@ -171,6 +171,3 @@ def _buffer_sizes(program: Program, training: Training, optimizer: Optimizer) ->
                 found[row] = share
                 break
     return found
-
-
-_OF_RANKS = (Content.GRADIENT, Content.PARAMETERS)
