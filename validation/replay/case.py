@@ -34,10 +34,9 @@ from ..training.parts import Parts
 from ..training.passes import Split, one_thread
 from ..training.stages import Training
 from .contents import Calls, ReplayError
-from .equation import evaluate, grouping_of
+from .equation import evaluate_program
 from .interpreter import Device
 from .local import LocalDevice
-from .local_equation import evaluate_local
 from .plan import Part, Plan
 from .policy import split_of
 from .round_lives import last_kept
@@ -341,31 +340,14 @@ def play_in_process(prepared: Prepared) -> list[Outcome]:
     return [seat.outcome() for seat in seats]
 
 
-def expected_parameters(prepared: Prepared, rule: Rule | None = None, *, together: bool = False) -> list[Tensor]:
-    """Evaluate the update equation for a case, in its type and on its device, and return each stage's parameters.
+def expected_parameters(prepared: Prepared, rule: Rule | None = None) -> list[Tensor]:
+    """Return each stage's parameters by the update equation, in a case's type and on its device.
 
-    Gradients are added in the order in which the case's program adds them. Another `rule` reads other versions. Of
-    rounds, all that a program throws away is left out, and steps have the program's counts. If workers with local steps
-    make them `together`, all take the sum of all gradients in each.
+    Another `rule` reads other versions.
     """
-    program, case = prepared.plan.program, prepared.case
-    if prepared.local:
-        with one_thread():
-            return evaluate_local(prepared.training, case.optimizer, program, prepared.local, together=together)
-    rule, shape = rule or prepared.rule, case.shape
-    lags, backward_lags = (np.tile(own(shape), (shape.replicas, 1)) for own in (rule.lags, rule.backward_lags))
+    case = prepared.case
     with one_thread():
-        return evaluate(
-            prepared.training,
-            case.optimizer,
-            lags,
-            program.updated,
-            grouping_of(program),
-            backward_lags,
-            versions=rule.versions,
-            counts=program.counts.tolist() if program.thrown_away else None,
-            waits=shape.warm_up,
-        )
+        return evaluate_program(prepared.training, case.optimizer, prepared.plan.program, case.request, rule)
 
 
 def largest_difference(outcomes: list[Outcome], parameters: list[Tensor]) -> float:
