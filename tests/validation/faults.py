@@ -220,7 +220,7 @@ def start_from_the_first(old: Program) -> Program:
 def another_rule(patch: pytest.MonkeyPatch) -> None:
     """Play the program of CDP-v1 for that of CDP-v2."""
     planned = cases.planned
-    patch.setattr(cases, "planned", lambda case: planned(replace(case, rule="cdp-v1")))
+    patch.setattr(cases, "planned", lambda case: planned(case.but(rule="cdp-v1")))
 
 
 # Faults of devices

@@ -123,7 +123,7 @@ def test_ranks_of_its_own_are_started(replay: Replay) -> None:
 def test_a_rule_from_a_file_is_replayed(replay: Replay) -> None:
     Path("stale.csv").write_text("0,0\n0,1\n")
     assert replay("--rule", "stale.csv").code == 0
-    assert reportform.read_report("report.json")[0].asked.rule == "((False, False), (False, True))"
+    assert reportform.read_report("report.json")[0].asked.rule == "((1, 1), (1, 0))"
 
 
 def test_a_pipeline_is_replayed_as_large_as_is_asked_for(replay: Replay) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import cast
 
+from cdpsim.cli.commands.options import add_options, option_arguments
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, argument_group
 from cdpsim.cluster import Cluster
@@ -16,7 +17,7 @@ from cdpsim.files.progress import ticker
 from cdpsim.files.units import seconds
 from cdpsim.model.recomputation import SEGMENTED
 from cdpsim.program.collectives import ALL_REDUCE
-from cdpsim.request.options import DEFAULTS, literals_of
+from cdpsim.request.options import DEFAULTS, read_value
 from cdpsim.request.reading import shape_of
 from cdpsim.request.sharing import goes_by_layer, named_zero, read_ranks
 from cdpsim.request.taken import accepts, refuse_untaken
@@ -27,8 +28,8 @@ from cdpsim.schedules.shape import Shape
 from ..program import harness_command
 from ..ranks.member import BACKENDS, DEVICES, check_device
 from ..ranks.torchrun import find_ranks
-from ..replay.case import AS_ASKED, DTYPES, Case, prepare, profiled
-from ..replay.options import ON_HOSTS, replayable
+from ..replay.case import DTYPES, Case, prepare, profiled
+from ..replay.options import DATA_RANKS, OF_SCHEDULES, ON_HOSTS, replayable
 from ..report import schema as reportform
 from ..report.command import percent
 from ..report.schema import Account, ParameterComparison, Report
@@ -41,7 +42,6 @@ from .replays import SingleProcess, compare_replay, count_runs
 
 MOST_LINES = 5  # of one kind in a summary; the report has all
 
-_SUMS = ", ".join(literals_of("reduce"))
 _TRAINING = argument_group(
     "what is trained",
     argument("--model", metavar="MODEL", help="as for `profile`: transformer, … (default mlp, or as --stages says)"),
@@ -63,39 +63,10 @@ _TRAINING = argument_group(
     argument("--seed", default="0", metavar="S", help="of parameters and data (default 0)"),
 )
 
-_DATA_RANKS = argument_group(
-    "what data ranks share and exchange, as for `cdpsim simulate`",
-    argument("--shard", metavar="S", help="so many replicas share what is split (alone: --zero 3)"),
-    argument("--zero", metavar="Z", help="what they split: 0 nothing, 1 optimizer states, 2 gradients too, 3 all"),
-    argument("--buckets", metavar="BUCKETS", help="gradients of how many stages go together: torch, '1 MiB,25 MiB', …"),
-    argument("--whole-first-step", action="store_true", help="one bucket has all gradients in the first step"),
-    argument(
-        "--reduce",
-        metavar="WHEN",
-        help=f"sum gradients at the {_SUMS}: of a step, or pass by pass",
-    ),
-    argument("--reshard", metavar="HOW", help="drop gathered parameters after each use: yes, no, root, or K ranks"),
-    argument("--gather", metavar="WHEN", help=f"how new parameters are gathered: {', '.join(literals_of('gather'))}"),
-    argument(
-        "--by-layer",
-        action=argparse.BooleanOptionalAction,
-        help="messages of a pipeline are of layers (default: where all is split, and with buckets)",
-    ),
-)
-
 _ROUNDS = argument_group(
-    "workers that do not wait for updates, or take means of parameters",
+    "workers whose rounds have lengths that follow from times",
     argument("--live", action="store_true", help="ranks find their lengths: the equation takes what came out"),
-    argument("--warm-up", metavar="W", help="steps before rounds or local steps, with updates that workers wait for"),
-    argument("--local-steps", metavar="H", help="a worker's own steps from one mean of all parameters to the next"),
-    argument("--outer", metavar="OUTER", help="the optimizer that takes means, as for `cdpsim simulate`"),
-    argument(
-        "--slow",
-        action="append",
-        default=[],
-        metavar="DEVICE:FACTOR",
-        help="as for `cdpsim simulate`; live, its rank waits",
-    ),
+    lambda group: add_options(group, ["slow"]),
 )
 
 _MACHINE = argument_group(
@@ -123,24 +94,17 @@ _MACHINE = argument_group(
     "replay",
     argument("schedule", metavar="NAME", help="a schedule; `cdpsim schedules` lists them (or a CSV file of an order)"),
     argument("-n", required=True, metavar="N", help="stages, and micro-batches"),
-    argument("-m", metavar="M", help="micro-batches (default: as many as stages)"),
-    argument("--chunks", metavar="V", help="stages per device, as for `cdpsim simulate`"),
-    argument("--replicas", default="1", metavar="R", help="copies of the whole schedule side by side (default 1)"),
     argument("-o", "--output", required=True, metavar="FILE.json", help="the report to write"),
     argument("--force", action="store_true", help="overwrite a report that exists"),
     argument("--steps", default="3", metavar="T", help="training steps (default 3)"),
-    argument("--rule", metavar="RULE", help=f"{', '.join(NAMED_RULES)} or a CSV file (default: its own)"),
     argument("--timeout", metavar="SECONDS", help="how long ranks may take for a run (default 120)"),
-    argument(
-        "--slot-order", metavar="ORDER", help="as for `cdpsim simulate`: forward-first (default) or backward-first"
-    ),
-    argument("--prefetch", metavar="K", help="let parameters arrive K tasks before their reader"),
     argument(
         "--split",
         metavar="HOW",
         help="split backwards go through a stage once (default), keeping what weights need, or twice, keeping all",
     ),
-    _DATA_RANKS,
+    option_arguments(OF_SCHEDULES, "the schedule, as for `cdpsim simulate`"),
+    option_arguments(DATA_RANKS, "what data ranks share and exchange, as for `cdpsim simulate`"),
     _ROUNDS,
     _TRAINING,
     _MACHINE,
@@ -190,11 +154,10 @@ def case_of(options: argparse.Namespace) -> Case:
     dtype = choose("dtype", options.dtype, DTYPES)
     optimizer = _optimizer(options, dtype)
     layers = without_weights(options.model, n, batch=batch, dtype=TYPES[dtype], autocast=options.autocast, **sizes)
-    given = DEFAULTS | vars(options)
+    given = DEFAULTS | {name: value for name, value in vars(options).items() if value is not None}
     given |= named_zero(given)
     schedule = find_schedule(str(given["schedule"]))
-    least = {"prefetch": 0, "zero": 0, "shard": 1}
-    given |= {name: whole_number(name, given[name], at_least=k) for name, k in least.items() if given[name] is not None}
+    given |= {name: read_value(name, given[name]) for name in ("prefetch", "zero", "shard")}
     shape = shape_of(schedule, n, given)
     refuse_untaken(schedule, given, shape.parts)
     zero, _, _ = read_ranks(schedule, shape.replicas, given)
@@ -203,16 +166,14 @@ def case_of(options: argparse.Namespace) -> Case:
     cuts = tuple(find_cuts(layers, n, options.partition, optimizer))
     wanted = options.by_layer if options.by_layer is not None else goes_by_layer(zero, options.buckets)
     by_layer = wanted and accepts(schedule, "by_layer") and len(layers.layers) > n
-    given |= {"m": shape.m, "chunks": shape.chunks, "replicas": shape.replicas // shape.shard, "zero": zero or None}
-    given |= {"shard": shape.shard if zero else None, "warm_up": shape.warm_up or None}
-    given |= {"local_steps": shape.local_steps or None, "slow": tuple(options.slow)}
-    given["steps"] = whole_number("steps", options.steps, at_least=1)
+    given |= {name: getattr(shape, name) or None for name in ("m", "chunks", "warm_up", "local_steps")}
+    given |= {"replicas": shape.replicas // shape.shard, "zero": zero or None, "shard": shape.shard if zero else None}
+    given |= {"rule": _rule(options.rule, shape), "by_layer": (0, *cuts) if by_layer else None}
     case = Case(
         schedule.name,
         n,
-        **{name: given[name] for name in AS_ASKED},
-        layers=(0, *cuts) if by_layer else (),
-        rule=_rule(options.rule, shape),
+        whole_number("steps", options.steps, at_least=1),
+        **{name: given[name] for name in (*OF_SCHEDULES, *DATA_RANKS, "slow")},
         model=options.model,
         optimizer=optimizer,
         batch=batch,
@@ -253,10 +214,11 @@ def _split(given: str | None, schedule: Schedule, shape: Shape) -> Split:
     return cast(Split, choose("split", given or "once", SPLITS))
 
 
-def _rule(given: str | None, shape: Shape) -> str | tuple[tuple[bool, ...], ...] | None:
+def _rule(given: str | None, shape: Shape) -> str | tuple[tuple[int, ...], ...] | None:
+    """Return the name of a rule, or its lags for each micro-batch and stage."""
     if given is None or given in NAMED_RULES:
         return given
-    return tuple(map(tuple, find_rule(given).matrix(shape.n, shape.m).tolist()))
+    return tuple(map(tuple, find_rule(given).lags(shape).tolist()))
 
 
 def _forecast(options: argparse.Namespace, case: Case) -> Forecast | None:

@@ -109,7 +109,7 @@ def find_nearest(others: dict[str, list[Tensor]], expected: list[Tensor]) -> Nea
 
 def other_rules(prepared: Prepared) -> Iterator[Rule]:
     """Yield the causal rules that read other versions in this run: those with a name, and shifted or dropped lags."""
-    case, own = prepared.case, prepared.rule
+    case, own = prepared.case, prepared.request.rule
     shape, schedule = case.shape, find_schedule(case.schedule)
     seen = [_readings(prepared, own)]
     for rule in (*RULES.values(), *_shifted(prepared)):
@@ -134,7 +134,7 @@ def _readings(prepared: Prepared, rule: Rule) -> np.ndarray:
 
 def _shifted(prepared: Prepared) -> Iterator[Rule]:
     """Yield the rule of a case with all lags a step older or newer, or those of one stage, or of backwards, changed."""
-    own, shape = prepared.rule, prepared.case.shape
+    own, shape = prepared.request.rule, prepared.case.shape
     lags = own.lags(shape)
     changed = {"one step older": lags + 1, "one step newer": np.maximum(lags - 1, 0)}
     if own.backward:

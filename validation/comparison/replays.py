@@ -118,19 +118,17 @@ def count_runs(repeats: int) -> int:
 
 def request_of(case: Case, alone: bool) -> dict[str, Scalar]:
     """Return the request of a replay in one process or by ranks."""
-    rule = case.rule if case.rule is None or isinstance(case.rule, str) else str(case.rule)
-    shape = case.shape
+    shape, given = case.shape, case.asked
     if find_schedule(case.schedule).order.rounds:  # whose replicas share as they always do
         shape = replace(shape, shard=1)
     asked: dict[str, Scalar] = {"schedule": case.schedule, "n": shape.parts, "m": shape.m, "chunks": shape.chunks}
-    asked |= {"replicas": shape.replicas // shape.shard, "steps": case.steps, "rule": rule}
-    asked |= {"slot_order": case.slot_order}
-    asked |= {"slow": " ".join(case.slow)} if case.slow else {}
-    asked |= {"warm_up": shape.warm_up} if shape.warm_up else {}
-    asked |= {"local_steps": shape.local_steps} if shape.local_steps else {}
-    asked |= {"outer": case.outer} if case.outer else {}
+    asked |= {"replicas": shape.replicas // shape.shard, "steps": case.steps, "slot_order": given["slot_order"]}
+    asked |= {"rule": given["rule"] if given["rule"] is None else str(given["rule"])}
+    rare = {"warm_up": shape.warm_up, "local_steps": shape.local_steps, "outer": given["outer"]}
+    rare["stage_replicas"] = ",".join(map(str, shape.widths))
+    asked |= {name: value for name, value in ({"slow": " ".join(given["slow"])} | rare).items() if value}
     asked |= recorded_options(case) | {"split": case.split if find_schedule(case.schedule).splits(shape) else None}
-    asked |= {"shard": shape.shard if shape.shard > 1 else case.shard}
+    asked |= {"shard": shape.shard if shape.shard > 1 else given["shard"]}
     asked |= {"model": case.model, "batch": case.batch, "dtype": case.dtype, "seed": case.seed}
     asked |= {"sizes": " ".join(f"{name}={size}" for name, size in case.sizes)}
     asked |= {"cuts": None if case.cuts is None else ",".join(map(str, case.cuts))}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -14,15 +14,15 @@ from torch import Tensor
 
 from cdpsim.api import assemble
 from cdpsim.cluster import Cluster, Link
-from cdpsim.errors import choose
+from cdpsim.errors import choose, refuse_unknown
 from cdpsim.model import Model, Runtime
 from cdpsim.program import Category
 from cdpsim.request import Request
-from cdpsim.request.options import OPTIONS
+from cdpsim.request.options import DEFAULTS, OPTION_NAMES, OPTIONS, refuse_renamed
 from cdpsim.request.reading import shape_of
 from cdpsim.schedules import SCHEDULES, find_schedule
 from cdpsim.schedules.local import LocalSteps
-from cdpsim.schedules.rule import Rule, matrix_rule
+from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape
 
 from ..profile.division import divide
@@ -70,29 +70,16 @@ class LeftOut(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Case:
-    """A replay to run; plain values, so that it can be sent to ranks."""
+    """A request to replay, and what torch needs beside it; plain values, so that it can be sent to ranks."""
 
     schedule: str
     n: int
-    steps: int = 4
-    m: int | None = None  # micro-batches of a step; None: as many as the schedule has itself
-    chunks: int | None = None  # stages per device, likewise
-    replicas: int = 1
-    shard: int | None = None  # data ranks that share what is split
-    zero: int | None = None  # the stage of ZeRO: what they split
-    buckets: str | None = None
-    whole_first_step: bool = False
-    reduce: str | None = None
-    reshard: str | int | None = None
-    gather: str | None = None
-    layers: tuple[int, ...] = ()  # the first layer of each stage, where messages are of layers
-    rule: str | tuple[tuple[bool, ...], ...] | None = None  # a name, or u[i][j]; None: the schedule's own
-    slot_order: str | None = None  # the task that a device does first in a slot with several
-    prefetch: int | None = None  # how many tasks before their reader parameters arrive
+    steps: int
+    options: Mapping[str, Any]  # further options of the request, by their names there; a rule as its lags, in rows
     model: str = "mlp"
-    optimizer: Optimizer = field(default_factory=Optimizer)
+    optimizer: Optimizer = Optimizer()  # noqa: RUF009 - it is frozen
     batch: int = 4
     dtype: str = "float64"
     seed: int = 0
@@ -107,38 +94,48 @@ class Case:
     backend: str = "gloo"
     watch: Watched = "nothing"
     split: Split = "once"  # how often the parts of a split backward go through their stage
-    stage_replicas: tuple[int, ...] = ()  # devices of each stage; (): one of each
-    slow: tuple[str, ...] = ()  # devices whose tasks take longer, as for `cdpsim simulate`
-    warm_up: int | None = None  # steps before rounds
-    local_steps: int | None = None  # of a worker alone
-    outer: str | None = None  # the optimizer that takes means
 
-    def __post_init__(self) -> None:
-        """Let the optimizer keep what its updates start from, where tasks read something else."""
-        declared = SCHEDULES.get(self.schedule)
+    def __init__(self, schedule: str, n: int, steps: int = 4, **given: Any) -> None:
+        """Take values by the names of fields, and all others as options of the request."""
+        own = {each.name: given.pop(each.name, each.default) for each in fields(self) if each.name != "options"}
+        asked = {**given.pop("options", {}), **given}
+        refuse_unknown("Case", asked, OPTION_NAMES, refuse_renamed)
+        own["options"] = {k: asked[k] for k in OPTIONS if asked.get(k) not in (None, OPTIONS[k].default)}
+        declared = SCHEDULES.get(schedule)  # where tasks read estimates, the optimizer keeps what updates start from
         apart = declared is not None and bool(declared.order.rounds) and not declared.rule.versions.is_line
-        object.__setattr__(self, "optimizer", replace(self.optimizer, keeps_base=apart))
+        own["optimizer"] = replace(own["optimizer"], keeps_base=apart)
+        vars(self).update(own | {"schedule": schedule, "n": n, "steps": steps})
+
+    def but(self, **given: Any) -> "Case":
+        """Return the case with other values of fields or options."""
+        return Case(**vars(self) | given)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """All options of the request that are not of training."""
+        return {**DEFAULTS, **self.options}
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The first layer of each stage, where messages are of layers."""
+        return tuple(self.options.get("by_layer", ()))
 
     @property
     def shape(self) -> Shape:
         """The sizes of its program."""
-        schedule = find_schedule(self.schedule)
-        shape = shape_of(schedule, self.n, {**vars(self), "stage_replicas": self.stage_replicas or None})
+        shape = shape_of(find_schedule(self.schedule), self.n, self.asked)
         return replace(shape, n=len(self.cuts or ()) + 1, layers=self.layers) if self.layers else shape
 
     @property
     def request(self) -> Request:
         """The request of its program; its stages are profiled."""
         assert self.stages is not None, "it has been profiled, or comes with a model file"
-        rule = self.rule if self.rule is None or isinstance(self.rule, str) else matrix_rule(np.array(self.rule))
         model = with_unit_times(self.stages, split=find_schedule(self.schedule).splits(self.shape))
         return Request(
             self.schedule,
             self.n,
-            **{name: getattr(self, name) for name in AS_ASKED},
-            by_layer=self.layers or None,
-            stage_replicas=self.stage_replicas or None,
-            rule=rule,
+            steps=self.steps,
+            **self.options,
             model=msgspec.structs.replace(model, runtime=Runtime(gradients="zeroed")),  # vectors to which tasks add
             cluster=Cluster(host=Link()),  # whose devices do one task at a time
         )
@@ -162,25 +159,19 @@ class Case:
         )
 
 
-# The fields of a case that are options of its request, and have their values.
-_OF_TRAINING = ("model", "optimizer", "recompute", "offload", "seed")
-_AS_OTHERS = ("rule", "stage_replicas")
-AS_ASKED = [each.name for each in fields(Case) if each.name in OPTIONS.keys() - {*_OF_TRAINING, *_AS_OTHERS}]
-
-
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """A case with its planned program and its training."""
 
     case: Case
-    rule: Rule
+    request: Request
     plan: Plan
     training: Training
 
     @property
     def local(self) -> LocalSteps | None:
         """The local steps of its workers, if they make such."""
-        return self.case.request.schedule.order.local
+        return self.request.schedule.order.local
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +189,7 @@ class Outcome:
 def prepare(case: Case) -> Prepared:
     """Build the training of a case, plan its program, and return both."""
     case = profiled(case)
-    return Prepared(case, case.request.rule, planned(case), build_training(case))
+    return Prepared(case, case.request, planned(case), build_training(case))
 
 
 def planned(case: Case) -> Plan:
@@ -347,7 +338,7 @@ def expected_parameters(prepared: Prepared, rule: Rule | None = None) -> list[Te
     """
     case = prepared.case
     with one_thread():
-        return evaluate_program(prepared.training, case.optimizer, prepared.plan.program, case.request, rule)
+        return evaluate_program(prepared.training, case.optimizer, prepared.plan.program, prepared.request, rule)
 
 
 def largest_difference(outcomes: list[Outcome], parameters: list[Tensor]) -> float:

@@ -72,7 +72,7 @@ def evaluate(
         owners = [walks[i * len(walks) // len(micro_batches)] for i in micro_batches]
         late = [int(t > waits) * each for each in (lags, back)]
         taken[t] = [
-            gradients_of(training, *(walk.read(newest, each[i % len(lags)]) for each in late), t, i, parts)
+            gradients_of(training, t, i, parts, *(walk.read(newest, each[i % len(lags)]) for each in late))
             for i, walk in enumerate(owners)
         ]
         for row in rows:
@@ -250,7 +250,7 @@ def _add_up(sums: Sums, gradients: Sequence[Tensor]) -> Tensor:
 
 
 def gradients_of(
-    training: Training, forward: StageParameters, backward: StageParameters, step: int, micro_batch: int, m: int
+    training: Training, step: int, micro_batch: int, m: int, forward: StageParameters, backward: StageParameters
 ) -> StageParameters:
     """Return one micro-batch's gradient through all stages at once, each at the version that it reads."""
     x, target = training.data(step, micro_batch)

@@ -70,13 +70,13 @@ def number_of(worker: int, place: int, workers: int) -> int:
 
 def with_counts_found(prepared: Prepared, counts: Sequence[Sequence[int]]) -> Prepared:
     """Return a case with the program of counts that came out of a run, and with the data of that run."""
-    case, request, training = prepared.case, prepared.case.request, prepared.training
+    case, request, training = prepared.case, prepared.request, prepared.training
     declared, table = replace(request.schedule, state=request.state), np.array(counts)
     program = derive(declared, request.model, request.steps, shape=request.shape, counts=table, runtime=request.runtime)
     program = queue_in_streams(program)
     if program.shard > 1:
         program = in_whole_numbers(program, training, case.optimizer)
-    return Prepared(case, prepared.rule, Plan(program), NumberedByWorker(**vars(training), counts=counts))
+    return Prepared(case, request, Plan(program), NumberedByWorker(**vars(training), counts=counts))
 
 
 class _Communications:
@@ -88,7 +88,7 @@ class _Communications:
         self._optimizer = prepared.case.optimizer
         self._split = split_of(self._program, Category.OPTIMIZER)
         self._shares = Shares(self._program, self._plan.messages, self._training)
-        self._made = prepared.rule.versions.made(self._program.updated)
+        self._made = prepared.request.rule.versions.made(self._program.updated)
         self._brings = versions_brought(self._plan)
         self._last, self._counts = last_kept(self._program), dict[int, int]()
         # The last steps whose gradients versions take that are kept: behind these, sums begin anew.
@@ -204,7 +204,7 @@ class LiveWorker:
     def __init__(self, prepared: Prepared, rank: int, transport: Distributed) -> None:
         self._prepared, self._training, self._rank = prepared, prepared.training, rank
         self._communications = _Communications(prepared, rank, transport)
-        slow = prepared.case.request.disorder.slow
+        slow = prepared.request.disorder.slow
         self._factor = next((each.factor for each in slow if each.device == rank), 1.0)
 
     def run(self) -> LiveOutcome:
