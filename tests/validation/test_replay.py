@@ -78,7 +78,7 @@ def test_any_causal_rule_is_replayed(schedule: str) -> None:
     draw = np.random.default_rng(4)
     for n in (2, 3, 4):
         fresh = CDP_V2.matrix(n, n) & (draw.random((n, n)) < 0.5)
-        prepared = prepare(known(Case(schedule, n, rule=tuple(map(tuple, fresh.tolist())))))
+        prepared = prepare(known(Case(schedule, n, rule=tuple(map(tuple, (1 - fresh).tolist())))))
         assert largest_difference(play_in_process(prepared), expected_parameters(prepared)) == 0
 
 

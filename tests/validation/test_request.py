@@ -364,12 +364,12 @@ def test_a_replay_that_cannot_go_on_is_one_line(replay: Replay, monkeypatch: pyt
 
 def test_a_message_that_is_skipped_is_one_line(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the device that waits, the message, and the device that has not sent it."""
-    send = InProcess.send
+    send = InProcess._send
 
     def skips(self: InProcess, message: Message, tensor: Any) -> Any:
         return send(self, message, tensor) if message.step else None
 
-    monkeypatch.setattr(InProcess, "send", skips)
+    monkeypatch.setattr(InProcess, "_send", skips)
     lost = r"device 1 cannot begin p2p activation\(t=0,i=0,j=0\) between devices 0, 1: nothing came from device 0"
     check_refused(replay(schedule="pp-cdp"), lost)
 

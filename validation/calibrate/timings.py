@@ -86,8 +86,8 @@ def _between_two(member: Member, sizes: list[int], play: Callable[[Begin, Begin]
     times: Times = {size: [] for size in sizes}
     for size in sizes * SERIES:
         tensor = _zeros(member, size)
-        send = partial(member.transport.send, out, tensor)
-        receive = partial(member.transport.receive, back, _form(tensor))
+        send = partial(member.transport.begin, out, tensor)
+        receive = partial(member.transport.begin, back, None, _form(tensor))
         spans = _repeated(member, size, partial(play, send, receive))
         times[size].append([span.end - span.start for span in spans])
     return times if own == 0 else {}
@@ -108,11 +108,8 @@ def time_collective(member: Member, op: Op, ranks: int, sizes: list[int]) -> Spa
 
 
 def _run_collective(member: Member, message: Message, tensor: Tensor) -> Begin:
-    transport = member.transport
-    if message.op == Op.BROADCAST:
-        root = member.rank == message.src
-        return partial(transport.broadcast, message, _form(tensor), tensor if root else None)
-    return partial(transport.all_reduce if message.op == Op.ALL_REDUCE else transport.reduce, message, tensor)
+    gives = message.op != Op.BROADCAST or member.rank == message.src
+    return partial(member.transport.begin, message, tensor if gives else None, _form(tensor))
 
 
 def _complete(begin: Begin) -> None:
@@ -121,7 +118,7 @@ def _complete(begin: Begin) -> None:
 
 def _meet(member: Member, members: tuple[int, ...]) -> None:
     """Wait for all ranks, so that the next call begins everywhere at about the same time."""
-    member.transport.all_reduce(_message(Op.ALL_REDUCE, members), _zeros(member, 8)).wait()
+    member.transport.begin(_message(Op.ALL_REDUCE, members), _zeros(member, 8)).wait()
 
 
 def _repeated(

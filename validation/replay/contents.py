@@ -62,6 +62,12 @@ class Message(NamedTuple):
         """The devices that contribute to it."""
         return (self.src,) if self.op in (Op.P2P, Op.BROADCAST) else self.members
 
+    def call(self, device: int) -> tuple[str, tuple[int, ...]]:
+        """Return the call that a device makes for it, and with which devices."""
+        if self.op != Op.P2P:
+            return self.op.name.lower(), self.members
+        return ("send", self.members[1:]) if device == self.src else ("receive", (self.src,))
+
     def __str__(self) -> str:
         between = ", ".join(map(str, self.members))
         return f"{self.op.name.lower()} {text_of(self.key)} between devices {between}"

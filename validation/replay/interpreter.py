@@ -282,25 +282,19 @@ class Device:
 
     def _launch(self, message: Message) -> Pending:
         """Send the content of a message, or make room for it."""
-        if message.op == Op.P2P:
-            if self._part.device == message.src:
-                return self._transport.send(message, self._outgoing(message))
-            return self._transport.receive(message, self._form(message))
-        if message.op == Op.BROADCAST:
-            root = self._part.device == message.src
-            return self._transport.broadcast(message, self._form(message), self._outgoing(message) if root else None)
+        begin = self._transport.begin
+        if message.op in (Op.P2P, Op.BROADCAST):
+            gives = self._part.device == message.src
+            return begin(message, self._outgoing(message) if gives else None, self._form(message))
         if message.op == Op.REDUCE:
-            return self._transport.reduce(message, self._sum(message.step, message.stage))
+            return begin(message, self._sum(message.step, message.stage))
         given = [self._given_to(message, stage) for stage in message.covers]
         if message.op == Op.REDUCE_SCATTER:
             self._given[message.node] = given
         if self._shares.is_packed(message):
             given = [self._packed(message, given)]
         self._leave(message.node)
-        if message.op == Op.ALL_REDUCE:
-            return self._transport.all_reduce(message, given[0])
-        collective = {Op.REDUCE_SCATTER: self._transport.reduce_scatter, Op.ALL_GATHER: self._transport.all_gather}
-        return collective[message.op](message, given[0], self._shares.message_form(message))
+        return begin(message, given[0], None if message.op == Op.ALL_REDUCE else self._shares.message_form(message))
 
     def _given_to(self, message: Message, stage: int) -> Tensor:
         """Return what the device gives of a stage to a collective among ranks."""

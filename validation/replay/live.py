@@ -150,11 +150,11 @@ class _Communications:
         found: dict[int, Tensor] = {}
         for message in self._messages(step, Op.REDUCE_SCATTER):
             number = torch.tensor([float(count)], dtype=torch.float64, device=self._training.device)
-            self._counts[step] = int(self._transport.all_reduce(message, number).wait())
+            self._counts[step] = int(self._transport.begin(message._replace(op=Op.ALL_REDUCE), number).wait())
             given = [self._buffer[stage] for stage in message.covers]
             packed = self._shares.pack_rows(given, message.covers, self._split)
             form = self._shares.message_form(message)
-            summed = self._transport.reduce_scatter(message, packed, form).wait()
+            summed = self._transport.begin(message, packed, form).wait()
             numbers = [self._shares.form(stage, self._split).numel for stage in message.covers]
             found |= dict(zip(message.covers, torch.split(summed, numbers), strict=True))
         return [found[stage] for stage in range(self._program.n)]
@@ -178,7 +178,7 @@ class _Communications:
     def _gather(self, message: Message, shares: Sequence[Tensor]) -> None:
         packed = torch.cat([shares[stage] for stage in message.covers])
         form = self._shares.message_form(message)
-        whole = self._transport.all_gather(message, packed, form).wait()
+        whole = self._transport.begin(message, packed, form).wait()
         vectors = self._shares.unpack_rows(whole, message.covers, self._split)
         for stage, vector in zip(message.covers, vectors, strict=True):
             self._buffer[stage].copy_(vector)

@@ -255,16 +255,8 @@ class Plan:
 
     def calls(self, device: int) -> Calls:
         """Count the calls that a device's messages need, by name, partners and bytes."""
-        counted: Calls = Counter()
-        for message in self.messages:
-            if device not in message.members:
-                continue
-            if message.op == Op.P2P:
-                to, call = (message.members[1], "send") if device == message.src else (message.src, "receive")
-                counted[call, (to,), message.size] += 1
-            else:
-                counted[message.op.name.lower(), message.members, message.size] += 1
-        return counted
+        own = (message for message in self.messages if device in message.members)
+        return Counter((*message.call(device), message.size) for message in own)
 
 
 def kind_of(program: Program, task: int) -> Kind:
