@@ -15,10 +15,9 @@ from cdpsim.numeric.columns import Ints
 from cdpsim.program import Buffers, Category, Content, Edges, Kind, Messages, Op, Program
 from validation.replay import case as cases
 from validation.replay import interpreter
-from validation.replay.buffer_store import BufferStore
 from validation.replay.case import Case
 from validation.replay.contents import Holding, Message
-from validation.replay.interpreter import Device
+from validation.replay.interpreter import BufferStore, Device
 from validation.replay.plan import Plan
 from validation.replay.policy import gradients, optimizer_state
 from validation.replay.transport import InProcess, Mailboxes, Pending

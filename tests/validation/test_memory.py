@@ -27,9 +27,9 @@ from validation.comparison import memory
 from validation.comparison.memory import MemoryBySlot
 from validation.ranks.launcher import Ranks
 from validation.replay import interpreter
-from validation.replay.buffer_store import BufferStore
 from validation.replay.case import Case, Prepared, play_in_process, prepare, profiled
 from validation.replay.contents import Holding
+from validation.replay.interpreter import BufferStore
 from validation.replay.watch import Reading
 from validation.report.schema import Memory
 from validation.training import passes

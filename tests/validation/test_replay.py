@@ -21,7 +21,7 @@ from validation.replay.contents import Message, ReplayError
 from validation.replay.interpreter import Device
 from validation.replay.plan import Plan
 from validation.replay.transport import InProcess, Mailboxes
-from validation.replay.watch import NoWatch
+from validation.replay.watch import Watch
 from validation.training.models import MODELS
 
 every_size = pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -190,7 +190,7 @@ def test_versions_die_when_their_buffers_end(schedule: str) -> None:
         made.append((version, ref(theta)))
 
     devices = [
-        Device(plan, part, prepared.training, prepared.case.optimizer, InProcess(part.device, room), note, NoWatch())
+        Device(plan, part, prepared.training, prepared.case.optimizer, InProcess(part.device, room), note, Watch())
         for part in plan.parts()
     ]
     most = 0

@@ -31,7 +31,7 @@ def compare_parameters(prepared: Prepared, outcomes: list[Outcome], *, alone: bo
     expected = expected_parameters(prepared)
     apart = largest_difference(outcomes, expected)
     others = {rule.name: expected_parameters(prepared, rule) for rule in other_rules(prepared)}
-    if prepared.local:  # whose tasks all read the newest parameters of their worker
+    if prepared.request.schedule.order.local:  # whose tasks all read the newest parameters of their worker
         others = {"dp": expected_parameters(prepared, RULES["dp"])}
     nearest, rounding = find_nearest(others, expected), _rounding(prepared, expected, alone)
     tolerance = rounding if nearest is None else min(rounding, SHARE * nearest.distance)

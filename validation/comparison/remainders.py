@@ -10,18 +10,21 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from cdpsim.program import Category, Content, Kind, Op
+from cdpsim.schedules.local import Outer
 
+from ..profile.tracker import Tracker
 from ..replay.case import Prepared
 from ..replay.contents import BEGINNING, Message
-from ..replay.plan import kind_of
+from ..replay.local import OuterState, update_by_mean
 from ..replay.policy import split_of
 from ..replay.shares import Shares
 from ..replay.watch import Event
-from ..training.forms import Form
-from .temporaries import mean_update_bytes, update_bytes
+from ..training.forms import Form, zeros
+from ..training.optimizer import Optimizer
 from .workspaces import Workspaces
 
 _Pass = tuple[int, int, int, int]  # device, step, micro-batch, stage
@@ -110,7 +113,7 @@ class EventSequence:
                 continue
             t, i, j = (int(column[event.node]) for column in (tasks.step, tasks.micro_batch, tasks.stage))
             key = (event.device, t, i, j)
-            own = found[j][kind_of(self._plan.program, event.node)]
+            own = found[j][Kind(int(tasks.kind[event.node]))]
             if key in behind:
                 size, begin = behind.pop(key)
                 yield Span("numbers in graphs", size, begin, 2 * k)
@@ -128,7 +131,7 @@ class EventSequence:
             yield Span("padded shares", many * size, 2 * k, 2 * k + 1)
         by_mean = self._plan.is_mean(int(program.tasks.version[self._events[k].node]))
         if (parts, by_mean) not in self._update_bytes:
-            outer = self._prepared.local.outer if self._prepared.local else None
+            outer = local.outer if (local := self._prepared.request.schedule.order.local) else None
             found = (
                 mean_update_bytes(outer, parts, training.device)
                 if by_mean
@@ -246,3 +249,27 @@ class EventSequence:
             if end < until:
                 size = self._prepared.training.parameters(message.stage).nbytes
                 yield Span("gradients until their sum is everywhere", size, end, until)
+
+
+def update_bytes(optimizer: Optimizer, parts: Sequence[Form], device: torch.device) -> int:
+    """Return the most that an update of a vector of these parts makes at a time, the new parameters among it."""
+    vector = Form((sum(part.numel for part in parts),), parts[0].dtype)
+    if optimizer.on_host and device.type != "cpu":
+        return vector.nbytes  # all else is made on the host
+    theta, gradient = zeros(vector, device), zeros(vector, device)
+    state, tracker = optimizer.state(theta, parts), Tracker(device.type)
+    tracker.ignore([theta, gradient, *state.values()])
+    with tracker:
+        optimizer.update(theta, gradient, state, parts)
+    return tracker.peak
+
+
+def mean_update_bytes(outer: Outer | None, parts: Sequence[Form], device: torch.device) -> int:
+    """Return the most that an update by a mean makes at a time, the new parameters among it."""
+    vector = Form((sum(part.numel for part in parts),), parts[0].dtype)
+    total, tracker = zeros(vector, device), Tracker(device.type)
+    state = None if outer is None else OuterState(outer, total)
+    tracker.ignore([total, *(state.vectors if state else ())])
+    with tracker:
+        update_by_mean(total, 2, state)
+    return tracker.peak

@@ -15,8 +15,7 @@ from ..replay.contents import Message
 from ..replay.policy import split_of
 from ..replay.round_lives import WorkerSteps
 from ..replay.rounds import versions_brought
-from .remainders import EventSequence, Span
-from .temporaries import update_bytes
+from .remainders import EventSequence, Span, update_bytes
 
 
 class RoundsSequence(EventSequence):

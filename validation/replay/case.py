@@ -1,7 +1,7 @@
 """A case to replay, its preparation, and its replay within one process."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -21,7 +21,6 @@ from cdpsim.request import Request
 from cdpsim.request.options import DEFAULTS, OPTION_NAMES, OPTIONS, refuse_renamed
 from cdpsim.request.reading import shape_of
 from cdpsim.schedules import SCHEDULES, find_schedule
-from cdpsim.schedules.local import LocalSteps
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.shape import Shape
 
@@ -30,7 +29,6 @@ from ..profile.footprints import likeness_key, profile_stages, with_unit_times
 from ..training.models import Stages
 from ..training.offload import HostUpdates
 from ..training.optimizer import Optimizer
-from ..training.parts import Parts
 from ..training.passes import Split, one_thread
 from ..training.stages import Training
 from .contents import Calls, ReplayError
@@ -48,7 +46,6 @@ from .watch import (
     Event,
     Ledger,
     Meter,
-    NoWatch,
     Reading,
     Stopwatch,
     TaskInterval,
@@ -143,20 +140,9 @@ class Case:
     @property
     def trains(self) -> Stages:
         """The stages that it trains."""
-        dtype = choose("dtype", self.dtype, DTYPES)
-        return Stages(
-            self.model,
-            self.n,
-            self.batch,
-            dtype,
-            self.optimizer,
-            dict(self.sizes),
-            self.cuts,
-            self.seed,
-            self.autocast,
-            self.offload in ("activations", "all"),
-            self.recompute,
-        )
+        choose("dtype", self.dtype, DTYPES)
+        alike = {each.name: getattr(self, each.name) for each in fields(Stages) if hasattr(self, each.name)}
+        return Stages(**alike | {"sizes": dict(self.sizes)}, offloads=self.offload in ("activations", "all"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,11 +153,6 @@ class Prepared:
     request: Request
     plan: Plan
     training: Training
-
-    @property
-    def local(self) -> LocalSteps | None:
-        """The local steps of its workers, if they make such."""
-        return self.request.schedule.order.local
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,35 +203,14 @@ def build_training(case: Case) -> Training:
     training = _built[case.device][1]
     if case.split == "twice" or not find_schedule(case.schedule).splits(case.shape):
         return training
-    return replace(training, divided=_parts_of_backwards(training))
+    return replace(training, divided=_divided(training, likeness_key))
 
 
-@lru_cache(maxsize=1)  # those of the last training that was built
-def _parts_of_backwards(training: Training) -> Mapping[int, Parts]:
-    return divide(training, likeness_key)
-
-
-class Collector:
-    """A collector of the parameters that the last updates make, which the program itself does not use."""
-
-    def __init__(self, last: int) -> None:
-        self._bytes: dict[int, tuple[torch.dtype, NDArray[np.uint8]]] = {}  # memory that no watch sees
-        self._last = last
-
-    def __call__(self, stage: int, version: int, theta: Tensor) -> None:
-        """Keep the parameters of an update."""
-        if version == self._last:
-            self._bytes[stage] = theta.dtype, theta.cpu().view(torch.uint8).numpy().copy()
-
-    @property
-    def parameters(self) -> Final:
-        """The parameters by stage, in float32 or wider, as numpy has no bfloat16."""
-        found = ((stage, torch.from_numpy(own).view(dtype)) for stage, (dtype, own) in self._bytes.items())
-        return {stage: theta.to(torch.promote_types(theta.dtype, torch.float32)).numpy() for stage, theta in found}
+_divided = lru_cache(maxsize=1)(divide)  # of the last training that was built
 
 
 class DeviceRun:
-    """One device of a replay, with its transport, its watch and its collector."""
+    """One device of a replay, with its transport, its watch and the parameters that its last updates make."""
 
     def __init__(
         self,
@@ -260,31 +220,44 @@ class DeviceRun:
         ledger: Ledger | None = None,
         hosts: HostUpdates | None = None,
     ) -> None:
-        case, device = prepared.case, torch.device(prepared.case.device)
-        self._places = places_of(prepared, part.device)
-        program = prepared.plan.program
-        self._collector, self._transport, self._number = Collector(last_kept(program)), transport, part.device
+        case, program, device = prepared.case, prepared.plan.program, torch.device(prepared.case.device)
+        self._places, self._transport, self._part = places_of(prepared, part.device), transport, part
+        self._last = last_kept(program)
+        self._bytes: dict[int, tuple[torch.dtype, NDArray[np.uint8]]] = {}  # memory that no watch sees
         self._ledger = ledger
         self._meter = Meter(device, prepared.plan.slots[1]) if case.watch == "storages" else None
         self._stopwatch = Stopwatch(device) if case.watch == "time" else None
-        accountant = Accountant(part.device, self._ledger) if self._ledger else None
-        watch: Watch = self._meter or self._stopwatch or accountant or NoWatch()
-        given = prepared.plan, part, prepared.training, case.optimizer, transport, self._collector, watch, hosts
-        if local := prepared.local:
+        watch = self._meter or self._stopwatch or (Accountant(part.device, ledger) if ledger else Watch())
+        given = prepared.plan, part, prepared.training, case.optimizer, transport, self._collect, watch, hosts
+        if local := prepared.request.schedule.order.local:
             self.device: Device = LocalDevice(*given, local=local)
         else:
             self.device = (RoundsDevice if program.thrown_away else Device)(*given)
 
+    def _collect(self, stage: int, version: int, theta: Tensor) -> None:
+        if version == self._last:
+            self._bytes[stage] = theta.dtype, theta.cpu().view(torch.uint8).numpy().copy()
+
     def outcome(self) -> Outcome:
         """Return the outcome of the device, once it has finished and its allocator's record is closed."""
+        parameters = {}
+        for stage, (dtype, own) in self._bytes.items():
+            place, theta = self._places[stage], torch.from_numpy(own).view(dtype)
+            parameters[stage] = widened(theta[: place.stop - place.start])
         return Outcome(
-            {stage: own[: _length(self._places[stage])] for stage, own in self._collector.parameters.items()},
+            parameters,
             self._places,
             self._transport.calls.copy(),
             self._meter.readings if self._meter else [],
             self._stopwatch.spans if self._stopwatch else [],
-            self._ledger.events(self._number) if self._ledger else [],
+            self._ledger.events(self._part.device) if self._ledger else [],
         )
+
+
+def widened(theta: Tensor) -> NDArray[np.floating[Any]]:
+    """Return parameters in float32 or wider, as numpy has no bfloat16."""
+    found: NDArray[np.floating[Any]] = theta.to(torch.promote_types(theta.dtype, torch.float32)).numpy()
+    return found
 
 
 def places_of(prepared: Prepared, device: int) -> dict[int, slice]:
@@ -298,18 +271,9 @@ def places_of(prepared: Prepared, device: int) -> dict[int, slice]:
     return {stage: shares.place(stage, split, rank) for stage in range(training.n)}
 
 
-def _length(place: slice) -> int:
-    return int(place.stop - place.start)
-
-
-@contextmanager
-def keeping_account(prepared: Prepared) -> Iterator[Ledger | None]:
+def keeping_account(prepared: Prepared) -> AbstractContextManager[Ledger | None]:
     """Give the ledger of this process's account, if a case has one."""
-    if prepared.case.watch == "account":
-        with Ledger(torch.device(prepared.case.device)) as ledger:
-            yield ledger
-    else:
-        yield None
+    return Ledger(torch.device(prepared.case.device)) if prepared.case.watch == "account" else nullcontext()
 
 
 def parts_of(prepared: Prepared) -> list[Part]:

@@ -1,9 +1,10 @@
 """The interpreter of one device's part of a program, on real tensors: it knows no schedule."""
 
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,20 +18,63 @@ from ..training.optimizer import Optimizer, OptimizerState
 from ..training.passes import Pass, Rest, backward_for_input, backward_for_weights
 from ..training.recomputation import Stash, run_backward, run_forward
 from ..training.stages import Training
-from .buffer_store import BufferStore
-from .contents import BEGINNING, Holding, Message, Passing, ReplayError
-from .plan import Part, Plan, kind_of
+from .contents import BEGINNING, Holding, Message, Passing, ReplayError, name_of
+from .plan import Part, Plan
 from .policy import gradients, optimizer_state, parameters, split_of
 from .shares import Shares
 from .transport import Pending, Transport
 from .watch import Watch
 
+Value = TypeVar("Value")
 Made = Callable[[int, int, Tensor], None]  # stage, version and parameters that an update made
 
 
 def copy_state(state: OptimizerState) -> OptimizerState:
     """Return a copy of a state, for an update after which it is to be as it was."""
     return {name: tensor.clone() for name, tensor in state.items()}
+
+
+class BufferStore(Generic[Value]):
+    """Values of one category by their contents; reading a value before or after its life is an error.
+
+    A content may have several copies at once, of which the oldest is read, and ends, first.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._copies: dict[Holding, deque[list[Value]]] = defaultdict(deque)  # a list of one value, or of none so far
+
+    def __contains__(self, holding: Holding) -> bool:
+        return bool(self._copies[holding]) and bool(self._copies[holding][0])
+
+    def __len__(self) -> int:
+        return sum(map(len, self._copies.values()))
+
+    def first(self, is_wanted: Callable[[Holding], bool]) -> Holding:
+        """Return the first content of a kind whose life has begun and not ended."""
+        found = next((holding for holding, copies in self._copies.items() if copies and is_wanted(holding)), None)
+        if found is None:
+            raise ReplayError(f"device {self._device} does not hold what a message is to gather")
+        return found
+
+    def begin(self, holding: Holding) -> None:
+        """Begin another copy of a content."""
+        self._copies[holding].append([])
+
+    def end(self, holding: Holding) -> None:
+        """End the oldest copy of a content, and free its value."""
+        self._copies[holding].popleft()
+
+    def put(self, holding: Holding, value: Value) -> None:
+        """Keep the value of the newest copy; a value without a copy is never read."""
+        if self._copies[holding]:
+            self._copies[holding][-1][:] = [value]
+
+    def get(self, holding: Holding) -> Value:
+        """Return a value whose life has begun and not ended."""
+        if holding not in self:
+            raise ReplayError(f"device {self._device} does not hold {name_of(holding)} (not yet, or not any more)")
+        return self._copies[holding][0][0]
 
 
 class Device:
@@ -84,7 +128,7 @@ class Device:
                 return
             self._begin(node)
             self._leave(node)
-            self._tasks[kind_of(self._program, node)](node)
+            self._tasks[Kind(int(self._program.tasks.kind[node]))](node)
             self._end(node)
 
     def finish(self) -> None:
@@ -291,8 +335,10 @@ class Device:
         given = [self._given_to(message, stage) for stage in message.covers]
         if message.op == Op.REDUCE_SCATTER:
             self._given[message.node] = given
-        if self._shares.is_packed(message):
-            given = [self._packed(message, given)]
+        if self._shares.is_packed(message) and message.op == Op.REDUCE_SCATTER:
+            given = [self._shares.pack_rows(given, message.covers, self._shares.splits(message))]
+        elif len(given) > 1:
+            given = [torch.cat(given)]
         self._leave(message.node)
         return begin(message, given[0], None if message.op == Op.ALL_REDUCE else self._shares.message_form(message))
 
@@ -306,25 +352,17 @@ class Device:
         if self._splits[Category.PARAMETERS] == 1:  # of the version before, into which the update has written
             share = self._own_share(whole := self._parameters.get(parameters(stage, message.step)), stage)
             return share.clone() if message.stages == 1 and share._is_view() and whole is not share else share
-        return self._parameters.get(self._share_to_gather(message, stage, split))
-
-    def _share_to_gather(self, message: Message, stage: int, split: int) -> Holding:
-        """Return the share of parameters that a device gives to a gather: its own, or one from a forward on."""
         if split == self._program.shard:
-            return parameters(stage, message.step + 1, split)
-        return self._parameters.first(lambda own: own[1:3] + own[4:] == (stage, message.step + 1, split))
+            return self._parameters.get(parameters(stage, message.step + 1, split))
+        # A share from a forward on.
+        from_forward = self._parameters.first(lambda own: own[1:3] + own[4:] == (stage, message.step + 1, split))
+        return self._parameters.get(from_forward)
 
     def _sum_of(self, message: Message, stage: int) -> Tensor:
         """Return the device's sum of a stage's gradients that an all-reduce makes the sum of all."""
         holding = gradients(stage, message.step, self._splits[Category.GRADIENTS])
         own = self._going_on.get(holding, self._gradients.get(holding))
         return self._own_share(own, stage) if self._sums_in_place else own
-
-    def _packed(self, message: Message, given: list[Tensor]) -> Tensor:
-        """Return what a device gives of several stages, or with padding, as one tensor."""
-        if message.op == Op.REDUCE_SCATTER:
-            return self._shares.pack_rows(given, message.covers, self._shares.splits(message))
-        return torch.cat(given) if len(given) > 1 else given[0]
 
     def _complete(self, node: int) -> None:
         """Wait until a message is complete, and keep its content."""
@@ -344,7 +382,10 @@ class Device:
         elif message.op == Op.REDUCE_SCATTER:
             self._take_shares(message, tensor)
         elif message.op == Op.ALL_GATHER:
-            self._take_gathered(message, tensor)
+            packed, split = self._shares.is_packed(message), self._shares.splits(message)
+            vectors = self._shares.unpack_rows(tensor, message.covers, split) if packed else [tensor]
+            for stage, vector in zip(message.covers, vectors, strict=True):
+                self._take_gathered(message, stage, vector)
         elif self._part.device != message.src:
             self._arrive(message, tensor)
         self._given.pop(node, None)
@@ -391,13 +432,9 @@ class Device:
             else:
                 self._gradients.get(holding).add_(share)
 
-    def _take_gathered(self, message: Message, tensor: Tensor) -> None:
+    def _take_gathered(self, message: Message, stage: int, vector: Tensor) -> None:
         """Keep parameters that were gathered."""
-        stages, vectors = message.covers, [tensor]
-        if self._shares.is_packed(message):
-            vectors = self._shares.unpack_rows(tensor, stages, self._shares.splits(message))
-        for stage, vector in zip(stages, vectors, strict=True):
-            self._keep(parameters(stage, message.step + 1), vector)
+        self._keep(parameters(stage, message.step + 1), vector)
 
     def _outgoing(self, message: Message) -> Tensor:
         """Return the tensor that a message carries."""

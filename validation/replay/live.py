@@ -23,7 +23,7 @@ from ..training.forms import flatten
 from ..training.optimizer import OptimizerState
 from ..training.recomputation import run_backward, run_forward
 from ..training.stages import Training
-from .case import Final, Prepared, places_of
+from .case import Final, Prepared, places_of, widened
 from .contents import Message
 from .interpreter import copy_state
 from .plan import Plan
@@ -171,8 +171,7 @@ class _Communications:
             made.append(theta)
             if row + 1 == self._last:
                 place = places_of(self._prepared, self._rank)[stage]
-                wide = torch.promote_types(theta.dtype, torch.float32)
-                self.final[stage] = theta[: place.stop - place.start].to(wide).cpu().numpy().copy()
+                self.final[stage] = widened(theta[: place.stop - place.start].cpu()).copy()
         return made
 
     def _gather(self, message: Message, shares: Sequence[Tensor]) -> None:

@@ -12,13 +12,13 @@ from cdpsim.cluster.disorder import Disorder
 from cdpsim.model import Model
 from cdpsim.numeric.columns import Ints
 from cdpsim.numeric.paths import successors
-from cdpsim.program import Content, EdgeKind, Kind, Messages, Op, Program
+from cdpsim.program import Content, EdgeKind, Messages, Op, Program
 from cdpsim.timing.costs import node_costs
 from cdpsim.timing.disturbed_costs import steady_costs
 from cdpsim.timing.engine import fast
 
 from .contents import BEGINNING, Calls, Holding, Message, Passing, ReplayError, text_of
-from .policy import Policy, last_own_version
+from .policy import Policy
 from .round_lives import RoundsPolicy
 
 
@@ -125,29 +125,9 @@ class Plan:
             return RoundsPolicy(self.program, self.order)
         return Policy(self.program, self.order, self.messages)
 
-    @cached_property
-    def own_steps(self) -> frozenset[int]:
-        """The steps in which each worker updates by its own gradients."""
-        tasks, compute = self.program.tasks, self.program.compute
-        return frozenset(tasks.step[compute:][self.program.is_own(tasks.version[compute:])].tolist())
-
     def is_mean(self, version: int) -> bool:
         """Return whether a version is made by a mean over all workers."""
         return self.program.averaged is not None and bool(self.program.averaged[version] >= 0)
-
-    def is_averaged(self, version: int) -> bool:
-        """Return whether a mean is taken of a version."""
-        return self.program.averaged is not None and bool((self.program.averaged == version).any())
-
-    def averaged_in(self, step: int) -> int:
-        """Return the version that workers make alone in a step, of which they take the mean."""
-        return last_own_version(self.program, step)
-
-    def mean_number(self, version: int) -> int:
-        """Return the number, among all means, of the one that is of a version."""
-        averaged = self.program.averaged
-        assert averaged is not None, "there are means"
-        return int(np.searchsorted(averaged[averaged >= 0], version))
 
     def cargo(self, node: int) -> list[Holding]:
         """Return the contents of a message of parameters or states, which its receivers have from its end on."""
@@ -257,8 +237,3 @@ class Plan:
         """Count the calls that a device's messages need, by name, partners and bytes."""
         own = (message for message in self.messages if device in message.members)
         return Counter((*message.call(device), message.size) for message in own)
-
-
-def kind_of(program: Program, task: int) -> Kind:
-    """Return the kind of a task."""
-    return Kind(int(program.tasks.kind[task]))

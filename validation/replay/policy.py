@@ -1,4 +1,4 @@
-"""The replay's own policy of freeing, from tasks, messages and each device's order alone, without a program's buffers.
+"""The replay's own policy of freeing, independent on purpose: from tasks, messages and orders, without any buffers.
 
 A version of parameters goes after its last use on a device: by a task that reads it, an update that starts from it, or
 a message that takes it away. Gradients go with the update or the message that takes them, a stash with its last

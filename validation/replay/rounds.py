@@ -194,10 +194,6 @@ class RoundsDevice(Device):
         for stage, share in zip(message.covers, shares, strict=True):
             self._sums[stage] = share
 
-    def _take_gathered(self, message: Message, tensor: Tensor) -> None:
-        stages, vectors = message.covers, [tensor]
-        if self._shares.is_packed(message):
-            vectors = self._shares.unpack_rows(tensor, stages, self._shares.splits(message))
-        for stage, vector in zip(stages, vectors, strict=True):
-            self._communication[stage].copy_(vector)
+    def _take_gathered(self, message: Message, stage: int, vector: Tensor) -> None:
+        self._communication[stage].copy_(vector)
         self._arrived, self._through = self._brings[message.node], message.step

@@ -104,6 +104,9 @@ def make_training(
     return cut(architecture, cuts, seed=seed, device=device, recompute=recompute)
 
 
+_NOT_OF_TRAINING = ("optimizer", "sizes", "dtype", "offloads")  # of the fields of stages
+
+
 @dataclass(frozen=True)
 class Stages:
     """Stages to train; plain values, so that they can be sent to ranks."""
@@ -122,40 +125,19 @@ class Stages:
 
     def training(self, device: torch.device | str) -> Training:
         """Return their training."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        sizes: dict[str, Any] = dict(self.sizes)
-        training = make_training(
-            self.model,
-            self.n,
-            batch=self.batch,
-            dtype=dtype,
-            seed=self.seed,
-            device=device,
-            cuts=self.cuts,
-            recompute=self.recompute,
-            autocast=self.autocast,
-            **sizes,
-        )
+        given: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in _NOT_OF_TRAINING}
+        training = make_training(**given | dict(self.sizes), dtype=getattr(torch, self.dtype), device=device)
         return replace(training, offloads=self.offloads)
 
 
 def make_architecture(
-    model: str,
-    n: int,
-    *,
-    batch: int,
-    dtype: torch.dtype,
-    seed: int = 0,
-    autocast: str | None = None,
-    **sizes: Any,
+    model: str, n: int, *, batch: int, dtype: torch.dtype, seed: int = 0, autocast: str | None = None, **sizes: Any
 ) -> Architecture:
     """Return the layers of a model, always the same ones."""
     casts_to = None if autocast is None else AUTOCAST[choose("autocast", autocast, AUTOCAST)]
     if casts_to and dtype != torch.float32:
-        raise RequestError(
-            "autocast",
-            f"casts from float32, and the model is in {str(dtype).removeprefix('torch.')}; take --dtype float32",
-        )
+        problem = f"casts from float32, and the model is in {str(dtype).removeprefix('torch.')}"
+        raise RequestError("autocast", f"{problem}; take --dtype float32")
     build = find_model(model)
     known = [name for name in signature(build).parameters if name not in ("n", "batch", "dtype")]
     for name, size in sizes.items():
