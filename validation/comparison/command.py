@@ -1,11 +1,11 @@
 """The command `replay`: its arguments and its report."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import zip_longest
-from typing import cast
+from typing import TypeVar, cast
 
 from cdpsim.cli.commands.options import add_options, option_arguments
 from cdpsim.cli.console import write_stdout
@@ -32,7 +32,7 @@ from ..replay.case import DTYPES, Case, prepare, profiled
 from ..replay.options import DATA_RANKS, OF_SCHEDULES, ON_HOSTS, replayable
 from ..report import schema as reportform
 from ..report.command import percent
-from ..report.schema import Account, ParameterComparison, Report
+from ..report.schema import Account, LiveReport, Report
 from ..training.optimizer import OPTIMIZERS, Optimizer
 from ..training.passes import SPLITS, Split
 from .calibrated import read_stages, take_from_files
@@ -40,6 +40,7 @@ from .forecast import Forecast
 from .live import check_live, compare_live, live_summary
 from .replays import SingleProcess, compare_replay, count_runs
 
+Made = TypeVar("Made", Report, LiveReport)
 MOST_LINES = 5  # of one kind in a summary; the report has all
 
 _TRAINING = argument_group(
@@ -119,28 +120,28 @@ def replay_command(options: argparse.Namespace) -> int:
     with refuse_unfit_layers(options.model):
         case = case_of(options)
     forecast = _forecast(options, case)
-    waits = _waits(options)
+    timeout = 120.0 if options.timeout is None else _seconds(options.timeout)
+    repeats = whole_number("repeats", options.repeats, at_least=0)
     if options.single_process:
         _refuse_ranks(options, case)
     files.check_writable(options.output, force=options.force)
-    if options.live:
-        return _play_live(options, case, waits[0])
-    report = _played(options, case, forecast, *waits)
-    if report is None:  # another rank reports
-        return 0
-    reportform.write_report(options.output, report, force=options.force)
-    write_stdout(report_summary(report))
-    return 0 if report.ok else 1
-
-
-def _play_live(options: argparse.Namespace, case: Case, timeout: float) -> int:
-    """Run rounds without counts, and compare with the equation for what came out."""
+    done = ticker(count_runs(repeats), "replay")
+    if options.single_process:
+        report = compare_replay(case, SingleProcess(), forecast, timeout=timeout, repeats=repeats, done=done)
+        return _write(options, report, report_summary)
     with find_ranks(prepare(case).plan.program.devices, device=case.device, backend=case.backend) as ranks:
-        report = compare_live(case, ranks, timeout=timeout)
-    if report is None:  # another rank reports
+        if options.live:
+            return _write(options, compare_live(case, ranks, timeout=timeout), live_summary)
+        report = compare_replay(case, ranks, forecast, timeout=timeout, repeats=repeats, done=done)
+        return _write(options, report, report_summary)
+
+
+def _write(options: argparse.Namespace, report: Made | None, summary: Callable[[Made], str]) -> int:
+    """Write a report and its summary, unless another rank reports, and return the exit code."""
+    if report is None:
         return 0
     reportform.write_report(options.output, report, force=options.force)
-    write_stdout(live_summary(report))
+    write_stdout(summary(report))
     return 0 if report.ok else 1
 
 
@@ -233,12 +234,6 @@ def _forecast(options: argparse.Namespace, case: Case) -> Forecast | None:
     return Forecast(case.stages, cluster, options.collective, source)
 
 
-def _waits(options: argparse.Namespace) -> tuple[float, int]:
-    """Return the seconds that ranks may take, and the number of timed runs."""
-    timeout = 120.0 if options.timeout is None else _seconds(options.timeout)
-    return timeout, whole_number("repeats", options.repeats, at_least=0)
-
-
 def _refuse_ranks(options: argparse.Namespace, case: Case) -> None:
     """Refuse options for ranks where there are no ranks."""
     if options.timeout is not None:
@@ -246,17 +241,6 @@ def _refuse_ranks(options: argparse.Namespace, case: Case) -> None:
     if case.backend != "gloo":
         raise RequestError("--backend", "is for ranks; --single-process sends nothing")
     check_device(case.device, case.backend, 1)
-
-
-def _played(
-    options: argparse.Namespace, case: Case, forecast: Forecast | None, timeout: float, repeats: int
-) -> Report | None:
-    done = ticker(count_runs(repeats), "replay")
-    if options.single_process:
-        return compare_replay(case, SingleProcess(), forecast, timeout=timeout, repeats=repeats, done=done)
-    devices = prepare(case).plan.program.devices
-    with find_ranks(devices, device=case.device, backend=case.backend) as ranks:
-        return compare_replay(case, ranks, forecast, timeout=timeout, repeats=repeats, done=done)
 
 
 def _seconds(given: str) -> float:
@@ -272,11 +256,13 @@ def report_summary(report: Report) -> str:
     """Return a summary of a report in a few lines."""
     parameters, held, messages, time = report.parameters, report.memory, report.messages, report.time
     apart, options = parameters.max_abs_difference, report.options or {}
+    where = "" if parameters.stage is None else f" in stage {parameters.stage}"
+    where += "" if parameters.other_rule is None else f", as those of {parameters.other_rule}"
+    differ, near = f"differ by {apart}{where} (at most {parameters.tolerance})", parameters.nearest
+    nearest = near and f"nearest other rule: {near.rule}, {near.distance:.1e} away"
     lines = [
-        "parameters  bit-equal"
-        if parameters.bit_equal
-        else f"parameters  differ by {apart}{_where(parameters)} (at most {parameters.tolerance})",
-        *_nearest_line(parameters),
+        f"parameters  {'bit-equal' if parameters.bit_equal else differ}",
+        *([f"{'':12}{nearest}; within {parameters.tolerance:.1e} is ok"] if nearest else []),
         f"memory      {_pair(held.total.simulated_bytes, held.total.measured_bytes, 'B')} of activations at the most, "
         f"devices off by at most {percent(held.max_relative_error)} %",
         f"messages    {_pair(messages.simulated, messages.measured, '')}",
@@ -304,29 +290,15 @@ def report_summary(report: Report) -> str:
     return "\n".join([*lines, "ok" if report.ok else "not within tolerance", ""])
 
 
-def _where(parameters: ParameterComparison) -> str:
-    """Return the stage whose parameters differ most, and the rule whose parameters these are."""
-    stage = "" if parameters.stage is None else f" in stage {parameters.stage}"
-    return stage + ("" if parameters.other_rule is None else f", as those of {parameters.other_rule}")
-
-
 def _account_line(account: Account) -> str:
     """Return a line on the allocator's account of a process."""
-    who = "" if account.device is None else f"device {account.device}: "
-    text = f"{who}{account.simulated_bytes:,} simulated"
+    text = "" if account.device is None else f"device {account.device}: "
+    text += f"{account.simulated_bytes:,} simulated"
     text += "".join(f" + {each.size:,} {each.name}" for each in account.remainders)
     text += f", {account.measured_bytes:,} measured B at {account.peak_at}"
     if account.differs_at is None:
         return text
     return f"{text}; {account.differs_by:+,} B in {account.differs_at}"
-
-
-def _nearest_line(parameters: ParameterComparison) -> list[str]:
-    """Return a line on the rule that ends nearest to the replayed one."""
-    if (near := parameters.nearest) is None:
-        return []
-    text = f"nearest other rule: {near.rule}, {near.distance:.1e} away; within {parameters.tolerance:.1e} is ok"
-    return [f"{'':12}{text}"]
 
 
 def _lines(subject: str, differences: Sequence[object], without: str) -> list[str]:
