@@ -59,14 +59,9 @@ class Journal:
         self._calibration, self._models, self._reports = before.calibration, before.models, before.by_name
         self.results |= {result.name: result for result in before.trials if result.name in self.results}
 
-    def is_done(self, trial: Trial) -> bool:
-        """Return whether a trial has a good result."""
-        return self.results[trial.name].state == "ok"
-
     def expected(self, trial: Trial) -> float:
         """Return the seconds that a trial may take: the median of its group in this file, else a guess."""
-        name = trial.group.name
-        own = [result for result in self.results.values() if result.name.partition("/")[0] == name]
+        own = (each for each in self.results.values() if each.name.partition("/")[0] == trial.group.name)
         taken = [result.seconds for result in own if result.state in MEASURED]
         return statistics.median(taken) if taken else trial.group.seconds
 
@@ -136,7 +131,7 @@ def run_battery(
         journal.resume()
     late = []
     with Worker(device, timeout) as worker:
-        for trial in progress([trial for trial in chosen if not journal.is_done(trial)], "battery"):
+        for trial in progress([trial for trial in chosen if journal.results[trial.name].state != "ok"], "battery"):
             left = deadline - time.monotonic()
             if journal.expected(trial) > left:
                 late.append(trial)

@@ -36,14 +36,17 @@ def compare_parameters(prepared: Prepared, outcomes: list[Outcome], *, alone: bo
     nearest, rounding = find_nearest(others, expected), _rounding(prepared, expected, alone)
     tolerance = rounding if nearest is None else min(rounding, SHARE * nearest.distance)
     if apart > tolerance:
-        others[FORGETFUL] = expected_parameters(_without_states(prepared))
+        forgetful = _Forgetful(**vars(prepared.case.optimizer))
+        others[FORGETFUL] = expected_parameters(replace(prepared, case=replace(prepared.case, optimizer=forgetful)))
+    by_stage = {stage: float(own) for stage, own in differences(outcomes, expected).items()}
     same = [name for name, theirs in others.items() if largest_difference(outcomes, theirs) <= tolerance < apart]
     return ParameterComparison(
         max_abs_difference=apart if apart == apart else None,  # nan is not itself
         bit_equal=apart == 0,
         tolerance=tolerance,
         nearest=nearest,
-        stage=_worst_stage(outcomes, expected) if apart != 0 else None,
+        # That differs most, or whose are no numbers.
+        stage=max(by_stage, key=lambda stage: (by_stage[stage] != by_stage[stage], by_stage[stage])) if apart else None,
         other_rule=same[0] if same else None,
     )
 
@@ -56,17 +59,6 @@ class _Forgetful(Optimizer):
         optimizer = super().over(parameters)
         optimizer.register_step_post_hook(lambda own, *_: own.state.clear())
         return optimizer
-
-
-def _without_states(prepared: Prepared) -> Prepared:
-    optimizer = _Forgetful(**vars(prepared.case.optimizer))
-    return replace(prepared, case=replace(prepared.case, optimizer=optimizer))
-
-
-def _worst_stage(outcomes: list[Outcome], expected: list[Tensor]) -> int:
-    """Return the stage whose parameters differ most, or are no numbers."""
-    apart = {stage: float(own) for stage, own in differences(outcomes, expected).items()}
-    return max(apart, key=lambda stage: (apart[stage] != apart[stage], apart[stage]))
 
 
 def are_within(parameters: ParameterComparison) -> bool:

@@ -11,13 +11,7 @@ from cdpsim.schedules import find_schedule
 
 from ..ranks.launcher import Ranks
 from ..ranks.torchrun import TorchrunRanks
-from ..replay.case import (
-    Case,
-    Outcome,
-    play_in_process,
-    prepare,
-    profiled,
-)
+from ..replay.case import Case, Outcome, play_in_process, prepare, profiled
 from ..replay.contents import Calls, ReplayError
 from ..replay.options import describe_options, recorded_options, replayable
 from ..replay.plan import Plan
@@ -63,7 +57,10 @@ def compare_replay(
     assert case.stages is not None, "the simulation has a model before anything is measured"
     prepared = prepare(case)
     needs = compare_needs(prepared.plan, prepared.training, case.optimizer)
-    _refuse_unplayable(needs)
+    # A program is refused whose messages are not those that its tasks need, but for their sizes.
+    if broken := [str(each) for each in needs if not each.kind.startswith("too ")]:
+        more = f"; and {len(broken) - 1} more" if broken[1:] else ""
+        raise ReplayError(f"the program's messages are not those that its tasks need: {broken[0]}{more}")
     if repeats and forecast is None:
         if isinstance(players, SingleProcess):
             forecast = forecasts.forecast_alone(case)
@@ -88,23 +85,16 @@ def compare_replay(
     parameters = compare_parameters(prepared, outcomes, alone=turns)
     messages = _compare_messages(plan, outcomes, needs)
     lives, allocator = compare_lives(plan), compare_accounts(prepared, accounts)
-    time = None
-    if forecast and said:
-        time = _compare_times(
-            said, [_run_durations(runs, turns) for runs in timed[1:] if runs is not None], forecast.source
-        )
+    within = are_within(parameters), memory.is_within(held), messages.agree, is_accounted(allocator)
+    took = [_run_durations(runs, turns) for runs in timed[1:] if runs is not None]
     return Report(
         request=request_of(case, turns) | {"model_sha256": model_hash(case.stages)},
         environment=environment(case.device),
         parameters=parameters,
         memory=held,
         messages=messages,
-        time=time,
-        ok=are_within(parameters)
-        and memory.is_within(held)
-        and messages.agree
-        and not (lives or needs)
-        and is_accounted(allocator),
+        time=_compare_times(said, took, forecast.source) if forecast and said else None,
+        ok=all(within) and not (lives or needs),
         lives=lives,
         allocator=allocator,
         options=describe_options(case),
@@ -143,14 +133,6 @@ def model_hash(model: Model) -> str:
 
 
 # Messages
-
-
-def _refuse_unplayable(needs: list[MessageDifference]) -> None:
-    """Refuse a program whose messages are not those that its tasks need, but for their sizes."""
-    broken = [str(each) for each in needs if not each.kind.startswith("too ")]
-    if broken:
-        more = f"; and {len(broken) - 1} more" if broken[1:] else ""
-        raise ReplayError(f"the program's messages are not those that its tasks need: {broken[0]}{more}")
 
 
 def _compare_messages(plan: Plan, outcomes: list[Outcome], needs: list[MessageDifference]) -> MessageCount:

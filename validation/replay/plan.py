@@ -228,9 +228,13 @@ class Plan:
         """Return the place of a node in the order; the beginning comes first."""
         return -1 if node == BEGINNING else self.place[node]
 
+    def name_of(self, node: int) -> str:
+        """Return the name of a node, or of the beginning."""
+        return "the beginning" if node == BEGINNING else self.program.describe(node)
+
     def describe(self, node: int, device: int) -> str:
         """Return the name of a node and of a device that takes part in it; an update's name has its device."""
-        name = "the beginning" if node == BEGINNING else self.program.describe(node)
+        name = self.name_of(node)
         return name if name.endswith(f" on device {device}") else f"{name} on device {device}"
 
     def calls(self, device: int) -> Calls:
