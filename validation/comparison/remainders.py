@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cdpsim.program import Category, Content, Kind, Op
+from cdpsim.program import Category, Kind, Op
 from cdpsim.schedules.local import Outer
 
 from ..profile.tracker import Tracker
@@ -45,8 +45,7 @@ class EventSequence:
     def __init__(self, prepared: Prepared, events: list[Event]) -> None:
         self._prepared, self._plan, self._events = prepared, prepared.plan, events
         self._shares = Shares(self._plan.program, self._plan.messages, prepared.training)
-        # By the forms of a stage's parameters, and whether a mean makes them.
-        self._update_bytes: dict[tuple[tuple[Form, ...], bool], int] = {}
+        self._found: dict[tuple[tuple[Form, ...], bool], int] = {}  # by forms, and whether by a mean
         self.devices = {event.device for event in events if event.device >= 0}
         self._starts = {(event.device, event.node): k for k, event in enumerate(events) if not event.ends}
         self._ends = self._starts | {(event.device, event.node): k for k, event in enumerate(events) if event.ends}
@@ -122,24 +121,35 @@ class EventSequence:
 
     def _of_update(self, k: int, stage: int) -> Iterator[Span]:
         """Yield the new version while the old one is there, and the optimizer's temporaries."""
-        training, case = self._prepared.training, self._prepared.case
         program, device = self._plan.program, self._events[k].device
         split = split_of(program, Category.OPTIMIZER)
         parts, size = tuple(self._shares.parts(stage, split)), self._shares.form(stage, split).nbytes
         if split > split_of(program, Category.PARAMETERS) and self._is_short(device, stage, split):
             many = 1 + (split > split_of(program, Category.GRADIENTS))
             yield Span("padded shares", many * size, 2 * k, 2 * k + 1)
-        by_mean = self._plan.is_mean(int(program.tasks.version[self._events[k].node]))
-        if (parts, by_mean) not in self._update_bytes:
-            outer = local.outer if (local := self._prepared.request.schedule.order.local) else None
-            found = (
-                mean_update_bytes(outer, parts, training.device)
-                if by_mean
-                else update_bytes(case.optimizer, parts, training.device)
-            )
-            self._update_bytes[parts, by_mean] = found
+        needed = self._update_bytes(parts, by_mean=self._plan.is_mean(int(program.tasks.version[self._events[k].node])))
         yield Span("new parameters beside the old", size, 2 * k, 2 * k + 1)
-        yield Span("temporaries of the optimizer", self._update_bytes[parts, by_mean] - size, 2 * k, 2 * k + 1)
+        yield Span("temporaries of the optimizer", needed - size, 2 * k, 2 * k + 1)
+
+    def _update_bytes(self, parts: tuple[Form, ...], *, by_mean: bool = False) -> int:
+        """Return the bytes that an update of these parts makes at the most, found once."""
+        if (parts, by_mean) not in self._found:
+            device, local = self._prepared.training.device, self._prepared.request.schedule.order.local
+            if by_mean:
+                self._found[parts, by_mean] = mean_update_bytes(local.outer if local else None, parts, device)
+            else:
+                self._found[parts, by_mean] = update_bytes(self._prepared.case.optimizer, parts, device)
+        return self._found[parts, by_mean]
+
+    def _points(self, message: Message, device: int) -> tuple[int, int]:
+        """Return the points at which a device's part in a message begins, and ends."""
+        return 2 * self._starts[device, message.node], 2 * self._ends[device, message.node]
+
+    def _bytes(self, message: Message) -> tuple[int, int]:
+        """Return the bytes of all that a message among ranks is of, and of a share of that."""
+        split, stages = self._shares.splits(message), message.covers
+        whole, share = (sum(self._shares.form(stage, of).nbytes for stage in stages) for of in (1, split))
+        return whole, share
 
     def _of_kept_share(self, k: int, event: Event) -> Iterator[Span]:
         """Yield a share for the backward beside the parameters of which it is one, when the forward's own has gone."""
@@ -147,10 +157,8 @@ class EventSequence:
         split = self._plan.policy.between.get(stage, 1)
         if split > 1:
             buffers = self._plan.program.buffers
-            own, moment = (
-                (buffers.device == event.device) & (buffers.category != Category.PARAMETERS),
-                2 * event.node + 1,
-            )
+            own = (buffers.device == event.device) & (buffers.category != Category.PARAMETERS)
+            moment = 2 * event.node + 1
             gone = int(buffers.size[own & (buffers.end == moment)].sum())
             gone -= int(buffers.size[own & (buffers.begin == moment)].sum())  # what stays has another buffer from here
             size = max(0, self._shares.form(stage, split).nbytes - gone)
@@ -167,11 +175,10 @@ class EventSequence:
         members = sorted(self.devices & set(message.members))
         alone = len(self.devices) == 1  # then a rank does its part, else the last one to come does all
         last = 2 * max(self._starts[device, message.node] for device in members) + 1
-        split, whole = shares.splits(message), sum(shares.form(stage, 1).nbytes for stage in message.covers)
-        share = sum(shares.form(stage, split).nbytes for stage in message.covers)
+        split, (whole, share) = shares.splits(message), self._bytes(message)
         parameters, sums = (split_of(program, each) for each in (Category.PARAMETERS, Category.GRADIENTS))
         for device in members:
-            begin, end = (2 * points[device, message.node] for points in (self._starts, self._ends))
+            begin, end = self._points(message, device)
             if message.op == Op.ALL_GATHER:
                 packed = share if parameters == 1 else 0
                 yield Span("tensors packed to be sent", packed, begin, begin + 1 if alone else last)
@@ -207,48 +214,33 @@ class EventSequence:
         Sums in the place of the gradients themselves come once.
         """
         place = self._plan.place
-        sums = [
-            each.node
-            for each in self._messages
-            if (each.op, each.stage, each.stages, each.step)
-            == (Op.REDUCE_SCATTER, message.stage, message.stages, message.step)
-            and device in each.members
-            and place[each.node] < place[message.node]
-        ]
+        alike = [each for each in self._messages if (each.covers, each.step) == (message.covers, message.step)]
+        alike = [each for each in alike if each.op == Op.REDUCE_SCATTER and device in each.members]
+        sums = [each.node for each in alike if place[each.node] < place[message.node]]
         return self._ends[device, max(sums, key=place.__getitem__)] if len(sums) > 1 else None
 
     def _of_cargo(self, message: Message) -> Iterator[Span]:
         """Yield several tensors in one piece at their sender, and in pieces beside that at their receiver."""
-        if self._tensors(message) < 2:
+        states = len(self._prepared.case.optimizer.forms(self._prepared.training.parts(message.stage)))
+        cargo = self._plan.cargo(message.node)
+        if sum(states if holding.category == Category.OPTIMIZER else 1 for holding in cargo) < 2:
             return
         for device in self.devices & set(message.members):
-            begin, end = (points[device, message.node] for points in (self._starts, self._ends))
+            begin, end = self._points(message, device)
             if device == message.src:
-                yield Span("tensors packed to be sent", message.size, 2 * begin, 2 * end + 1)
+                yield Span("tensors packed to be sent", message.size, begin, end + 1)
             else:
-                yield Span("tensors unpacked on arrival", message.size, 2 * end, 2 * end + 1)
-
-    def _tensors(self, message: Message) -> int:
-        """Return how many tensors a message has."""
-        states = len(self._prepared.case.optimizer.forms(self._prepared.training.parts(message.stage)))
-        if message.content not in (Content.PARAMETERS, Content.STATE):
-            return 1
-        cargo = self._plan.cargo(message.node)
-        return sum(states if holding.category == Category.OPTIMIZER else 1 for holding in cargo)
+                yield Span("tensors unpacked on arrival", message.size, end, end + 1)
 
     def _of_sum(self, message: Message) -> Iterator[Span]:
         """Yield gradients that a single process keeps until the last member has their sum."""
         last = max(self._ends[device, message.node] for device in message.members)
         root = self._ends.get((message.src, message.node), last)
+        size = self._prepared.training.parameters(message.stage).nbytes
         for life in self._plan.policy.lives:
-            holding = life.holding
-            if (holding.category, holding.stage, holding.version) != (Category.GRADIENTS, message.stage, message.step):
-                continue
-            until = 2 * root + 1
-            end = self._point(life.device, 2 * life.end + 1)
-            if end < until:
-                size = self._prepared.training.parameters(message.stage).nbytes
-                yield Span("gradients until their sum is everywhere", size, end, until)
+            if life.holding[:3] == (Category.GRADIENTS, message.stage, message.step):
+                end = self._point(life.device, 2 * life.end + 1)
+                yield Span("gradients until their sum is everywhere", size, end, max(end, 2 * root + 1))
 
 
 def update_bytes(optimizer: Optimizer, parts: Sequence[Form], device: torch.device) -> int:

@@ -20,7 +20,6 @@ from cdpsim.program.assembly import derive
 from cdpsim.program.streams import queue_in_streams
 
 from ..training.forms import flatten
-from ..training.optimizer import OptimizerState
 from ..training.recomputation import run_backward, run_forward
 from ..training.stages import Training
 from .case import Final, Prepared, places_of, widened
@@ -96,29 +95,27 @@ class _Communications:
         thetas = [flatten(stage.parameters()).to(self._training.device) for stage in self._training.stages]
         self.read = thetas  # what micro-batches read
         self._buffer = [torch.zeros_like(theta) for theta in thetas]
-        self._states = [self._first_state(stage) for stage in range(self._program.n)]
+        self._states = [
+            self._optimizer.state(self._share(stage), self._shares.parts(stage, self._split))
+            for stage in range(self._program.n)
+        ]
         self.final: Final = {}
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None  # that a communication is in, if one is on its way
         self._error: Exception | None = None
-
-    @property
-    def are_through(self) -> bool:
-        """Whether none is on its way."""
-        return self._thread is None or not self._thread.is_alive()
 
     def hand_over(self, step: int, sums: Sequence[Tensor], count: int) -> None:
         """Begin with the communication of a step's gradients."""
         for vector, own in zip(self._buffer, sums, strict=True):
             vector.copy_(own)
-        self._thread = threading.Thread(target=self._run, args=(step, count), daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, args=(step, count), daemon=True)
+        self.thread.start()
 
     def take_over(self) -> None:
         """Wait for the last communication, and go on with what it has brought."""
-        if self._thread is None:
+        if self.thread is None:
             return
-        self._thread.join()
-        self._thread = None
+        self.thread.join()
+        self.thread = None
         if self._error:
             raise self._error
         for vector, brought in zip(self.read, self._buffer, strict=True):
@@ -193,9 +190,6 @@ class _Communications:
             return theta
         return self._shares.of(theta, stage, self._split, self._shares.rank(self._rank, self._split))
 
-    def _first_state(self, stage: int) -> OptimizerState:
-        return self._optimizer.state(self._share(stage), self._shares.parts(stage, self._split))
-
 
 class LiveWorker:
     """A rank that computes blocks of micro-batches until the communication beside them is through."""
@@ -216,7 +210,7 @@ class LiveWorker:
                 ours.take_over()
             counts.append(1 if step == 0 and not shape.warm_up else shape.m)
             self._compute(step, range(counts[-1]), sums)
-            while step > shape.warm_up and not ours.are_through:
+            while step > shape.warm_up and ours.thread is not None and ours.thread.is_alive():
                 self._compute(step, range(counts[-1], counts[-1] + shape.m), sums)
                 counts[-1] += shape.m
             ours.take_over()

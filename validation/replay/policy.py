@@ -41,7 +41,9 @@ class Policy:
         self._uses: dict[tuple[int, Holding], list[int]] = defaultdict(list)
         self._present: dict[int, set[Holding]] = defaultdict(set)
         self._splits = {category: split_of(program, category) for category in Category}
-        self.between = self._find_smaller_groups()  # of stages, the ranks that gather parameters for a backward
+        gathers = (each for each in messages if each.op == Op.ALL_GATHER)
+        # Of each stage whose backwards gather from fewer ranks than share it, how many these are.
+        self.between = {each.stage: len(each.members) for each in gathers if len(each.members) < program.shard}
         self._last_needed = self._find_last_needs()
         self._start()
         for node in order:
@@ -115,20 +117,11 @@ class Policy:
             for device in updaters:
                 self._gain(device, optimizer_state(stage, self._splits[Category.OPTIMIZER]), BEGINNING)
 
-    def _find_smaller_groups(self) -> dict[int, int]:
-        """Return, of each stage whose backwards gather from fewer ranks than share it, how many these are."""
-        gathers = (each for each in self._messages if each.op == Op.ALL_GATHER)
-        return {each.stage: len(each.members) for each in gathers if len(each.members) < self._program.shard}
-
     def _first_user(self, stage: int) -> int:
         """Return the device on which a travelling stage begins: the sender of its first message, or its first user."""
         users = [(self._place[node], int(self._program.tasks.device[node])) for node in self._users[stage]]
-        sent = [(self._place[each.node], each.src) for each in self._messages if self._is_state(each, stage)]
-        return min(users + sent)[1]
-
-    @staticmethod
-    def _is_state(message: Message, stage: int) -> bool:
-        return message.content == Content.STATE and message.stage == stage
+        states = [each for each in self._messages if each.content == Content.STATE and each.stage == stage]
+        return min(users + [(self._place[each.node], each.src) for each in states])[1]
 
     def _follow_task(self, node: int) -> None:
         program, tasks = self._program, self._program.tasks
@@ -140,14 +133,9 @@ class Policy:
             if split == self._splits[Category.OPTIMIZER]:  # else an update makes a share of what all of its group hold
                 self._gain(device, parameters(stage, int(tasks.version[node]), split), node)
             return
-        between = Holding(
-            Category.PARAMETERS,
-            stage,
-            int(tasks.version[node]),
-            int(tasks.micro_batch[node]),
-            self.between.get(stage, 1),
-        )
-        stash = Holding(Category.ACTIVATIONS, stage, step, int(tasks.micro_batch[node]))
+        version, micro_batch = int(tasks.version[node]), int(tasks.micro_batch[node])
+        between = Holding(Category.PARAMETERS, stage, version, micro_batch, self.between.get(stage, 1))
+        stash = Holding(Category.ACTIVATIONS, stage, step, micro_batch)
         if kind == Kind.F:
             self._gain(device, stash, node)
             if between.split > 1:
@@ -163,24 +151,19 @@ class Policy:
 
     def _follow_message(self, message: Message) -> None:
         node, step = message.node, message.step
-        if message.content == Content.GRADIENT:
-            for stage in message.covers:
+        for stage in message.covers:
+            if message.content == Content.GRADIENT:
                 self._follow_sum(message, stage)
-            return
+            elif message.op == Op.ALL_GATHER:
+                self._follow_gather(message, stage)
+            elif message.op == Op.ALL_REDUCE:
+                self._follow_mean(message, stage)
         if message.op == Op.ALL_GATHER:
             self.cargo[node] = [parameters(stage, step + 1) for stage in message.covers]
-            for stage in message.covers:
-                self._follow_gather(message, stage)
-            return
-        if message.op == Op.ALL_REDUCE and message.content == Content.PARAMETERS:
-            for stage in message.covers:
-                self._follow_mean(message, stage)
-            return
-        stage = message.stage
-        if message.content not in (Content.PARAMETERS, Content.STATE):
+        if message.op not in (Op.P2P, Op.BROADCAST) or message.content not in (Content.PARAMETERS, Content.STATE):
             return
         state = message.content == Content.STATE
-        self.cargo[node] = self._state_of(message) if state else [parameters(stage, step + 1)]
+        self.cargo[node] = self._state_of(message) if state else [parameters(message.stage, step + 1)]
         for holding in self.cargo[node]:
             self._use(message.src, holding, node)
             for receiver in message.members:
