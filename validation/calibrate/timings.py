@@ -20,7 +20,7 @@ from ..profile.footprints import likeness_key
 from ..ranks.member import Member
 from ..replay.contents import Message
 from ..replay.transport import Pending
-from ..training.forms import Form, flatten
+from ..training.forms import flatten, form_of
 from ..training.models import Stages
 from ..training.optimizer import Optimizer, OptimizerState
 from ..training.passes import Pass, Split, backward_for_input, backward_for_weights
@@ -87,7 +87,7 @@ def _between_two(member: Member, sizes: list[int], play: Callable[[Begin, Begin]
     for size in sizes * SERIES:
         tensor = _zeros(member, size)
         send = partial(member.transport.begin, out, tensor)
-        receive = partial(member.transport.begin, back, None, _form(tensor))
+        receive = partial(member.transport.begin, back, None, form_of(tensor))
         spans = _repeated(member, size, partial(play, send, receive))
         times[size].append([span.end - span.start for span in spans])
     return times if own == 0 else {}
@@ -102,18 +102,14 @@ def time_collective(member: Member, op: Op, ranks: int, sizes: list[int]) -> Spa
     message = _message(op, members)
     spans: Spans = {size: [] for size in sizes}
     for size in sizes * SERIES:
-        begin = _run_collective(member, message, _zeros(member, size))
-        spans[size].append(_repeated(member, size, partial(_complete, begin), partial(_meet, member, members)))
+        action = partial(_run_collective, member, message, _zeros(member, size))
+        spans[size].append(_repeated(member, size, action, partial(_meet, member, members)))
     return spans
 
 
-def _run_collective(member: Member, message: Message, tensor: Tensor) -> Begin:
+def _run_collective(member: Member, message: Message, tensor: Tensor) -> None:
     gives = message.op != Op.BROADCAST or member.rank == message.src
-    return partial(member.transport.begin, message, tensor if gives else None, _form(tensor))
-
-
-def _complete(begin: Begin) -> None:
-    begin().wait()
+    member.transport.begin(message, tensor if gives else None, form_of(tensor)).wait()
 
 
 def _meet(member: Member, members: tuple[int, ...]) -> None:
@@ -138,10 +134,6 @@ def _repeated(
 
 def _message(op: Op, members: tuple[int, ...], node: int = 0) -> Message:
     return Message(node, op, Content.ACTIVATION, 0, 0, 0, members[0], members, 0)
-
-
-def _form(tensor: Tensor) -> Form:
-    return Form(tuple(tensor.shape), tensor.dtype)
 
 
 def _zeros(member: Member, size: int) -> Tensor:
