@@ -17,7 +17,7 @@ from ..modules import Unfit, reason_of
 from ..ranks.launcher import GRACE_SECONDS, START_SECONDS, Ranks, describe_exit, fork_context
 from ..ranks.member import is_out_of_memory
 from ..ranks.parent import end_with_parent
-from ..replay.case import prepare, profiled
+from ..replay.case import Case, prepare, profiled
 from ..replay.contents import ReplayError
 from ..replay.options import replayable
 from ..report.schema import FailureKind, Report
@@ -148,7 +148,11 @@ class RankPool:
 
 def _attempt(trial: Trial, crew: RankPool, timeout: float) -> Answer:
     try:
-        return _replayed(trial, crew, timeout) if trial.case else _calibrated(crew)
+        if trial.case:
+            return _replayed(trial, trial.case, crew, timeout)
+        request = calibrate.CalibrationRequest(device=crew.device)
+        found = calibrate.measure_machine(crew.ranks(request.ranks), request, calibrate.profile_of(request))
+        return Calibrated(msgspec.to_builtins(found))
     except Exception as error:
         return failure_of(error)
     finally:
@@ -157,9 +161,8 @@ def _attempt(trial: Trial, crew: RankPool, timeout: float) -> Answer:
             torch.cuda.empty_cache()  # for ranks on the same GPU
 
 
-def _replayed(trial: Trial, crew: RankPool, timeout: float) -> Replayed:
-    assert trial.case is not None, "a calibration is no replay"
-    case = profiled(replayable(trial.case, alone=trial.alone))
+def _replayed(trial: Trial, case: Case, crew: RankPool, timeout: float) -> Replayed:
+    case = profiled(replayable(case, alone=trial.alone))
     assert case.stages is not None, "it has been profiled"
     if trial.alone:
         crew.leave()
@@ -169,12 +172,6 @@ def _replayed(trial: Trial, crew: RankPool, timeout: float) -> Replayed:
     report = compare_replay(case, players, timeout=timeout, repeats=trial.repeats)
     assert report is not None, "this process reports"
     return Replayed(report, model_hash(case.stages), case.stages.table())
-
-
-def _calibrated(crew: RankPool) -> Calibrated:
-    request = calibrate.CalibrationRequest(device=crew.device)
-    found = calibrate.measure_machine(crew.ranks(request.ranks), request, calibrate.profile_of(request))
-    return Calibrated(msgspec.to_builtins(found))
 
 
 def failure_of(error: Exception) -> Failed:

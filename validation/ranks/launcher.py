@@ -25,9 +25,8 @@ from .parent import end_with_parent
 Result = TypeVar("Result")
 
 START_SECONDS = 120.0  # seconds for a rank to import torch and to find the others, on a busy machine
-LONGEST_SOCKET_FOLDER = (
-    74  # bytes of a folder's name that leave room for multiprocessing's socket, whose path has at most 107
-)
+# Bytes of a folder's name that leave room for multiprocessing's socket, whose path has at most 107.
+LONGEST_SOCKET_FOLDER = 74
 GRACE_SECONDS = 3.0  # seconds for ranks to report that their own waits have timed out
 
 
@@ -137,7 +136,9 @@ class Ranks:
                 try:
                     answers[rank] = missing.pop(rank).recv()
                 except (EOFError, OSError):
-                    dead[rank] = RankFailure(f"is gone ({self._code(rank)})", kind="killed")
+                    self._processes[rank].join(GRACE_SECONDS)
+                    how = describe_exit(self._processes[rank].exitcode)
+                    dead[rank] = RankFailure(f"is gone ({how})", kind="killed")
                 if rank in dead or isinstance(answers[rank], RankFailure):
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         failures = dead | {rank: said for rank, said in answers.items() if isinstance(said, RankFailure)}
@@ -145,10 +146,6 @@ class Ranks:
             self._kill()
             raise problem
         return [answers[rank] for rank in range(len(self._ends))]
-
-    def _code(self, rank: int) -> str:
-        self._processes[rank].join(GRACE_SECONDS)
-        return describe_exit(self._processes[rank].exitcode)
 
 
 def describe_exit(code: int | None) -> str:

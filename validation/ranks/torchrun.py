@@ -38,9 +38,8 @@ class TorchrunRanks:
 
     def __init__(self, count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START_SECONDS) -> None:
         end_with_parent()
-        signal.signal(
-            signal.SIGTERM, signal.SIG_DFL
-        )  # in place of torchrun's handler, whose exception would not be raised inside a wait
+        # In place of torchrun's handler, whose exception would not be raised inside a wait.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         torch.set_num_threads(1)
         rank, world = _number("RANK"), _number("WORLD_SIZE")
         if world < count:
@@ -69,8 +68,12 @@ class TorchrunRanks:
         if not self.reports:
             dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
             return None
-        kind = get_type_hints(function)["return"]
-        return [decode_result(data if rank == 0 else self._fetch(rank), kind) for rank in range(self._member.count)]
+        found = [decode_result(data, kind := get_type_hints(function)["return"])]
+        for rank in range(1, self._member.count):
+            tensor = torch.empty(self._sizes[rank], dtype=torch.uint8)
+            dist.recv(tensor, rank)
+            found.append(decode_result(tensor.numpy().tobytes(), kind))
+        return found
 
     def close(self) -> None:
         """Leave together: a rank that leaves while others still work makes them fail."""
@@ -123,11 +126,6 @@ class TorchrunRanks:
                 failures[rank] = failure
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         return failures, silent
-
-    def _fetch(self, rank: int) -> bytes:
-        tensor = torch.empty(self._sizes[rank], dtype=torch.uint8)
-        dist.recv(tensor, rank)
-        return tensor.numpy().tobytes()
 
 
 def _number(name: str, default: int | None = None) -> int:

@@ -253,17 +253,14 @@ class Device:
 
     def _update(self, node: int) -> None:
         (t, _, j), program, row = self._place(node), self._program, node - self._program.compute
-        version, base, first = (
-            int(column) for column in (program.tasks.version[node], program.base[row], program.first_step[row])
-        )
+        columns = program.tasks.version[node], program.base[row], program.first_step[row]
+        version, base, first = (int(column) for column in columns)
         gradient = self._sum(t, j)
         if first < t:
             gradient = reduce(add, [*(self._sum(step, j) for step in range(first, t)), gradient]) / (t + 1 - first)
         split = self._splits[Category.PARAMETERS]
-        before, keep = (
-            self._parameters.get(parameters(j, base, split)),
-            not program.is_estimate(program.tasks.version[node]),
-        )
+        before = self._parameters.get(parameters(j, base, split))
+        keep = not program.is_estimate(program.tasks.version[node])
         if split == self._splits[Category.OPTIMIZER]:
             theta = self._updated(j, before, gradient, keep=keep)
             self._keep(parameters(j, version, split), theta)

@@ -136,9 +136,7 @@ class RoundsDevice(Device):
 
     def _update(self, node: int) -> None:
         (t, _, j), program, row = self._place(node), self._program, node - self._program.compute
-        version, base, first = (
-            int(c[row]) for c in (program.tasks.version[program.compute :], program.base, program.first_step)
-        )
+        version, base, first = int(program.tasks.version[node]), int(program.base[row]), int(program.first_step[row])
         if self._alone:
             self._hand_over(t)
         summed = self._communication[j] if self._alone else self._sums[j]

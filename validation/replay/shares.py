@@ -54,10 +54,6 @@ class Shares:
         size, numel = self.form(stage, split).numel, self._training.parameters(stage).numel
         return slice(min(rank * size, numel), min((rank + 1) * size, numel))
 
-    def is_padded(self, stage: int, split: int) -> bool:
-        """Return whether the shares of a stage's vector are together longer than it is."""
-        return self.form(stage, split).numel * split > self._training.parameters(stage).numel
-
     def of(self, vector: Tensor, stage: int, split: int, rank: int) -> Tensor:
         """Return a rank's share of a vector: a view, or a padded copy."""
         own, form = vector[self.place(stage, split, rank)], self.form(stage, split)
@@ -89,9 +85,9 @@ class Shares:
 
     def is_packed(self, message: Message) -> bool:
         """Return whether a message carries other tensors than those that devices hold."""
-        return len(message.covers) > 1 or (
-            message.op in (Op.REDUCE_SCATTER, Op.ALL_GATHER) and self.is_padded(message.stage, len(message.members))
-        )
+        split, numel = self.splits(message), self._training.parameters(message.stage).numel
+        of_shares = message.op in (Op.REDUCE_SCATTER, Op.ALL_GATHER)
+        return message.stages > 1 or (of_shares and self.form(message.stage, split).numel * split > numel)
 
     def pack_rows(self, vectors: Sequence[Tensor], stages: Sequence[int], split: int) -> Tensor:
         """Return vectors as one: first the first rank's share of each, then the second's."""

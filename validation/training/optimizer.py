@@ -78,7 +78,12 @@ class Optimizer:
         if self.kind == "adafactor":
             factors = [(f"{k}.{name}", form) for k, part in enumerate(wide) for name, form in _factors(part).items()]
             return forms | dict(factors)
-        return forms | dict.fromkeys(self._moments(), vector)
+        moments = (
+            ["exp_avg", "exp_avg_sq"]
+            if self.kind != "sgd"
+            else ["momentum_buffer"] * bool(self.options.get("momentum"))
+        )
+        return forms | dict.fromkeys(moments, vector)
 
     def state(
         self, theta: Tensor, parts: Sequence[Form], make: Callable[[Form, torch.device], Tensor] = zeros
@@ -121,11 +126,6 @@ class Optimizer:
             parameter.grad = gradient
             optimizer.state[parameter] = dict(state)  # torch has None there where it keeps nothing
         optimizer.step()
-
-    def _moments(self) -> tuple[str, ...]:
-        if self.kind in ("adam", "adamw"):
-            return ("exp_avg", "exp_avg_sq")
-        return ("momentum_buffer",) if self.options.get("momentum") else ()
 
 
 def _factors(part: Form) -> dict[str, Form]:
