@@ -215,7 +215,6 @@ def calibrate_command(options: argparse.Namespace) -> int:
 
 
 def _stages_to_time(options: argparse.Namespace) -> Stages:
-    """Return the stages to time, which are those of `replay` with the same options."""
     own = options.model is None
     model, sizes = (USUAL.model, dict(USUAL.sizes)) if own else (options.model, {})
     sizes |= read_sizes(options.size)

@@ -82,7 +82,6 @@ def _draw_messages(above: "Axes", below: "Axes", title: str, series: Sequence[Se
 
 
 def _draw_compute(above: "Axes", below: "Axes", compute: Compute) -> None:
-    """Draw the times of each stage's passes, and those at the fitted speed."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     speed = EngFormatter("FLOP/s", places=1)(compute.speed_flop_per_second)
@@ -110,7 +109,6 @@ def _draw_compute(above: "Axes", below: "Axes", compute: Compute) -> None:
 
 
 def _finish(above: "Axes", below: "Axes") -> None:
-    """Set the axes of both panels of a column."""
     from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     above.set(xscale="log", yscale="log")

@@ -142,7 +142,6 @@ def _zeros(member: Member, size: int) -> Tensor:
 
 
 def _settle(device: torch.device) -> None:
-    """Wait until a GPU has done its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -188,8 +187,6 @@ def stage_times(training: Training, optimizer: Optimizer, rounds: int) -> list[S
 
 
 class _Held(NamedTuple):
-    """The values of a stage that a device keeps between tasks."""
-
     theta: Tensor
     gradient: Tensor
     state: OptimizerState
@@ -233,7 +230,6 @@ def _there_and_back(
     number: int,
     go_back: Callable[[Stash, _Held, Tensor | None], tuple[Tensor | None, list[Passed]]],
 ) -> list[list[Passed]]:
-    """Time each stage's forward, then its backward, whole or in parts."""
     n = training.n
     times: list[list[Passed]] = []
     kept: list[Stash] = []

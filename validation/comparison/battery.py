@@ -143,7 +143,6 @@ def run_battery(
 
 
 def _make(trial: Trial, worker: Worker, within: float, journal: Journal) -> None:
-    """Make one trial, and print its failure, if any."""
     begun = time.monotonic()
     answer = worker.make(trial, within)
     journal.add(trial, answer, time.monotonic() - begun)

@@ -235,7 +235,6 @@ def _forecast(options: argparse.Namespace, case: Case) -> Forecast | None:
 
 
 def _refuse_ranks(options: argparse.Namespace, case: Case) -> None:
-    """Refuse options for ranks where there are no ranks."""
     if options.timeout is not None:
         raise RequestError("--timeout", "is for ranks; --single-process waits for no rank")
     if case.backend != "gloo":
@@ -291,7 +290,6 @@ def report_summary(report: Report) -> str:
 
 
 def _account_line(account: Account) -> str:
-    """Return a line on the allocator's account of a process."""
     text = "" if account.device is None else f"device {account.device}: "
     text += f"{account.simulated_bytes:,} simulated"
     text += "".join(f" + {each.size:,} {each.name}" for each in account.remainders)

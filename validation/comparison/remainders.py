@@ -76,7 +76,6 @@ class EventSequence:
                 yield Span("", size, self._point(device, begin), self._buffer_end(number, until))
 
     def _buffer_end(self, number: int, until: int) -> int:
-        """Return the point at which a buffer goes that the program holds until a point."""
         return until
 
     def _point(self, device: int, moment: int) -> int:
@@ -201,7 +200,6 @@ class EventSequence:
                     yield Span("shares on their way across groups", share, 2 * come + 1, end + 1)
 
     def _padded(self, message: Message, device: int) -> int:
-        """Return the bytes of shares that are padded before they are packed with others."""
         split = self._shares.splits(message)
         if message.stages == 1:
             return 0

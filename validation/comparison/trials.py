@@ -60,7 +60,6 @@ def list_trials(device: str) -> list[Trial]:
 
 
 def _trials_of(name: str, described: dict[str, Any], device: str) -> Iterator[Trial]:
-    """Yield the trials of a group on a kind of device."""
     own = described | described.get(device, {})
     if own.get("only", device) != device:
         return
@@ -75,7 +74,6 @@ def _trials_of(name: str, described: dict[str, Any], device: str) -> Iterator[Tr
 
 
 def _cases_of(row: dict[str, Any]) -> Iterator[Case]:
-    """Yield the case of a row for each of its schedules."""
     optimizer = replace(OPTIMIZERS[row["optimizer"]], mixed_precision=row.get("mixed_precision", False))
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
     given |= {"optimizer": optimizer, "sizes": tuple(row.get("sizes", {}).items())}

@@ -81,7 +81,6 @@ class Worker:
         return answer
 
     def _begin(self) -> Connection:
-        """Start the process, and wait until it has imported its modules."""
         context = fork_context()
         here, there = context.Pipe()
         self._process = context.Process(target=_serve_trials, args=(self._device, there))
@@ -110,7 +109,6 @@ class Worker:
 
 
 def _serve_trials(device: str, end: Connection) -> None:
-    """Make one trial after another until the connection is closed."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all processes; the battery handles it
     crew = RankPool(device)

@@ -74,7 +74,6 @@ def find_workspaces(training: Training, *, splits: bool) -> list[Workspaces]:
 
 
 def _measure(training: Training, stage: int, splits: bool) -> Workspaces:
-    """Run the tasks of a stage under both watches."""
     given = zero_inputs(training, stage)
     above = zero_above(training, stage)
     here = [tensor for tensor in (*given, above, *training.buffers[stage].values()) if tensor is not None]

@@ -164,12 +164,10 @@ class _Inherited:
 
 
 def _arrived(inherited: Any) -> int:
-    """Return the number that the file has in this process."""
     return int(inherited.detach())
 
 
 def _serve_rank(rank: int, count: int, device: str, backend: str, meeting: int, end: Connection) -> None:
-    """Serve the calls of a rank until its connection is closed or a call fails."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all processes; the launcher handles it
     torch.set_num_threads(1)

@@ -137,7 +137,6 @@ def _number(name: str, default: int | None = None) -> int:
 
 
 def _store(seconds: float) -> Store:
-    """Return the store at which torchrun lets ranks meet."""
     address = os.environ.get("MASTER_ADDR")
     if not address:
         raise RequestError("MASTER_ADDR", "is not set; start the ranks with torchrun")

@@ -232,20 +232,17 @@ class _Walk:
             self._states[version] = self._state()
 
     def _snapshot(self) -> StageParameters:
-        """Return each stage's parameters as passes read them, in their type."""
         return [
             {name: own.detach().to(self._dtype, copy=True).requires_grad_() for name, own in stage.named_parameters()}
             for stage in self._stages
         ]
 
     def _state(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Return what each stage's next update starts from: parameters as they are updated, and the optimizer's."""
         pairs = zip(self._stages, self._optimizers, strict=True)
         return [deepcopy((stage.state_dict(), own.state_dict())) for stage, own in pairs]
 
 
 def _add_up(sums: Sums, gradients: Sequence[Tensor]) -> Tensor:
-    """Return the sum of micro-batches' gradients, added in the order of the sums."""
     return reduce(add, (gradients[each] if isinstance(each, int) else _add_up(each, gradients) for each in sums))
 
 

@@ -158,7 +158,6 @@ class Device:
         self._stores[holding.category].put(holding, value)
 
     def _first(self, holding: Holding) -> Tensor | OptimizerState:
-        """Return the value of a content at the start of the run."""
         theta = flatten(self._training.stages[holding.stage].parameters()).to(self._training.device)
         parts = self._shares.parts(holding.stage, holding.split)
         if holding.split > 1:
@@ -234,7 +233,6 @@ class Device:
         return tensor
 
     def _passed(self, key: Passing) -> Tensor:
-        """Return a value that this device made for another task, or that has arrived for one."""
         if key not in self._passing:
             raise self._plan.lack(self._part.device, key)
         return self._passing.pop(key)
@@ -290,17 +288,14 @@ class Device:
         return self._splits[Category.GRADIENTS] < self._splits[Category.OPTIMIZER]
 
     def _own_share(self, vector: Tensor, stage: int) -> Tensor:
-        """Return the device's share of a stage's vector."""
         split = self._splits[Category.OPTIMIZER]
         return self._shares.of(vector, stage, split, self._shares.rank(self._part.device, split))
 
     def _write_own(self, vector: Tensor, stage: int, share: Tensor) -> None:
-        """Write the device's share into a stage's vector."""
         split = self._splits[Category.OPTIMIZER]
         self._shares.write(vector, stage, split, self._shares.rank(self._part.device, split), share)
 
     def _place(self, node: int) -> tuple[int, int, int]:
-        """Return the step, micro-batch and stage of a task."""
         tasks = self._program.tasks
         return int(tasks.step[node]), int(tasks.micro_batch[node]), int(tasks.stage[node])
 
@@ -315,14 +310,12 @@ class Device:
     # Messages
 
     def _start(self, message: Message) -> None:
-        """Begin this device's part in a message, which then runs by itself until it is due."""
         try:
             self._pending[message.node] = self._launch(message)
         except ReplayError as error:
             raise ReplayError(f"device {self._part.device} cannot begin {message}: {error}") from error
 
     def _launch(self, message: Message) -> Pending:
-        """Send the content of a message, or make room for it."""
         begin = self._transport.begin
         if message.op in (Op.P2P, Op.BROADCAST):
             gives = self._part.device == message.src
@@ -340,7 +333,6 @@ class Device:
         return begin(message, given[0], None if message.op == Op.ALL_REDUCE else self._shares.message_form(message))
 
     def _given_to(self, message: Message, stage: int) -> Tensor:
-        """Return what the device gives of a stage to a collective among ranks."""
         split = self._shares.splits(message)
         if message.op == Op.ALL_REDUCE:
             return self._sum_of(message, stage)
@@ -362,7 +354,6 @@ class Device:
         return self._own_share(own, stage) if self._sums_in_place else own
 
     def _complete(self, node: int) -> None:
-        """Wait until a message is complete, and keep its content."""
         message = self._plan.message(node)
         if node not in self._pending:
             raise ReplayError(f"device {self._part.device} waits for {message}, which it has not begun")
@@ -409,7 +400,6 @@ class Device:
                 self._gradients.get(holding).add_(come)
 
     def _numbers(self, message: Message) -> list[int]:
-        """Return how many numbers a message of gradients brings of each stage."""
         split = self._shares.splits(message)
         return [self._shares.form(stage, split).numel for stage in message.covers]
 
@@ -430,11 +420,9 @@ class Device:
                 self._gradients.get(holding).add_(share)
 
     def _take_gathered(self, message: Message, stage: int, vector: Tensor) -> None:
-        """Keep parameters that were gathered."""
         self._keep(parameters(stage, message.step + 1), vector)
 
     def _outgoing(self, message: Message) -> Tensor:
-        """Return the tensor that a message carries."""
         if message.content in (Content.ACTIVATION, Content.ACTIVATION_GRADIENT):
             return self._passed(message.key)
         if message.content == Content.GRADIENT:
@@ -442,7 +430,6 @@ class Device:
         return pack([tensor for holding in self._plan.cargo(message.node) for tensor in self._tensors(holding)])
 
     def _arrive(self, message: Message, tensor: Tensor) -> None:
-        """Keep the content of a message."""
         cargo = self._plan.cargo(message.node)
         if not cargo:
             self._watch.holds(tensor, Category.COMMUNICATION)
@@ -455,7 +442,6 @@ class Device:
             self._keep(holding, value)
 
     def _form(self, message: Message) -> Form:
-        """Return the form of a message's tensor on arrival."""
         if message.content == Content.ACTIVATION:
             return self._training.boundary(message.stage)
         if message.content == Content.ACTIVATION_GRADIENT:
@@ -472,7 +458,6 @@ class Device:
         return self._optimizer.forms(self._training.parts(holding.stage))
 
     def _tensors(self, holding: Holding) -> list[Tensor]:
-        """Return the tensors of a stored value, in the order of its forms."""
         if holding.category == Category.OPTIMIZER:
             return [self._states.get(holding)[name] for name in self._forms(holding)]
         return [self._stores[holding.category].get(holding)]

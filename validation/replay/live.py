@@ -140,7 +140,6 @@ class _Communications:
             self._gather(message, shares[self._brings[message.node]])
 
     def _sum(self, step: int, count: int) -> list[Tensor]:
-        """Return the rank's share of all sums; alone it has them."""
         self._counts[step] = count
         if self._program.devices == 1:
             return self._buffer
@@ -157,7 +156,6 @@ class _Communications:
         return [found[stage] for stage in range(self._program.n)]
 
     def _make(self, row: int, sums: Sequence[Tensor]) -> list[Tensor]:
-        """Make a version, of which the rank has a share of each stage."""
         many = sum(self._counts[t] for t in range(int(self._made.first[row]), int(self._made.step[row]) + 1))
         made = []
         for stage, summed in enumerate(sums):
@@ -221,7 +219,6 @@ class LiveWorker:
         return LiveOutcome(ours.final, places_of(self._prepared, self._rank), counts)
 
     def _compute(self, step: int, places: range, sums: Sequence[Tensor]) -> None:
-        """Add the gradients of some micro-batches, each through all stages and back."""
         training, thetas = self._training, self._communications.read
         for place in places:
             begun = time.perf_counter()

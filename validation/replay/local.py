@@ -99,7 +99,6 @@ class LocalDevice(Device):
         self._made(stage, version, theta)
 
     def _mean_of(self, stage: int, version: int) -> Tensor:
-        """Return the vector in which the mean of a version is made."""
         if self._local.late and (averaged := self._program.averaged) is not None:
             return self._outer[stage].means[int(np.searchsorted(averaged[averaged >= 0], version)) % 2]
         return self._parameters.get(parameters(stage, version))

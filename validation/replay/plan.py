@@ -135,7 +135,6 @@ class Plan:
 
     @cached_property
     def _readers(self) -> dict[int, list[int]]:
-        """Return the nodes that read the content of each message."""
         edges = self.program.edges
         data = (edges.kind == EdgeKind.DATA) & (edges.before >= self._first)
         readers: dict[int, list[int]] = defaultdict(list)
@@ -172,7 +171,6 @@ class Plan:
 
     @cached_property
     def _sums(self) -> list[Message]:
-        """Return the messages that sum gradients among ranks, in their order."""
         sums = [each for each in self.messages if each.content == Content.GRADIENT and each.op != Op.P2P]
         return sorted(sums, key=lambda each: self.place[each.node])
 

@@ -88,7 +88,6 @@ class Policy:
         return last
 
     def _reads(self, node: int) -> list[Holding]:
-        """Return what a task reads of parameters, complete gradients and optimizer states."""
         program, tasks = self._program, self._program.tasks
         stage, step, version = (int(column[node]) for column in (tasks.stage, tasks.step, tasks.version))
         if tasks.kind[node] != Kind.U:

@@ -115,7 +115,6 @@ class RoundsPolicy:
         return [Life(worker.device, holding, node, ends[holding]) for holding, node in begins.items()]
 
     def _states(self, worker: WorkerSteps) -> list[Life]:
-        """Return the lives of optimizer states, which are always there."""
         tasks, split = self._program.tasks, split_of(self._program, Category.OPTIMIZER)
         ends = dict.fromkeys(range(self._program.n), worker.last)
         for node in range(self._program.compute, len(tasks)):

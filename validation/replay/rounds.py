@@ -115,7 +115,6 @@ class RoundsDevice(Device):
         self._outlasting.clear()
 
     def _take_over(self) -> None:
-        """Go on with the version that has come, if one has."""
         for node in [node for node in self._pending if self._plan.message(node).op == Op.ALL_GATHER]:
             self._complete(node)
             self._completed.add(node)
@@ -152,11 +151,9 @@ class RoundsDevice(Device):
         self._pass_on(j, version, t, theta)
 
     def _taken_by(self, first: int, last: int) -> int:
-        """Return how many micro-batches an update takes the gradients of, of all devices."""
         return int(self._program.counts[first : last + 1].sum())
 
     def _is_last(self, version: int, step: int) -> bool:
-        """Return whether a version is the last one that its step makes."""
         tasks, compute = self._program.tasks, self._program.compute
         return version == tasks.version[compute:][tasks.step[compute:] == step].max()
 

@@ -200,8 +200,6 @@ def meet_ranks(store: Store, place: str, rank: int, others: Iterable[int], secon
 
 @dataclass(frozen=True)
 class _Work:
-    """A torch call that runs by itself, with its tensor and its receiver."""
-
     work: dist.Work
     carried: Tensor
     tensor: Tensor  # in the same storage, unless it is staged
@@ -224,8 +222,6 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Works:
-    """Torch calls of one collective, and what its result is made by when they are through."""
-
     works: Sequence[_Work]
     result: Callable[[], Tensor]
 

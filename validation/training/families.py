@@ -266,7 +266,6 @@ def _config(described: Description, kind: str, attention: str = "eager", **sizes
 
 
 def _model(described: Description, kind: str, config: Any) -> Any:
-    """Return a model of transformers, with random weights in torch's default type."""
     return _made(described, _transformers(kind), config)
 
 
@@ -284,7 +283,6 @@ def _wide(norm: Any) -> RootMeanSquareNorm:
 
 
 def _classifier(layers: list[nn.Module], batch: int, dtype: torch.dtype, image: int, config: Any) -> Architecture:
-    """Return the architecture of a classifier of square images."""
     images, labels = Form((batch, config.num_channels, image, image), dtype), Form((batch,), torch.int64)
     names = _block_names(layers)
     return Architecture(layers, Draw(images), Draw(labels, config.num_labels), cross_entropy, names=names)
@@ -300,7 +298,6 @@ def _tied(described: Description, kind: str, tokens: Any, head: Any) -> Tied:
 
 
 def _language_model(layers: list[nn.Module], batch: int, length: int, vocabulary: int, tied: Tied) -> Architecture:
-    """Return the architecture of a language model, whose targets, the next tokens, are drawn like its input."""
     tokens = Draw(Form((batch, length), torch.int64), vocabulary)
     return Architecture(layers, tokens, tokens, cross_entropy, tied, names=_block_names(layers))
 

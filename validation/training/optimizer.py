@@ -119,7 +119,6 @@ class Optimizer:
         return vector.to(theta.dtype)
 
     def _step(self, values: list[Tensor], gradients: list[Tensor], states: list[OptimizerState]) -> None:
-        """Update values in place by torch's optimizer of them, and their states."""
         parameters = [nn.Parameter(value) for value in values]
         optimizer = self.over(parameters)
         for parameter, gradient, state in zip(parameters, gradients, states, strict=True):

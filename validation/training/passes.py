@@ -52,8 +52,6 @@ class Rest(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A place in the vector of parameters."""
-
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
@@ -282,7 +280,6 @@ def _gradients(
 
 @cache
 def _task_for(device: torch.device) -> Tensor:
-    """Return a number that has a graph on a GPU."""
     return torch.zeros((), device=device, requires_grad=True).clone()
 
 
@@ -337,7 +334,6 @@ def _lend(training: Training, kept: Pass | Rest, theta: Tensor, gradient: Tensor
 
 
 def _return(kept: Pass | Rest) -> None:
-    """Take parameters and gradients back from leaves and graph."""
     kept.lent.theta = None
     for parameter in kept.parameters:
         parameter.data, parameter.grad = parameter.new_empty(0), None
