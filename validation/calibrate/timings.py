@@ -52,7 +52,7 @@ class Passed(NamedTuple):
 
 
 def repetitions(size: int) -> int:
-    """Return how often to repeat a message of so many bytes: small ones more often, as they vary more."""
+    """Return how often to repeat a message of a size: small ones more often, as they vary more."""
     return max(3, min(16, 2**25 // size))
 
 
@@ -157,7 +157,7 @@ class StageTimes(NamedTuple):
 
 
 def time_passes(member: Member, stages: Stages, rounds: int, busy: int, split: Split = "once") -> list[StageTimes]:
-    """Time each stage's tasks in the first ranks, so many of them at once, while the others wait.
+    """Time each stage's tasks in the first `busy` ranks at once, while the others wait.
 
     `split` says how often the parts of a split backward go through a stage.
     """
@@ -175,7 +175,7 @@ def time_passes(member: Member, stages: Stages, rounds: int, busy: int, split: S
 
 
 def stage_times(training: Training, optimizer: Optimizer, rounds: int) -> list[StageTimes]:
-    """Time each stage's passes and update over so many micro-batches."""
+    """Time each stage's passes and update over a number of micro-batches."""
     track = [_Held.first(training, optimizer, stage) for stage in range(training.n)]
     times = [StageTimes([], [], [], [], []) for _ in track]
     for k in range(WARM_UP + rounds):

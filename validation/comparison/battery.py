@@ -120,7 +120,7 @@ def run_battery(
     force: bool = False,
     timeout: float = TIMEOUT,
 ) -> Battery:
-    """Make all trials, or those of the patterns that fit into so many minutes; write the file after each."""
+    """Make all trials, or the ones of the patterns that fit into the minutes; write the file after each."""
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     check_device(choose("device", device, DEVICES), "gloo", 1)
     known = list_trials(device)
@@ -173,7 +173,7 @@ def battery_summary(found: Battery) -> str:
     argument("-o", "--output", metavar="FILE.json", help="the file to write"),
     argument("--device", metavar="DEVICE", help="cpu or cuda (default: cuda where there is a GPU)"),
     argument("--only", nargs="+", metavar="PATTERN", help="make these trials or groups alone, such as 'timed*'"),
-    argument("--minutes", metavar="M", help="start no trial that would end later than in so many minutes"),
+    argument("--minutes", metavar="M", help="start no trial that would end later than in M minutes"),
     argument("--timeout", metavar="SECONDS", help="how long ranks may take for a run (default 300)"),
     argument("--list", action="store_true", help="show the trials, and make none"),
     argument("--resume", action="store_true", help="make the trials without a good result in the file"),

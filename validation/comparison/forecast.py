@@ -34,7 +34,7 @@ class Forecast(NamedTuple):
 
 
 class Durations(NamedTuple):
-    """Seconds from the first task's start to the last one's end, and those that each device computes."""
+    """Seconds from the first task's start to the last one's end, and the seconds for which each device computes."""
 
     makespan: float
     busy: list[float]

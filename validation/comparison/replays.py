@@ -57,10 +57,9 @@ def compare_replay(
     assert case.stages is not None, "the simulation has a model before anything is measured"
     prepared = prepare(case)
     needs = compare_needs(prepared.plan, prepared.training, case.optimizer)
-    # A program is refused whose messages are not those that its tasks need, but for their sizes.
     if broken := [str(each) for each in needs if not each.kind.startswith("too ")]:
         more = f"; and {len(broken) - 1} more" if broken[1:] else ""
-        raise ReplayError(f"the program's messages are not those that its tasks need: {broken[0]}{more}")
+        raise ReplayError(f"the program's messages are not what its tasks need: {broken[0]}{more}")
     if repeats and forecast is None:
         if isinstance(players, SingleProcess):
             forecast = forecasts.forecast_alone(case)

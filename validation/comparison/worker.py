@@ -53,7 +53,7 @@ class Worker:
     """A process for trials, replaced by a new one after each trial that fails.
 
     Ranks have `timeout` seconds for a run, and a trial `spare` seconds more: for ranks to start, and for the process to
-    name those that do not answer.
+    name the ones that do not answer.
     """
 
     def __init__(self, device: str, timeout: float, spare: float = START_SECONDS) -> None:
@@ -62,7 +62,7 @@ class Worker:
         self._end: Connection | None = None
 
     def make(self, trial: Trial, within: float = math.inf) -> Answer:
-        """Make a trial in so many seconds at most, and return its result, even if the process dies."""
+        """Make a trial within some seconds, and return its result, even if the process dies."""
         end = self._end or self._begin()
         try:
             answer = self._ask(end, trial, min(self._timeout + self._spare, within))
@@ -131,7 +131,7 @@ class RankPool:
         self._count = 0
 
     def ranks(self, count: int) -> Ranks:
-        """Return so many ranks or more."""
+        """Return this number of ranks, or more."""
         if self._ranks is None or self._count < count:
             self.leave()
             self._ranks, self._count = Ranks(count, device=self.device), count

@@ -89,7 +89,7 @@ class Ranks:
         return [process.pid for process in self._processes if process.pid is not None]
 
     def close(self) -> None:
-        """End the ranks; those that do not end by themselves are killed."""
+        """End the ranks; one that does not end by itself is killed."""
         for end in self._ends:
             end.close()  # a rank ends when its connection is closed
         deadline = time.monotonic() + GRACE_SECONDS

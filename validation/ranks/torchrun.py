@@ -28,7 +28,7 @@ from .parent import end_with_parent
 def find_ranks(
     count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START_SECONDS
 ) -> "Ranks | TorchrunRanks":
-    """Return the ranks that torchrun has started, if this process is one of them, or start as many as are needed."""
+    """Return the ranks that torchrun has started, if this process is one of them, or start what is needed."""
     here = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     return (TorchrunRanks if here else Ranks)(count, device=device, backend=backend, start=start)
 

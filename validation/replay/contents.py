@@ -23,7 +23,7 @@ class ReplayError(RuntimeError):
 class Holding(NamedTuple):
     """The content of a buffer: parameters of a version, gradients of a step, an optimizer state, or a stash.
 
-    It is whole, or a share: of what is `split` among so many ranks, a device has the share of its own rank.
+    It is whole, or a share: of a content that is `split` among ranks, a device has the share of its own rank.
     """
 
     category: Category

@@ -54,8 +54,8 @@ def evaluate(
     """Return each stage's parameters after some steps as one vector; by default gradients are added one by one.
 
     Lags have a row for each micro-batch and a column for each stage. Backwards may have other lags: a backward then
-    uses other parameters than the forward whose graph it goes through. With `counts`, steps have so many micro-batches,
-    and a version takes the mean over all micro-batches of its steps; else it takes the mean of its steps' means. The
+    uses other parameters than the forward whose graph it goes through. `counts` are the numbers of micro-batches of
+    steps; then a version takes the mean over all micro-batches of its steps, else the mean of its steps' means. The
     first `waits` steps, and step 0, read the newest version. Where the table has versions of workers' own, the
     micro-batches of a step are those of `workers` in turn, and an `outer` optimizer takes the means of parameters.
     """
@@ -195,7 +195,7 @@ class _Walk:
         return self._versions[self._last_kept]
 
     def read(self, newest: int, lags: Sequence[int] | Ints | None = None) -> StageParameters:
-        """Return the parameters of each stage that are so many versions older than the newest."""
+        """Return the parameters of each stage, by how many versions they are older than the newest."""
         lags = [0] * len(self._stages) if lags is None else lags
         return [self._versions[max(newest - int(lag), 0)][j] for j, lag in enumerate(lags)]
 

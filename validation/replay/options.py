@@ -13,7 +13,7 @@ from .case import Case, LeftOut
 
 REPLAYED = "replayed"
 ON_HOSTS = ("none", "optimizer", "activations", "all")  # what is kept there in replays; parameters never are
-# Of the options that a request has of schedules and of data ranks, those that no replay takes.
+# Options of schedules and of data ranks that no replay takes.
 _SIMULATED = ("order", "counts", "padding", "compress", "clip", "update_in")
 DATA_RANKS = tuple(name for name in DataOptions.__annotations__ if name not in _SIMULATED)
 OF_SCHEDULES = tuple(name for name in ScheduleOptions.__annotations__ if name not in _SIMULATED)

@@ -108,10 +108,10 @@ class Policy:
             updates = [node for node in users if tasks.kind[node] == Kind.U]
             first_step = min((int(tasks.step[node]) for node in updates), default=0)
             updaters = {int(tasks.device[node]) for node in updates if tasks.step[node] == first_step}
-            holders = updaters if state.parameters is Home.OWNED else {int(tasks.device[node]) for node in users}
+            copies = updaters if state.parameters is Home.OWNED else {int(tasks.device[node]) for node in users}
             if state.travels:
-                holders = updaters = {self._first_user(stage)}
-            for device in holders:
+                copies = updaters = {self._first_user(stage)}
+            for device in copies:
                 self._gain(device, parameters(stage, 0, self._splits[Category.PARAMETERS]), BEGINNING)
             for device in updaters:
                 self._gain(device, optimizer_state(stage, self._splits[Category.OPTIMIZER]), BEGINNING)
@@ -246,6 +246,5 @@ def optimizer_state(stage: int, split: int = 1) -> Holding:
 def split_of(program: Program, category: Category) -> int:
     """Return among how many ranks what updates use of a category is split."""
     state = program.state
-    homes = {Category.PARAMETERS: state.parameters, Category.GRADIENTS: state.gradients}
-    home = homes.get(category, state.optimizer)
-    return program.shard if home is Home.SPLIT else 1
+    placements = {Category.PARAMETERS: state.parameters, Category.GRADIENTS: state.gradients}
+    return program.shard if placements.get(category, state.optimizer) is Home.SPLIT else 1

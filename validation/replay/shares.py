@@ -37,7 +37,7 @@ class Shares:
                     self._ranks[device, len(message.members)] = rank
 
     def rank(self, device: int, split: int) -> int:
-        """Return the rank of a device among so many that follow each other."""
+        """Return the rank of a device among the ranks that split something."""
         return self._ranks[device, split]
 
     def form(self, stage: int, split: int) -> Form:
@@ -84,7 +84,7 @@ class Shares:
         return Form((many * sum(piece.numel for piece in pieces),), pieces[0].dtype)
 
     def is_packed(self, message: Message) -> bool:
-        """Return whether a message carries other tensors than those that devices hold."""
+        """Return whether a message carries other tensors than devices hold."""
         split, numel = self.splits(message), self._training.parameters(message.stage).numel
         of_shares = message.op in (Op.REDUCE_SCATTER, Op.ALL_GATHER)
         return message.stages > 1 or (of_shares and self.form(message.stage, split).numel * split > numel)

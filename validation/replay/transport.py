@@ -178,7 +178,7 @@ class InProcess:
 
 
 def missing_keys(store: Store, keys: Sequence[str], seconds: float) -> list[str]:
-    """Wait for keys of a store, and return those that are not there in time."""
+    """Wait for keys of a store, and return the ones that are missing in the end."""
     deadline = time.monotonic() + seconds
     # The store's own `wait` does not say which key is missing, and warns on stderr.
     while not store.check(list(keys)):
@@ -189,7 +189,7 @@ def missing_keys(store: Store, keys: Sequence[str], seconds: float) -> list[str]
 
 
 def meet_ranks(store: Store, place: str, rank: int, others: Iterable[int], seconds: float) -> None:
-    """Wait until the other ranks are at a place too; an error names those that do not come in time."""
+    """Wait until the other ranks are at a place too; an error names the ones that do not come in time."""
     store.set(f"{place}/{rank}", "here")
     here = {f"{place}/{other}": str(other) for other in others}
     if late := [here[key] for key in missing_keys(store, list(here), seconds)]:

@@ -68,7 +68,7 @@ class Block(nn.Module):
 
 
 def perceptrons(n: int, *, batch: int, dtype: torch.dtype, width: int = 16, layers: int = 1) -> Architecture:
-    """Return an MLP with so many layers in each of n stages."""
+    """Return an MLP with this number of layers in each of n stages."""
     data = Draw(Form((batch, width), dtype))
     return Architecture([Perceptron(width) for _ in range(n * layers)], data, data, mean_square)
 
@@ -76,7 +76,7 @@ def perceptrons(n: int, *, batch: int, dtype: torch.dtype, width: int = 16, laye
 def transformer(
     n: int, *, batch: int, dtype: torch.dtype, width: int = 16, length: int = 6, heads: int = 2, layers: int = 1
 ) -> Architecture:
-    """Return a transformer from vectors to vectors with so many layers in each of n stages."""
+    """Return a transformer from vectors to vectors with this number of layers in each of n stages."""
     if width % heads:
         raise RequestError(f"heads={heads}", f"must divide the width, which is {width}")
     data = Draw(Form((batch, length, width), dtype))

@@ -29,7 +29,7 @@ class Optimizer:
     """One of torch's optimizers and its options.
 
     In mixed precision it keeps a master copy of the parameters in float32, which it updates, and its state in float32.
-    So it does, in their own type, where updates start from other parameters than those that passes read (`keeps_base`).
+    So it does, in their own type, where updates start from other parameters than passes read (`keeps_base`).
     Parameters are one vector; its `parts` are the forms of the tensors in it, whose rows and columns Adafactor sums.
     """
 

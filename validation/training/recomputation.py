@@ -19,7 +19,7 @@ class Checkpoints(NamedTuple):
 
 
 class Hosted(NamedTuple):
-    """A stash whose tensors are on the host: those that its graph has saved, then the others."""
+    """A stash whose tensors are on the host: the ones that its graph has saved, then the others."""
 
     kept: Pass | Checkpoints
     saved: list[Saved]

@@ -52,7 +52,7 @@ class Architecture(NamedTuple):
     replay trains each parameter by itself.
 
     With `autocast`, forwards and the loss run under torch.autocast, which keeps each cast of a weight until a stage's
-    forward has ended; the graph keeps those that its backward needs.
+    forward has ended; the graph keeps the casts that its backward needs.
     """
 
     layers: Sequence[nn.Module]
