@@ -228,10 +228,9 @@ def _forecast(options: argparse.Namespace, case: Case) -> Forecast | None:
         return None
     if whole_number("repeats", options.repeats, at_least=0) == 0:
         raise RequestError("--cluster", "is for times, which --repeats 0 does not take; leave out one of them")
-    assert case.stages is not None, "a case on the command line is profiled"
     cluster = Cluster.load(options.cluster)
     source = options.cluster if options.stages is None else f"{options.cluster}, {options.stages}"
-    return Forecast(case.stages, cluster, options.collective, source)
+    return Forecast(case.profile, cluster, options.collective, source)
 
 
 def _refuse_ranks(options: argparse.Namespace, case: Case) -> None:

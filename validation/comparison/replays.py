@@ -54,7 +54,6 @@ def compare_replay(
     """
     turns = isinstance(players, SingleProcess)
     case = profiled(replayable(case, alone=turns))
-    assert case.stages is not None, "the simulation has a model before anything is measured"
     prepared = prepare(case)
     needs = compare_needs(prepared.plan, prepared.training, case.optimizer)
     if broken := [str(each) for each in needs if not each.kind.startswith("too ")]:
@@ -87,7 +86,7 @@ def compare_replay(
     within = are_within(parameters), memory.is_within(held), messages.agree, is_accounted(allocator)
     took = [_run_durations(runs, turns) for runs in timed[1:] if runs is not None]
     return Report(
-        request=request_of(case, turns) | {"model_sha256": model_hash(case.stages)},
+        request=request_of(case, turns) | {"model_sha256": model_hash(case.profile)},
         environment=environment(case.device),
         parameters=parameters,
         memory=held,

@@ -4,7 +4,6 @@ import gc
 import math
 import signal
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -102,9 +101,7 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.kill()
 
 
@@ -161,7 +158,6 @@ def _attempt(trial: Trial, crew: RankPool, timeout: float) -> Answer:
 
 def _replayed(trial: Trial, case: Case, crew: RankPool, timeout: float) -> Replayed:
     case = profiled(replayable(case, alone=trial.alone))
-    assert case.stages is not None, "it has been profiled"
     if trial.alone:
         crew.leave()
         players: SingleProcess | Ranks = SingleProcess()
@@ -169,7 +165,7 @@ def _replayed(trial: Trial, case: Case, crew: RankPool, timeout: float) -> Repla
         players = crew.ranks(prepare(case).plan.program.devices)
     report = compare_replay(case, players, timeout=timeout, repeats=trial.repeats)
     assert report is not None, "this process reports"
-    return Replayed(report, model_hash(case.stages), case.stages.table())
+    return Replayed(report, model_hash(case.profile), case.profile.table())
 
 
 def failure_of(error: Exception) -> Failed:

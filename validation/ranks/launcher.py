@@ -8,7 +8,6 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import DupFd
 from tempfile import TemporaryFile, gettempdir
-from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 import torch
@@ -107,9 +106,7 @@ class Ranks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if error is None:
             self.close()
         else:

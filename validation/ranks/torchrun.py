@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Self, get_origin, get_type_hints
 
 import msgspec
@@ -86,9 +85,7 @@ class TorchrunRanks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if error is None:
             self.close()
 

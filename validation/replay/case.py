@@ -124,10 +124,15 @@ class Case:
         return replace(shape, n=len(self.cuts or ()) + 1, layers=self.layers) if self.layers else shape
 
     @property
+    def profile(self) -> Model:
+        """Its stages, which have been profiled, or come with a model file."""
+        assert self.stages is not None, "it has been profiled"
+        return self.stages
+
+    @property
     def request(self) -> Request:
         """The request of its program; its stages are profiled."""
-        assert self.stages is not None, "it has been profiled, or comes with a model file"
-        model = with_unit_times(self.stages, split=find_schedule(self.schedule).splits(self.shape))
+        model = with_unit_times(self.profile, split=find_schedule(self.schedule).splits(self.shape))
         return Request(
             self.schedule,
             self.n,

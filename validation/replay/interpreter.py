@@ -288,12 +288,16 @@ class Device:
         return self._splits[Category.GRADIENTS] < self._splits[Category.OPTIMIZER]
 
     def _own_share(self, vector: Tensor, stage: int) -> Tensor:
-        split = self._splits[Category.OPTIMIZER]
-        return self._shares.of(vector, stage, split, self._shares.rank(self._part.device, split))
+        return self._shares.of(vector, stage, *self._own_rank)
 
     def _write_own(self, vector: Tensor, stage: int, share: Tensor) -> None:
+        self._shares.write(vector, stage, *self._own_rank, share)
+
+    @property
+    def _own_rank(self) -> tuple[int, int]:
+        """Among how many ranks what the device updates is split, and which of them it is."""
         split = self._splits[Category.OPTIMIZER]
-        self._shares.write(vector, stage, split, self._shares.rank(self._part.device, split), share)
+        return split, self._shares.rank(self._part.device, split)
 
     def _place(self, node: int) -> tuple[int, int, int]:
         tasks = self._program.tasks

@@ -47,15 +47,8 @@ class NumberedByWorker(Training):
 
     counts: Sequence[Sequence[int]] = field(default_factory=list)  # of each step, those of all workers
 
-    def input(self, step: int, micro_batch: int) -> Tensor:
-        """Draw the input of a micro-batch."""
-        return super().input(step, self._number(step, micro_batch))
-
-    def target(self, step: int, micro_batch: int) -> Tensor:
-        """Draw the target of a micro-batch."""
-        return super().target(step, self._number(step, micro_batch))
-
-    def _number(self, step: int, micro_batch: int) -> int:
+    def number(self, step: int, micro_batch: int) -> int:
+        """Return the number of the data that its worker drew."""
         ends = np.cumsum(self.counts[step])
         worker = int(np.searchsorted(ends, micro_batch, side="right"))
         first = int(ends[worker]) - self.counts[step][worker]

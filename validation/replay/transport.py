@@ -220,17 +220,6 @@ class _Work:
         return self.tensor
 
 
-@dataclass(frozen=True)
-class _Works:
-    works: Sequence[_Work]
-    result: Callable[[], Tensor]
-
-    def wait(self) -> Tensor:
-        for work in self.works:
-            work.wait()
-        return self.result()
-
-
 def first_line(error: BaseException) -> str:
     """Return the first line of a torch error, without the place in torch's sources and without guesses."""
     lines = str(error).splitlines() or [type(error).__name__]
@@ -322,7 +311,13 @@ class Distributed:
             carried = self._outward(share)
             call = partial(dist.reduce if scatters else dist.broadcast, carried, member, group=group, async_op=True)
             works.append(_Work(self._begin(call), carried, share, (member == self._rank) == scatters, self._until))
-        return _Works(works, lambda: result.copy_(own) if scatters else result)
+
+        def wait() -> Tensor:
+            for work in works:
+                work.wait()
+            return result.copy_(own) if scatters else result
+
+        return _Later(wait)
 
     @property
     def _is_native(self) -> bool:

@@ -3,8 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
 import torch
@@ -114,9 +113,7 @@ class Ledger:
         self.add(-1, BEGINNING)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._open.__exit__(kind, error, trace)
 
     def add(self, device: int, node: int, *, ends: bool = False) -> None:
