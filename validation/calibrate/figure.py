@@ -33,7 +33,7 @@ def draw_calibration(found: Calibration) -> "Figure":
     from matplotlib.figure import Figure
 
     both = (("one way", found.one_way), ("both ways at once", found.both_ways))
-    transfers = [Series(name, each.points, _line_of(each.fit), each.fit.relative_errors) for name, each in both]
+    transfers = [Series(name, each.points, each.fit.seconds, each.fit.relative_errors) for name, each in both]
     messages = [(f"point to point\n{_caption(found.one_way.fit)}", transfers)]
     messages += [(f"{each.name}\n{each.best} on that link", list(_by_ranks(each))) for each in found.collectives]
     columns = 1 + len(messages)
@@ -49,10 +49,6 @@ def draw_calibration(found: Calibration) -> "Figure":
     above[0].set_ylabel("time")
     below[0].set_ylabel("line / measured")
     return figure
-
-
-def _line_of(fit: Errors) -> Callable[[int], float]:
-    return lambda size: fit.latency_seconds + size / fit.bandwidth
 
 
 def _by_ranks(collective: Collective) -> Iterator[Series]:

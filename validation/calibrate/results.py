@@ -51,6 +51,10 @@ class Errors(msgspec.Struct, frozen=True):
         """The bandwidth as a number, which may be infinite."""
         return inf if self.bandwidth_bytes_per_second is None else self.bandwidth_bytes_per_second
 
+    def seconds(self, size: int) -> float:
+        """Return how long a message of a size takes."""
+        return self.latency_seconds + size / self.bandwidth
+
 
 class Transfers(msgspec.Struct, frozen=True):
     """Messages from one rank to another, and the line through their times."""

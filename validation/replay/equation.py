@@ -287,7 +287,9 @@ def grouping_of(program: Program) -> Grouping:
     rank = np.empty(len(program.tasks), dtype=np.int64)
     rank[program.lane_tasks] = np.arange(len(program.lane_tasks))
     rounds = program.state.reduce is When.EACH
-    inside, messages = _groups_of(program), program.messages
+    messages = program.messages
+    numbers = np.unique(messages.dst[messages.op == Op.REDUCE_SCATTER]).tolist()  # of sharding groups
+    inside = {device: number for number in numbers for device in program.groups[number].tolist()}
     in_turn = bool(((messages.content == Content.GRADIENT) & (messages.op == Op.P2P)).any())
 
     def grouping(steps: range, stage: int) -> Sums:
@@ -304,13 +306,6 @@ def grouping_of(program: Program) -> Grouping:
         return [*sorted(by_device, key=lambda own: own[-1])] if in_turn else [*by_device]
 
     return grouping
-
-
-def _groups_of(program: Program) -> dict[int, int]:
-    """Return the number of each device's sharding group; nothing where nothing is split."""
-    messages = program.messages
-    numbers = np.unique(messages.dst[messages.op == Op.REDUCE_SCATTER]).tolist()
-    return {device: number for number in numbers for device in program.groups[number].tolist()}
 
 
 def _among_groups(own: dict[int, list[int]], inside: dict[int, int], *, rounds: bool) -> Sums:

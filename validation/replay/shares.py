@@ -111,7 +111,7 @@ class Shares:
 
 def check_shares(program: Program, optimizer: Optimizer, element: int) -> None:
     """Refuse programs with shares that cannot be replayed, and optimizers that do not update numbers one by one."""
-    if not optimizer.is_elementwise:
+    if optimizer.kind == "adafactor":
         problem = f"{optimizer.kind} sums over rows of a tensor, and each of {program.shard} ranks has a share of it"
         raise RequestError("optimizer", f"{problem}; take adam, or --zero 0")
     if element < torch.float32.itemsize and not optimizer.mixed_precision:

@@ -59,7 +59,7 @@ class Mailboxes:
         self._posts: dict[int, dict[int, Tensor]] = defaultdict(dict)  # node of a message -> device -> tensor
         self._results: dict[int, dict[int, Tensor]] = defaultdict(dict)
         self._looks: Counter[int] = Counter()
-        self._closed: set[int] = set()  # collectives to which all members have given
+        self.closed: set[int] = set()  # collectives to which all members have given
 
     def put(self, message: Message, device: int, tensor: Tensor) -> None:
         """Leave a device's tensor for a message."""
@@ -104,7 +104,7 @@ class Mailboxes:
             given = (of.pop(message.node) for of in (self._posts, self._results))
             with _disable_current_modes():  # no watch of the last member sees what is the others'
                 self._combine(message.op, *([own[member] for member in message.members] for own in given))
-            self._closed.add(message.node)
+            self.closed.add(message.node)
         return result
 
     def _combine(self, op: Op, posts: list[Tensor], results: list[Tensor]) -> None:
@@ -119,11 +119,6 @@ class Mailboxes:
                 result.copy_(results[0])
             else:
                 self.sum(results)
-
-    def check_closed(self, message: Message) -> None:
-        """Refuse a message to which a member has given nothing."""
-        if message.node not in self._closed:
-            self.given(message)
 
 
 class InProcess:
@@ -171,7 +166,8 @@ class InProcess:
         self._room.exchange(message, self._device, tensor, result)
 
         def wait() -> Tensor:
-            self._room.check_closed(message)
+            if message.node not in self._room.closed:
+                self._room.given(message)  # refuses what a member has not given
             return result
 
         return _Later(wait)
@@ -282,7 +278,7 @@ class Distributed:
         own = self._empty(form) if tensor is None and form else tensor
         assert own is not None, "who gives nothing ends with something"
         self.calls[(*message.call(self._rank), own.nbytes)] += 1
-        carried = self._inward(own) if tensor is None else self._outward(own)
+        carried = self._outward(own) if tensor is not None else host_buffer(own) if self._staged else own.detach()
         if message.op == Op.P2P:
             other = message.members[1] if message.src == self._rank else message.src
             call = partial(dist.irecv if tensor is None else dist.isend, carried, other, tag=message.node)
@@ -330,10 +326,6 @@ class Distributed:
     def _outward(self, tensor: Tensor) -> Tensor:
         """Return the tensor that torch sends: the given one or, staged, its values on the host."""
         return host_buffer(tensor).copy_(tensor) if self._staged else tensor.detach()
-
-    def _inward(self, tensor: Tensor) -> Tensor:
-        """Return the tensor into which torch receives: the given one or, staged, one on the host."""
-        return host_buffer(tensor) if self._staged else tensor.detach()
 
     def _group(self, message: Message) -> dist.ProcessGroup:
         return self._groups[message.members][0]

@@ -88,13 +88,13 @@ MODELS: dict[str, Build] = {"mlp": perceptrons, "transformer": transformer}
 _CONFIG = "config.json"
 
 
-def _built_in(name: str, fields: dict[str, Any]) -> Build:
-    sizes = fields.pop("sizes", {})
-    return FAMILIES[fields["model_type"]](Description(name, fields), **sizes)
-
-
 _NAMED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-ZOO: Mapping[str, Build] = MappingProxyType({name: _built_in(name, fields) for name, fields in _NAMED.items()})
+ZOO: Mapping[str, Build] = MappingProxyType(
+    {
+        name: FAMILIES[fields["model_type"]](Description(name, fields), **fields.pop("sizes", {}))
+        for name, fields in _NAMED.items()
+    }
+)
 
 
 def make_training(

@@ -52,11 +52,6 @@ class Optimizer:
         """Whether what it updates is a copy of the parameters in its state."""
         return self.mixed_precision or self.keeps_base
 
-    @property
-    def is_elementwise(self) -> bool:
-        """Whether it updates each number by itself, so that a share of a tensor is updated as the whole is."""
-        return self.kind != "adafactor"
-
     def over(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Return torch's optimizer of parameters."""
         return _KINDS[self.kind](parameters, **self.options)
