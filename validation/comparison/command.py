@@ -40,7 +40,7 @@ from .forecast import Forecast
 from .live import check_live, compare_live, live_summary
 from .replays import SingleProcess, compare_replay, count_runs
 
-Made = TypeVar("Made", Report, LiveReport)
+AnyReport = TypeVar("AnyReport", Report, LiveReport)
 MOST_LINES = 5  # of one kind in a summary; the report has all
 
 _TRAINING = argument_group(
@@ -128,15 +128,15 @@ def replay_command(options: argparse.Namespace) -> int:
     done = ticker(count_runs(repeats), "replay")
     if options.single_process:
         report = compare_replay(case, SingleProcess(), forecast, timeout=timeout, repeats=repeats, done=done)
-        return _write(options, report, report_summary)
+        return _write_report(options, report, report_summary)
     with find_ranks(prepare(case).plan.program.devices, device=case.device, backend=case.backend) as ranks:
         if options.live:
-            return _write(options, compare_live(case, ranks, timeout=timeout), live_summary)
+            return _write_report(options, compare_live(case, ranks, timeout=timeout), live_summary)
         report = compare_replay(case, ranks, forecast, timeout=timeout, repeats=repeats, done=done)
-        return _write(options, report, report_summary)
+        return _write_report(options, report, report_summary)
 
 
-def _write(options: argparse.Namespace, report: Made | None, summary: Callable[[Made], str]) -> int:
+def _write_report(options: argparse.Namespace, report: AnyReport | None, summary: Callable[[AnyReport], str]) -> int:
     """Write a report and its summary, unless another rank reports, and return the exit code."""
     if report is None:
         return 0

@@ -208,10 +208,10 @@ def build_training(case: Case) -> Training:
     training = _built[case.device][1]
     if case.split == "twice" or not find_schedule(case.schedule).splits(case.shape):
         return training
-    return replace(training, divided=_divided(training, likeness_key))
+    return replace(training, divided=_divide_once(training, likeness_key))
 
 
-_divided = lru_cache(maxsize=1)(divide)  # of the last training that was built
+_divide_once = lru_cache(maxsize=1)(divide)  # of the last training that was built
 
 
 class DeviceRun:
