@@ -88,11 +88,11 @@ MODELS: dict[str, Build] = {"mlp": perceptrons, "transformer": transformer}
 _CONFIG = "config.json"
 
 
-_NAMED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TRANSFORMERS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 ZOO: Mapping[str, Build] = MappingProxyType(
     {
         name: FAMILIES[fields["model_type"]](Description(name, fields), **fields.pop("sizes", {}))
-        for name, fields in _NAMED.items()
+        for name, fields in _TRANSFORMERS.items()
     }
 )
 
