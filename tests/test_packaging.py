@@ -81,11 +81,12 @@ def test_tests_run_in_the_source_distribution(unpacked: Path) -> None:
 
 @pytest.mark.slow
 def test_an_installation_has_the_code_and_its_texts(installed: Path) -> None:
-    """And no test, page or result."""
+    """And its tables, but no test, page or result."""
     found = {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}
     package = {path.relative_to(PROJECT) for path in (PROJECT / "cdpsim").rglob("*") if path.name != ".gitkeep"}
     harness = {path.relative_to(PROJECT / "validation") for path in (PROJECT / "validation").rglob("*")}
-    harness = {path for path in harness if path.suffix == ".py" or path.parts[0] == "help"}
+    tables = {path for path in harness if path.suffix == ".toml" and path.parts[0] != "results"}
+    harness = tables | {path for path in harness if path.suffix == ".py" or path.parts[0] == "help"}
     wanted = package | {"cdpsim_validation" / path for path in harness}
     wanted = {path for path in wanted if "__pycache__" not in path.parts and path.suffix}
     extra = {path for path in found if path.suffix != ".pyc" and not path.parts[0].endswith(".dist-info")}

@@ -383,6 +383,8 @@ def gradients_enter_one_sum(run: Recount) -> Iterator[str]:
         for row in np.flatnonzero(np.where(alone[of], many > 0, (many < 1) | ((many > most) & (within > 0)))).tolist():
             where = f"(t={wanted[0][row]},j={wanted[1][row]}) of device {wanted[2][row]}"
             yield f"{many[row]} sums take the gradients {where}"
+        for node in mine.node[find_rows(wanted, mine.key) < 0].tolist():
+            yield f"{program.describe(node)} comes after all gradients have been summed"
 
 
 def parameters_are_gathered_for_uses(run: Recount) -> Iterator[str]:

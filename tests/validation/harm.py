@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from cdpsim.program import Op
 from validation.ranks.member import Member, replay_part
 from validation.replay.case import Case, Outcome
 from validation.replay.contents import Message
 from validation.replay.transport import Distributed, Pending
+from validation.training.forms import Form
 
 
 def sleep() -> None:
@@ -52,18 +54,19 @@ class Unsent(NamedTuple):
 
 def replay_harmed(member: Member, case: Case, rank: int, harm: str) -> Outcome | None:
     """Replay a device's part; before its third message, one rank comes to harm, or it skips that message."""
-    send, sent = member.transport.send, 0
+    begin, sent = member.transport.begin, 0
 
-    def harmful(message: Message, tensor: Tensor) -> Pending:
+    def harmful(message: Message, tensor: Tensor | None = None, form: Form | None = None) -> Pending:
         nonlocal sent
-        sent += 1
-        if sent == 3 and member.rank == rank:
-            if harm == "skips":
-                return Unsent(tensor)
-            HARMS[harm]()
-        return send(message, tensor)
+        if message.op == Op.P2P and tensor is not None:
+            sent += 1
+            if sent == 3 and member.rank == rank:
+                if harm == "skips":
+                    return Unsent(tensor)
+                HARMS[harm]()
+        return begin(message, tensor, form)
 
-    member.transport.send = harmful  # type: ignore[method-assign]
+    member.transport.begin = harmful  # type: ignore[method-assign]
     return replay_part(member, case)
 
 

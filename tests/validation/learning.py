@@ -42,7 +42,7 @@ def prepared_of(training: Training, schedule: str, optimizer: Optimizer, updates
     case = replace(case, stages=profile_stages(training, case.optimizer, case.split))
     program = assemble(case.request)
     program = in_whole_numbers(program, training, case.optimizer) if program.shard > 1 else program
-    return Prepared(case, case.request.rule, Plan(program, case.request.disorder), training)
+    return Prepared(case, case.request, Plan(program, case.request.disorder), training)
 
 
 def played(prepared: Prepared) -> Tensor:

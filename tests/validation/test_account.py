@@ -14,7 +14,7 @@ from tests.validation.cases import OPTIMIZERS, every_schedule
 from tests.validation.known import known
 from tests.validation.networks import images
 from validation.comparison.account import compare_accounts, is_accounted
-from validation.comparison.temporaries import update_bytes
+from validation.comparison.remainders import update_bytes
 from validation.comparison.workspaces import find_workspaces
 from validation.profile.allocations import Allocations
 from validation.ranks.launcher import Ranks

@@ -149,11 +149,9 @@ def test_a_run_of_one_step_tells_no_rules_apart() -> None:
 
 
 def test_what_was_asked_for_is_told_with_its_options() -> None:
-    case = Case(
-        "single-cdp", 2, rule=((False, False), (False, True)), slot_order="backward-first", optimizer=OPTIMIZERS["adam"]
-    )
+    case = Case("single-cdp", 2, rule=((1, 1), (1, 0)), slot_order="backward-first", optimizer=OPTIMIZERS["adam"])
     asked = held(replace(case, sizes=(("width", 8), ("layers", 2)), cuts=(1,))).request
-    assert asked["rule"] == "((False, False), (False, True))"
+    assert asked["rule"] == "((1, 1), (1, 0))"
     assert (asked["slot_order"], asked["sizes"], asked["cuts"]) == ("backward-first", "width=8 layers=2", "1")
     assert (asked["optimizer"], asked["optimizer_lr"]) == ("adam", 0.01)
     assert (asked["single_process"], asked["backend"]) == (True, None)

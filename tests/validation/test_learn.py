@@ -33,8 +33,7 @@ from validation.learn.training import Course, check_course, train_all
 from validation.learn.unfinished import Unfinished, placed
 from validation.learn.updates import KINDS, OuterUpdates, Update
 from validation.replay.case import Case, largest_difference, play_in_process, prepare, profiled
-from validation.replay.equation import evaluate
-from validation.replay.local_equation import evaluate_local
+from validation.replay.equation import evaluate, evaluate_program
 from validation.training.forms import Form, flatten
 from validation.training.models import even_cuts
 from validation.training.optimizer import Optimizer
@@ -253,7 +252,7 @@ def test_rounds_and_local_steps_are_those_of_replays(name: str, kind: str) -> No
         expected = evaluate(training, optimizer, learner.lags.forward, steps, **how)
     else:
         program = assemble(request)
-        steps, expected = program.steps, evaluate_local(training, optimizer, program, local)
+        steps, expected = program.steps, evaluate_program(training, optimizer, program, request)
     stack = stack_of("mlp", VECTORS, 1, learner, Update(kind, 0.9, 0.1))
     found = learnt(stack, training, m, 0.05, steps)
     assert torch.allclose(found, torch.cat(expected), rtol=0, atol=1e-12)

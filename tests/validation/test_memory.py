@@ -27,9 +27,9 @@ from validation.comparison import memory
 from validation.comparison.memory import MemoryBySlot
 from validation.ranks.launcher import Ranks
 from validation.replay import interpreter
-from validation.replay.buffer_store import BufferStore
 from validation.replay.case import Case, Prepared, play_in_process, prepare, profiled
 from validation.replay.contents import Holding
+from validation.replay.interpreter import BufferStore
 from validation.replay.watch import Reading
 from validation.report.schema import Memory
 from validation.training import passes
@@ -79,7 +79,7 @@ def cases(draw: st.DrawFn) -> Case:
     """Any schedule and causal rule, any of the small models' sizes, types and optimizers."""
     schedule, n = draw(st.sampled_from(sorted(TABLE_1))), draw(st.integers(1, 4))
     fresh = np.array(draw(st.lists(st.booleans(), min_size=n * n, max_size=n * n))).reshape(n, n) & CDP_V2.matrix(n, n)
-    rules = st.sampled_from(["cdp-v1", "cdp-v2", tuple(map(tuple, fresh.tolist()))])
+    rules = st.sampled_from(["cdp-v1", "cdp-v2", tuple(map(tuple, (1 - fresh).tolist()))])
     orders = st.sampled_from(["forward-first", "backward-first"])
     return Case(
         schedule,

@@ -85,7 +85,7 @@ def versions_made(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> dict[i
     def keep(self: object, stage: int, version: int, theta: Tensor) -> None:
         found.setdefault(version, []).append(theta.clone())
 
-    monkeypatch.setattr(cases.Collector, "__call__", keep)
+    monkeypatch.setattr(cases.DeviceRun, "_collect", keep)
     play_in_process(prepared)
     return found
 

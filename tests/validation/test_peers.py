@@ -72,7 +72,7 @@ def test_a_pipeline_with_a_flush_ends_where_torchs_do(ranks: Ranks, schedule: st
     case = case_of(schedule, ranks, model, "momentum")
     devices = case.n
     if schedule.startswith("interleaved"):
-        case = replace(case, n=2 * devices, m=devices, chunks=2)
+        case = replace(case, n=2 * devices, options={"m": devices, "chunks": 2})
     ended = ranks.call(train, schedule, case)
     assert [list(one) for one in ended] == [[*range(d, case.n, devices)] for d in range(devices)]
     assert apart(ranks.run(case), ended) <= 1e-12

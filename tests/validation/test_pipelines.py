@@ -42,7 +42,8 @@ def cases(schedule: str) -> list[Case]:
         except RequestError:
             continue
         if taken:
-            found.append(Case(schedule, shape.n, 3, shape.m, shape.chunks, shape.replicas, optimizer=MOMENTUM))
+            sizes = {name: getattr(shape, name) for name in ("m", "chunks", "replicas")}
+            found.append(Case(schedule, shape.n, 3, optimizer=MOMENTUM, **sizes))
     return found
 
 
@@ -52,9 +53,9 @@ every_pipeline = pytest.mark.parametrize("schedule", [*PIPELINES, "pp-cdp"])
 @pytest.mark.parametrize("devices", [(2, 1), (1, 3), (2, 1, 2)])
 def test_stages_of_several_devices_end_where_the_equation_does(devices: tuple[int, ...]) -> None:
     """Also where these have unlike numbers of micro-batches, and with whole pipelines side by side."""
-    case = Case("1f1b", len(devices), 3, 5, optimizer=MOMENTUM, stage_replicas=devices)
+    case = Case("1f1b", len(devices), 3, m=5, optimizer=MOMENTUM, stage_replicas=devices)
     check_replay(case)
-    check_replay(replace(case, replicas=2))
+    check_replay(case.but(replicas=2))
 
 
 @pytest.mark.parametrize(("name", "n", "m"), [("chimera", 2, 2), ("gems", 2, 2), ("dualpipe", 2, 4), ("gpipe", 2, 2)])

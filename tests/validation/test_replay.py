@@ -21,7 +21,7 @@ from validation.replay.contents import Message, ReplayError
 from validation.replay.interpreter import Device
 from validation.replay.plan import Plan
 from validation.replay.transport import InProcess, Mailboxes
-from validation.replay.watch import NoWatch
+from validation.replay.watch import Watch
 from validation.training.models import MODELS
 
 every_size = pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -78,7 +78,7 @@ def test_any_causal_rule_is_replayed(schedule: str) -> None:
     draw = np.random.default_rng(4)
     for n in (2, 3, 4):
         fresh = CDP_V2.matrix(n, n) & (draw.random((n, n)) < 0.5)
-        prepared = prepare(known(Case(schedule, n, rule=tuple(map(tuple, fresh.tolist())))))
+        prepared = prepare(known(Case(schedule, n, rule=tuple(map(tuple, (1 - fresh).tolist())))))
         assert largest_difference(play_in_process(prepared), expected_parameters(prepared)) == 0
 
 
@@ -190,7 +190,7 @@ def test_versions_die_when_their_buffers_end(schedule: str) -> None:
         made.append((version, ref(theta)))
 
     devices = [
-        Device(plan, part, prepared.training, prepared.case.optimizer, InProcess(part.device, room), note, NoWatch())
+        Device(plan, part, prepared.training, prepared.case.optimizer, InProcess(part.device, room), note, Watch())
         for part in plan.parts()
     ]
     most = 0

@@ -123,7 +123,7 @@ def test_ranks_of_its_own_are_started(replay: Replay) -> None:
 def test_a_rule_from_a_file_is_replayed(replay: Replay) -> None:
     Path("stale.csv").write_text("0,0\n0,1\n")
     assert replay("--rule", "stale.csv").code == 0
-    assert reportform.read_report("report.json")[0].asked.rule == "((False, False), (False, True))"
+    assert reportform.read_report("report.json")[0].asked.rule == "((1, 1), (1, 0))"
 
 
 def test_a_pipeline_is_replayed_as_large_as_is_asked_for(replay: Replay) -> None:
@@ -364,12 +364,12 @@ def test_a_replay_that_cannot_go_on_is_one_line(replay: Replay, monkeypatch: pyt
 
 def test_a_message_that_is_skipped_is_one_line(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the device that waits, the message, and the device that has not sent it."""
-    send = InProcess.send
+    send = InProcess._send
 
     def skips(self: InProcess, message: Message, tensor: Any) -> Any:
         return send(self, message, tensor) if message.step else None
 
-    monkeypatch.setattr(InProcess, "send", skips)
+    monkeypatch.setattr(InProcess, "_send", skips)
     lost = r"device 1 cannot begin p2p activation\(t=0,i=0,j=0\) between devices 0, 1: nothing came from device 0"
     check_refused(replay(schedule="pp-cdp"), lost)
 

@@ -1,6 +1,6 @@
 """The simulator of today against every result that is kept, with the model file that is kept with it."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +13,6 @@ pytest.importorskip("torch")
 
 from cdpsim.model import Model
 from cdpsim.program import Category
-from cdpsim.request.sharing import SHARING
 from cdpsim.schedules import SCHEDULES, TABLE_1
 from cdpsim.schedules.rule import NAMED_RULES
 from tests.validation.measured_tables import PAGE, replays_table
@@ -23,7 +22,7 @@ from validation.comparison.account import is_accounted
 from validation.comparison.lifetimes import compare_lives
 from validation.comparison.trials import list_trials
 from validation.replay.case import Case, planned
-from validation.replay.options import REPLAYED
+from validation.replay.options import DATA_RANKS, OF_SCHEDULES, REPLAYED
 from validation.replay.plan import Plan
 from validation.report.schema import Battery, Report
 from validation.training.optimizer import Optimizer
@@ -58,13 +57,13 @@ def case_of(report: Report, battery: Battery) -> Case:
     asked = report.request
     model = Model.from_builtins(battery.models[str(asked["model_sha256"])], "model")
     assert asked["rule"] in (None, *NAMED_RULES), "the battery replays schedules by rules that have names"
-    own = ["schedule", "n", "steps", "m", "chunks", "replicas", "slot_order", "prefetch"]
-    own += ["rule", "zero", "shard", *(field.name for field in fields(Case) if field.name in SHARING)]
     case = Case(
-        **{name: asked[name] for name in own},  # type: ignore[arg-type]
-        **{name: asked.get(name) for name in ("warm_up", "local_steps", "outer")},  # type: ignore[arg-type]
+        str(asked["schedule"]),
+        int(asked["n"]),  # type: ignore[arg-type]
+        int(asked["steps"]),  # type: ignore[arg-type]
+        **{name: value for name, value in asked.items() if name in (*OF_SCHEDULES, *DATA_RANKS)},
         slow=tuple(str(asked.get("slow") or "").split()),
-        layers=numbers(asked["layers"]) or (),
+        by_layer=numbers(asked["layers"]),
         stages=model,
     )
     if not (asked["zero"] or asked["shard"] or SCHEDULES[str(asked["schedule"])].order.rounds):

@@ -23,7 +23,7 @@ from validation.replay.equation import grouping_of
 from validation.report.schema import Report
 from validation.training.optimizer import OPTIMIZERS as KNOWN
 
-LAYERS: dict[str, Any] = {"layers": (0, 2), "cuts": (1, 2, 3), "sizes": (("layers", 2),)}  # two in each of two stages
+LAYERS: dict[str, Any] = {"by_layer": (0, 2), "cuts": (1, 2, 3), "sizes": (("layers", 2),)}  # two in each of two stages
 ADAM = {"optimizer": OPTIMIZERS["adam"]}
 
 

@@ -39,8 +39,8 @@ def message(op: Op, *members: int) -> Message:
 def test_what_is_received_has_a_storage_of_its_own() -> None:
     """The receiver does not keep the sender's storage alive."""
     room, sent = Mailboxes(), torch.arange(3.0, dtype=torch.float64)
-    sending = InProcess(0, room).send(message(Op.P2P, 0, 1), sent)
-    found = InProcess(1, room).receive(message(Op.P2P, 0, 1), FORM).wait()
+    sending = InProcess(0, room).begin(message(Op.P2P, 0, 1), sent)
+    found = InProcess(1, room).begin(message(Op.P2P, 0, 1), None, FORM).wait()
     assert sending.wait() is sent
     assert torch.equal(found, sent)
     assert found.untyped_storage().data_ptr() != sent.untyped_storage().data_ptr()
@@ -55,7 +55,7 @@ def test_a_sum_in_one_process_is_everybodys_and_takes_no_more_room(values: list[
     room, together = Mailboxes(), message(Op.ALL_REDUCE, *range(len(values)))
     tensors = [torch.tensor(numbers, dtype=torch.float64) for numbers in values]
     total = torch.stack(tensors).sum(0)
-    pending = [InProcess(k, room).all_reduce(together, tensor) for k, tensor in enumerate(tensors)]
+    pending = [InProcess(k, room).begin(together, tensor) for k, tensor in enumerate(tensors)]
     for k in random.sample(range(len(values)), len(values)):
         assert pending[k].wait() is tensors[k]
         assert torch.equal(tensors[k], total)
@@ -67,7 +67,7 @@ def test_a_reduction_in_one_process_ends_at_its_root(values: list[list[int]], ro
     room, together = Mailboxes(), message(Op.REDUCE, *range(len(values)))._replace(src=root)
     tensors = [torch.tensor(numbers, dtype=torch.float64) for numbers in values]
     total = torch.stack(tensors).sum(0)
-    pending = [InProcess(k, room).reduce(together, tensor) for k, tensor in enumerate(tensors)]
+    pending = [InProcess(k, room).begin(together, tensor) for k, tensor in enumerate(tensors)]
     assert pending[root].wait() is tensors[root]
     assert torch.equal(tensors[root], total)
 
@@ -80,12 +80,12 @@ def test_shares_in_one_process_are_of_the_sum_and_make_the_whole(values: list[li
     given_ = [torch.tensor(numbers, dtype=torch.float64).repeat(count) * (1 + k) for k, numbers in enumerate(values)]
     total = torch.stack(given_).sum(0)
     scatter, gather = message(Op.REDUCE_SCATTER, *members), message(Op.ALL_GATHER, *members)._replace(node=8)
-    sums = [InProcess(k, room).reduce_scatter(scatter, tensor, FORM) for k, tensor in enumerate(given_)]
+    sums = [InProcess(k, room).begin(scatter, tensor, FORM) for k, tensor in enumerate(given_)]
     order = random.sample(members, count)
     shares = {k: sums[k].wait() for k in order}
     assert torch.equal(torch.cat([shares[k] for k in members]), total)
     whole = Form((3 * count,), torch.float64)
-    gathered = [InProcess(k, room).all_gather(gather, shares[k], whole) for k in members]
+    gathered = [InProcess(k, room).begin(gather, shares[k], whole) for k in members]
     assert all(torch.equal(gathered[k].wait(), total) for k in order)
 
 

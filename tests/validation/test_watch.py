@@ -10,7 +10,7 @@ import torch
 
 from cdpsim.program import Category
 from validation.replay import watch
-from validation.replay.watch import Meter, NoWatch, Reading, Stopwatch, TaskInterval
+from validation.replay.watch import Meter, Reading, Stopwatch, TaskInterval, Watch
 
 CPU = torch.device("cpu")
 
@@ -118,7 +118,7 @@ def test_a_stopwatch_gives_each_task_its_span(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("make", [lambda: Meter(CPU), lambda: Stopwatch(CPU)], ids=["meter", "stopwatch"])
-def test_a_task_that_fails_is_not_read(make: type[NoWatch]) -> None:
+def test_a_task_that_fails_is_not_read(make: type[Watch]) -> None:
     """Its error goes on, and nothing of it is taken for a reading."""
     seen = make()
     with pytest.raises(ZeroDivisionError), seen.playing(), seen.task(0):

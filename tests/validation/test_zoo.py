@@ -20,10 +20,9 @@ from validation.profile.command import without_weights
 from validation.profile.footprints import measure_stage, profile_stages
 from validation.replay.case import Case, expected_parameters, largest_difference, play_in_process, prepare
 from validation.training.families import RootMeanSquareNorm
-from validation.training.models import make_architecture, make_training
+from validation.training.models import ZOO, make_architecture, make_training
 from validation.training.optimizer import Optimizer
 from validation.training.stages import Architecture, cut
-from validation.training.zoo import ZOO
 
 CLASSES = {
     "resnet": "ResNetForImageClassification",

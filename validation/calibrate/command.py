@@ -163,26 +163,22 @@ def calibration_summary(found: Calibration) -> str:
     lines = [
         _fit_text("link", link),
         _fit_text("both directions at once", both),
-        *(
-            f"{each.name}: {each.best} on that link is off by {each.on_link[each.best].median_relative_error:.0%}"
-            for each in found.collectives
-        ),
-        f"speed: {speed}, off by {compute.median_relative_error:.0%}",
-        f"other ranks at work: {compute.slowdown:.2f} times as long",
     ]
+    for each in found.collectives:
+        off = each.on_link[each.best].median_relative_error
+        lines.append(f"{each.name}: {each.best} on that link is off by {off:.0%}")
+    lines.append(f"speed: {speed}, off by {compute.median_relative_error:.0%}")
+    lines.append(f"other ranks at work: {compute.slowdown:.2f} times as long")
     if (times := disturbance(found.one_way.points)) > _QUIET:
-        lines.append(
-            f"messages took {times:.1f} times as long as the fastest: measure again when no other program computes"
-        )
+        slow = f"messages took {times:.1f} times as long as the fastest"
+        lines.append(f"{slow}: measure again when no other program computes")
     return "".join(f"{line}\n" for line in lines)
 
 
 def _fit_text(name: str, fit: Errors) -> str:
-    latency, bandwidth = (
-        quantity_text(round_measured(fit.latency_seconds), "s"),
-        quantity_text(round_measured(fit.bandwidth), "B/s"),
-    )
-    return f"{name}: {latency}, {bandwidth}, off by {fit.median_relative_error:.0%}"
+    given = (fit.latency_seconds, "s"), (fit.bandwidth, "B/s")
+    costs = ", ".join(quantity_text(round_measured(amount), unit) for amount, unit in given)
+    return f"{name}: {costs}, off by {fit.median_relative_error:.0%}"
 
 
 @harness_command(
@@ -219,7 +215,6 @@ def calibrate_command(options: argparse.Namespace) -> int:
 
 
 def _stages_to_time(options: argparse.Namespace) -> Stages:
-    """Return the stages to time, which are those of `replay` with the same options."""
     own = options.model is None
     model, sizes = (USUAL.model, dict(USUAL.sizes)) if own else (options.model, {})
     sizes |= read_sizes(options.size)

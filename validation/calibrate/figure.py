@@ -1,12 +1,12 @@
 """The picture of a calibration: measured times, the lines through them, and the errors of these."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from cdpsim.draw.canvas import GREY, plain
-from cdpsim.numeric.columns import Floats
 from cdpsim.program import Op
 
 from .fits import predict_collective
@@ -19,16 +19,28 @@ if TYPE_CHECKING:
 _COLUMN_HUES = ("#2171b5", "#d94701", "#238b45", "#6a51a3", "#7a4a2b", "#e7298a", "#1b9e9e")
 
 
+class Series(NamedTuple):
+    """Measured times of messages, and the line that says how long messages of any size take."""
+
+    name: str
+    points: Sequence[Point]
+    seconds: Callable[[int], float]
+    errors: Sequence[float]
+
+
 def draw_calibration(found: Calibration) -> "Figure":
     """Return a figure with a column for each kind of message and one for the stages; below each, its errors."""
     from matplotlib.figure import Figure
 
-    columns = 2 + len(found.collectives)
+    both = (("one way", found.one_way), ("both ways at once", found.both_ways))
+    transfers = [Series(name, each.points, each.fit.seconds, each.fit.relative_errors) for name, each in both]
+    messages = [(f"point to point\n{_caption(found.one_way.fit)}", transfers)]
+    messages += [(f"{each.name}\n{each.best} on that link", list(_by_ranks(each))) for each in found.collectives]
+    columns = 1 + len(messages)
     figure = Figure(figsize=(3.5 * columns, 6.4), layout="constrained")
     above, below = figure.subplots(2, columns, height_ratios=(1.7, 1), squeeze=False)
-    _draw_transfers(above[0], below[0], found)
-    for k, collective in enumerate(found.collectives, start=1):
-        _draw_collective(above[k], below[k], collective)
+    for k, (title, series) in enumerate(messages):
+        _draw_messages(above[k], below[k], title, series)
     _draw_compute(above[-1], below[-1], found.compute)
     for row in (above, below):
         ends = [end for axes in row[:-1] for end in axes.get_ylim()]
@@ -39,44 +51,33 @@ def draw_calibration(found: Calibration) -> "Figure":
     return figure
 
 
-def _draw_transfers(above: "Axes", below: "Axes", found: Calibration) -> None:
-    plain(above, f"point to point\n{_caption(found.one_way.fit)}")
-    plain(below, "")
-    for colour, name, series in (
-        (_COLUMN_HUES[0], "one way", found.one_way),
-        (_COLUMN_HUES[1], "both ways at once", found.both_ways),
-    ):
-        fit, sizes = series.fit, _dense(series.points)
-        line = fit.latency_seconds + sizes / fit.bandwidth
-        _draw_medians(above, series.points, colour, name)
-        above.plot(sizes, line, color=colour, linewidth=1.1)
-        _draw_errors(below, series.points, fit.relative_errors, colour)
-    _finish(above, below)
-
-
-def _draw_collective(above: "Axes", below: "Axes", collective: Collective) -> None:
-    """Draw the times of each size of group, and those of the nearest algorithm on the point-to-point link."""
-    fit = collective.on_link[collective.best]
-    plain(above, f"{collective.name}\n{collective.best} on that link")
-    plain(below, "")
-    op = next(op for op, name in NAMES.items() if name == collective.name)
-    for k, ranks in enumerate(sorted({point.ranks for point in collective.points})):
+def _by_ranks(collective: Collective) -> Iterator[Series]:
+    """Yield the times of each size of group, and those of the nearest algorithm on the point-to-point link."""
+    fit, op = collective.on_link[collective.best], next(op for op, name in NAMES.items() if name == collective.name)
+    for ranks in sorted({point.ranks for point in collective.points}):
         rows = [row for row, point in enumerate(collective.points) if point.ranks == ranks]
-        points = [collective.points[row] for row in rows]
-        colour = _COLUMN_HUES[k % len(_COLUMN_HUES)]
-        _draw_medians(above, points, colour, f"{ranks} ranks")
-        sizes = _dense(points)
-        line = [
-            predict_collective(Op(op), collective.best, ranks, int(size), fit.latency_seconds, fit.bandwidth)
-            for size in sizes
-        ]
-        above.plot(sizes, line, color=colour, linewidth=1.1)
-        _draw_errors(below, points, [fit.relative_errors[row] for row in rows], colour)
+        how = partial(predict_collective, Op(op), collective.best, ranks)
+        seconds = partial(how, latency=fit.latency_seconds, bandwidth=fit.bandwidth)
+        points, errors = [collective.points[row] for row in rows], [fit.relative_errors[row] for row in rows]
+        yield Series(f"{ranks} ranks", points, seconds, errors)
+
+
+def _draw_messages(above: "Axes", below: "Axes", title: str, series: Sequence[Series]) -> None:
+    """Draw medians, with bars from the faster to the slower quartile, their lines, and the errors of these."""
+    plain(above, title)
+    plain(below, "")
+    for k, (name, points, line, errors) in enumerate(series):
+        colour, sizes = _COLUMN_HUES[k % len(_COLUMN_HUES)], [p.size for p in points]
+        spread = [[p.seconds - p.faster for p in points], [p.slower - p.seconds for p in points]]
+        how: dict[str, Any] = {"color": colour, "markersize": 4}
+        above.errorbar(sizes, [p.seconds for p in points], spread, fmt="o", linewidth=1, label=name, **how)
+        dense = np.geomspace(min(sizes), max(sizes), 60)
+        above.plot(dense, [line(int(size)) for size in dense], color=colour, linewidth=1.1)
+        below.plot(sizes, [1 + error for error in errors], "o-", linewidth=0.6, **how)
     _finish(above, below)
 
 
 def _draw_compute(above: "Axes", below: "Axes", compute: Compute) -> None:
-    """Draw the times of each stage's passes, and those at the fitted speed."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     speed = EngFormatter("FLOP/s", places=1)(compute.speed_flop_per_second)
@@ -103,20 +104,7 @@ def _draw_compute(above: "Axes", below: "Axes", compute: Compute) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
 
 
-def _draw_medians(axes: "Axes", points: Sequence[Point], colour: str, name: str) -> None:
-    """Draw medians, with bars from the faster to the slower quartile."""
-    seconds = [point.seconds for point in points]
-    spread = [[point.seconds - point.faster for point in points], [point.slower - point.seconds for point in points]]
-    sizes = [point.size for point in points]
-    axes.errorbar(sizes, seconds, spread, fmt="o", color=colour, markersize=4, linewidth=1, label=name)
-
-
-def _draw_errors(axes: "Axes", points: Sequence[Point], errors: Sequence[float], colour: str) -> None:
-    axes.plot([p.size for p in points], [1 + e for e in errors], "o-", color=colour, markersize=4, linewidth=0.6)
-
-
 def _finish(above: "Axes", below: "Axes") -> None:
-    """Set the axes of both panels of a column."""
     from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     above.set(xscale="log", yscale="log")
@@ -134,11 +122,6 @@ def _finish(above: "Axes", below: "Axes") -> None:
         axes.xaxis.set_major_formatter(EngFormatter("B"))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_minor_formatter(NullFormatter())
-
-
-def _dense(points: Sequence[Point]) -> Floats:
-    sizes = [point.size for point in points]
-    return np.geomspace(min(sizes), max(sizes), 60)
 
 
 def _caption(fit: Errors) -> str:

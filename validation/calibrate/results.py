@@ -11,7 +11,7 @@ from cdpsim.model import Model
 from cdpsim.model.stage import NO_CORE
 from cdpsim.program import Op
 
-from .fits import Line, Sample, algorithms, errors_of, fit_collective, fit_line, fit_speed
+from .fits import Sample, algorithms, errors_of, fit_collective, fit_line, fit_speed
 from .timings import Passed, RankInterval, Spans, StageTimes, Times
 
 NAMES = {Op.ALL_REDUCE: "all-reduce", Op.BROADCAST: "broadcast", Op.REDUCE: "reduce"}
@@ -50,6 +50,10 @@ class Errors(msgspec.Struct, frozen=True):
     def bandwidth(self) -> float:
         """The bandwidth as a number, which may be infinite."""
         return inf if self.bandwidth_bytes_per_second is None else self.bandwidth_bytes_per_second
+
+    def seconds(self, size: int) -> float:
+        """Return how long a message of a size takes."""
+        return self.latency_seconds + size / self.bandwidth
 
 
 class Transfers(msgspec.Struct, frozen=True):
@@ -113,7 +117,7 @@ class Calibration(msgspec.Struct, frozen=True):
 def summarize_transfers(times: Times) -> Transfers:
     """Return the results of messages from one rank to another."""
     points = [_point(2, size, series) for size, series in times.items()]
-    return Transfers(points, _fitted(fit_line([p.size for p in points], [p.seconds for p in points])))
+    return Transfers(points, _fit_errors(*fit_line([p.size for p in points], [p.seconds for p in points])))
 
 
 def summarize_collective(op: Op, spans: Mapping[int, Sequence[Spans]], link: Errors) -> Collective:
@@ -124,8 +128,9 @@ def summarize_collective(op: Op, spans: Mapping[int, Sequence[Spans]], link: Err
         for size in members[0]
     ]
     samples = [Sample(point.ranks, point.size, point.seconds) for point in points]
-    fits = {name: _fitted(fit_collective(op, name, samples)) for name in algorithms(op)}
-    on_link = {name: _on(link, op, name, samples) for name in fits}
+    fits = {name: _fit_errors(*fit_collective(op, name, samples)) for name in algorithms(op)}
+    costs = link.latency_seconds, link.bandwidth
+    on_link = {name: _fit_errors(*costs, errors_of(*costs, op, name, samples)) for name in fits}
     # For a single size of group, every algorithm is a latency and a bandwidth.
     told = len(spans) > 1 or len(fits) == 1
     return Collective(NAMES[op], points, fits, on_link, _nearest(fits) if told else None, _nearest(on_link))
@@ -211,15 +216,6 @@ def _passing(stages: list[StageTimes]) -> float:
     return sum(
         float(np.median([p.seconds for p in own])) for stage in stages for own in (stage.forward, stage.backward)
     )
-
-
-def _fitted(line: Line) -> Errors:
-    return _fit_errors(line.latency, line.bandwidth, line.errors)
-
-
-def _on(link: Errors, op: Op, name: str, samples: list[Sample]) -> Errors:
-    errors = errors_of(link.latency_seconds, link.bandwidth, op, name, samples)
-    return _fit_errors(link.latency_seconds, link.bandwidth, errors)
 
 
 def _fit_errors(latency: float, bandwidth: float, errors: Sequence[float]) -> Errors:

@@ -20,7 +20,7 @@ from ..profile.footprints import likeness_key
 from ..ranks.member import Member
 from ..replay.contents import Message
 from ..replay.transport import Pending
-from ..training.forms import Form, flatten
+from ..training.forms import flatten, form_of
 from ..training.models import Stages
 from ..training.optimizer import Optimizer, OptimizerState
 from ..training.passes import Pass, Split, backward_for_input, backward_for_weights
@@ -52,7 +52,7 @@ class Passed(NamedTuple):
 
 
 def repetitions(size: int) -> int:
-    """Return how often to repeat a message of so many bytes: small ones more often, as they vary more."""
+    """Return how often to repeat a message of a size: small ones more often, as they vary more."""
     return max(3, min(16, 2**25 // size))
 
 
@@ -86,8 +86,8 @@ def _between_two(member: Member, sizes: list[int], play: Callable[[Begin, Begin]
     times: Times = {size: [] for size in sizes}
     for size in sizes * SERIES:
         tensor = _zeros(member, size)
-        send = partial(member.transport.send, out, tensor)
-        receive = partial(member.transport.receive, back, _form(tensor))
+        send = partial(member.transport.begin, out, tensor)
+        receive = partial(member.transport.begin, back, None, form_of(tensor))
         spans = _repeated(member, size, partial(play, send, receive))
         times[size].append([span.end - span.start for span in spans])
     return times if own == 0 else {}
@@ -102,26 +102,19 @@ def time_collective(member: Member, op: Op, ranks: int, sizes: list[int]) -> Spa
     message = _message(op, members)
     spans: Spans = {size: [] for size in sizes}
     for size in sizes * SERIES:
-        begin = _run_collective(member, message, _zeros(member, size))
-        spans[size].append(_repeated(member, size, partial(_complete, begin), partial(_meet, member, members)))
+        action = partial(_run_collective, member, message, _zeros(member, size))
+        spans[size].append(_repeated(member, size, action, partial(_meet, member, members)))
     return spans
 
 
-def _run_collective(member: Member, message: Message, tensor: Tensor) -> Begin:
-    transport = member.transport
-    if message.op == Op.BROADCAST:
-        root = member.rank == message.src
-        return partial(transport.broadcast, message, _form(tensor), tensor if root else None)
-    return partial(transport.all_reduce if message.op == Op.ALL_REDUCE else transport.reduce, message, tensor)
-
-
-def _complete(begin: Begin) -> None:
-    begin().wait()
+def _run_collective(member: Member, message: Message, tensor: Tensor) -> None:
+    gives = message.op != Op.BROADCAST or member.rank == message.src
+    member.transport.begin(message, tensor if gives else None, form_of(tensor)).wait()
 
 
 def _meet(member: Member, members: tuple[int, ...]) -> None:
     """Wait for all ranks, so that the next call begins everywhere at about the same time."""
-    member.transport.all_reduce(_message(Op.ALL_REDUCE, members), _zeros(member, 8)).wait()
+    member.transport.begin(_message(Op.ALL_REDUCE, members), _zeros(member, 8)).wait()
 
 
 def _repeated(
@@ -143,17 +136,12 @@ def _message(op: Op, members: tuple[int, ...], node: int = 0) -> Message:
     return Message(node, op, Content.ACTIVATION, 0, 0, 0, members[0], members, 0)
 
 
-def _form(tensor: Tensor) -> Form:
-    return Form(tuple(tensor.shape), tensor.dtype)
-
-
 def _zeros(member: Member, size: int) -> Tensor:
     # Zeros: repeated sums do not grow.
     return torch.zeros(size // 4, dtype=torch.float32, device=member.device)
 
 
 def _settle(device: torch.device) -> None:
-    """Wait until a GPU has done its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -169,7 +157,7 @@ class StageTimes(NamedTuple):
 
 
 def time_passes(member: Member, stages: Stages, rounds: int, busy: int, split: Split = "once") -> list[StageTimes]:
-    """Time each stage's tasks in the first ranks, so many of them at once, while the others wait.
+    """Time each stage's tasks in the first `busy` ranks at once, while the others wait.
 
     `split` says how often the parts of a split backward go through a stage.
     """
@@ -187,7 +175,7 @@ def time_passes(member: Member, stages: Stages, rounds: int, busy: int, split: S
 
 
 def stage_times(training: Training, optimizer: Optimizer, rounds: int) -> list[StageTimes]:
-    """Time each stage's passes and update over so many micro-batches."""
+    """Time each stage's passes and update over a number of micro-batches."""
     track = [_Held.first(training, optimizer, stage) for stage in range(training.n)]
     times = [StageTimes([], [], [], [], []) for _ in track]
     for k in range(WARM_UP + rounds):
@@ -199,8 +187,6 @@ def stage_times(training: Training, optimizer: Optimizer, rounds: int) -> list[S
 
 
 class _Held(NamedTuple):
-    """The values of a stage that a device keeps between tasks."""
-
     theta: Tensor
     gradient: Tensor
     state: OptimizerState
@@ -244,7 +230,6 @@ def _there_and_back(
     number: int,
     go_back: Callable[[Stash, _Held, Tensor | None], tuple[Tensor | None, list[Passed]]],
 ) -> list[list[Passed]]:
-    """Time each stage's forward, then its backward, whole or in parts."""
     n = training.n
     times: list[list[Passed]] = []
     kept: list[Stash] = []

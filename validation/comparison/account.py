@@ -49,8 +49,7 @@ def is_accounted(comparison: AllocatorComparison) -> bool:
 
 def _compare_process(prepared: Prepared, workspaces: list[Workspaces], events: list[Event]) -> Account:
     """Compare the peaks of one process in all its events but the first, in which it only sets itself up."""
-    rounds = prepared.plan.program.thrown_away > 0
-    sequence = (RoundsSequence if rounds else EventSequence)(prepared, events)
+    sequence = (RoundsSequence if prepared.plan.program.thrown_away else EventSequence)(prepared, events)
     spans = [*sequence.buffers(), *sequence.remainders(), *sequence.workspaces(workspaces)]
     level = sequence.level(spans)
     during = np.maximum(np.maximum(level[1:-2:2], level[2:-1:2]), level[3::2])
@@ -58,10 +57,9 @@ def _compare_process(prepared: Prepared, workspaces: list[Workspaces], events: l
     apart = np.abs(during - measured)
     worst, top = int(apart.argmax()), int(during.argmax())
     point = 2 * top + 1 + int(level[2 * top + 1 : 2 * top + 4].argmax())
-    alive = [span for span in spans if span.begin <= point < span.end]
     sizes: dict[str, int] = defaultdict(int)
-    for span in alive:
-        sizes[span.name] += span.size
+    for span in spans:
+        sizes[span.name] += span.size if span.begin <= point < span.end else 0
     simulated = sizes.pop("", 0)
     return Account(
         device=min(sequence.devices) if len(sequence.devices) == 1 else None,

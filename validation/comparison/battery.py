@@ -58,14 +58,9 @@ class Journal:
         self._calibration, self._models, self._reports = before.calibration, before.models, before.by_name
         self.results |= {result.name: result for result in before.trials if result.name in self.results}
 
-    def is_done(self, trial: Trial) -> bool:
-        """Return whether a trial has a good result."""
-        return self.results[trial.name].state == "ok"
-
     def expected(self, trial: Trial) -> float:
         """Return the seconds that a trial may take: the median of its group in this file, else a guess."""
-        name = trial.group.name
-        own = [result for result in self.results.values() if result.name.partition("/")[0] == name]
+        own = (each for each in self.results.values() if each.name.partition("/")[0] == trial.group.name)
         taken = [result.seconds for result in own if result.state in MEASURED]
         return statistics.median(taken) if taken else trial.group.seconds
 
@@ -124,7 +119,7 @@ def run_battery(
     force: bool = False,
     timeout: float = TIMEOUT,
 ) -> Battery:
-    """Make all trials, or those of the patterns that fit into so many minutes; write the file after each."""
+    """Make all trials, or the ones of the patterns that fit into the minutes; write the file after each."""
     deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
     check_device(choose("device", device, DEVICES), "gloo", 1)
     known = list_trials(device)
@@ -135,7 +130,7 @@ def run_battery(
         journal.resume()
     late = []
     with Worker(device, timeout) as worker:
-        for trial in progress([trial for trial in chosen if not journal.is_done(trial)], "battery"):
+        for trial in progress([trial for trial in chosen if journal.results[trial.name].state != "ok"], "battery"):
             left = deadline - time.monotonic()
             if journal.expected(trial) > left:
                 late.append(trial)
@@ -147,7 +142,6 @@ def run_battery(
 
 
 def _make(trial: Trial, worker: Worker, within: float, journal: Journal) -> None:
-    """Make one trial, and print its failure, if any."""
     begun = time.monotonic()
     answer = worker.make(trial, within)
     journal.add(trial, answer, time.monotonic() - begun)
@@ -178,7 +172,7 @@ def battery_summary(found: Battery) -> str:
     argument("-o", "--output", metavar="FILE.json", help="the file to write"),
     argument("--device", metavar="DEVICE", help="cpu or cuda (default: cuda where there is a GPU)"),
     argument("--only", nargs="+", metavar="PATTERN", help="make these trials or groups alone, such as 'timed*'"),
-    argument("--minutes", metavar="M", help="start no trial that would end later than in so many minutes"),
+    argument("--minutes", metavar="M", help="start no trial that would end later than in M minutes"),
     argument("--timeout", metavar="SECONDS", help="how long ranks may take for a run (default 300)"),
     argument("--list", action="store_true", help="show the trials, and make none"),
     argument("--resume", action="store_true", help="make the trials without a good result in the file"),

@@ -74,7 +74,6 @@ def _values_of_stages(model: Model) -> Values:
 
 
 def _values_of_cluster(cluster: Cluster) -> Values:
-    """Return the values that a cluster file says its speed was measured with."""
     if (said := cluster.measured_with) is None:
         return {}
     batch, dtype = str(said.samples or ""), _TYPES.get(said.precision, "")

@@ -1,12 +1,13 @@
 """The command `replay`: its arguments and its report."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import zip_longest
-from typing import cast
+from typing import TypeVar, cast
 
+from cdpsim.cli.commands.options import add_options, option_arguments
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, argument_group
 from cdpsim.cluster import Cluster
@@ -16,7 +17,7 @@ from cdpsim.files.notes import ticker
 from cdpsim.files.units import seconds
 from cdpsim.model.recomputation import SEGMENTED
 from cdpsim.program.collectives import ALL_REDUCE
-from cdpsim.request.options import DEFAULTS, literals_of
+from cdpsim.request.options import DEFAULTS, read_value
 from cdpsim.request.reading import shape_of
 from cdpsim.request.sharing import accepts, goes_by_layer, named_zero, read_ranks, refuse_untaken
 from cdpsim.schedules import Schedule, find_schedule
@@ -26,11 +27,11 @@ from cdpsim.schedules.rule import NAMED_RULES, find_rule
 from ..program import harness_command
 from ..ranks.member import BACKENDS, DEVICES, check_device
 from ..ranks.torchrun import find_ranks
-from ..replay.case import AS_ASKED, DTYPES, Case, prepare, profiled
-from ..replay.options import ON_HOSTS, replayable
+from ..replay.case import DTYPES, Case, prepare, profiled
+from ..replay.options import DATA_RANKS, OF_SCHEDULES, ON_HOSTS, replayable
 from ..report import schema as reportform
 from ..report.command import percent
-from ..report.schema import Account, ParameterComparison, Report
+from ..report.schema import Account, LiveReport, Report
 from ..training.optimizer import OPTIMIZERS, Optimizer
 from ..training.passes import SPLITS, Split
 from .calibrated import read_stages, take_from_files
@@ -38,9 +39,9 @@ from .forecast import Forecast
 from .live import check_live, compare_live, live_summary
 from .replays import SingleProcess, compare_replay, count_runs
 
+AnyReport = TypeVar("AnyReport", Report, LiveReport)
 MOST_LINES = 5  # of one kind in a summary; the report has all
 
-_SUMS = ", ".join(literals_of("reduce"))
 _TRAINING = argument_group(
     "what is trained",
     argument("--model", metavar="MODEL", help="as for `profile`: transformer, … (default mlp, or as --stages says)"),
@@ -62,39 +63,10 @@ _TRAINING = argument_group(
     argument("--seed", default="0", metavar="S", help="of parameters and data (default 0)"),
 )
 
-_DATA_RANKS = argument_group(
-    "what data ranks share and exchange, as for `cdpsim simulate`",
-    argument("--shard", metavar="S", help="so many replicas share what is split (alone: --zero 3)"),
-    argument("--zero", metavar="Z", help="what they split: 0 nothing, 1 optimizer states, 2 gradients too, 3 all"),
-    argument("--buckets", metavar="BUCKETS", help="gradients of how many stages go together: torch, '1 MiB,25 MiB', …"),
-    argument("--whole-first-step", action="store_true", help="one bucket has all gradients in the first step"),
-    argument(
-        "--reduce",
-        metavar="WHEN",
-        help=f"sum gradients at the {_SUMS}: of a step, or pass by pass",
-    ),
-    argument("--reshard", metavar="HOW", help="drop gathered parameters after each use: yes, no, root, or K ranks"),
-    argument("--gather", metavar="WHEN", help=f"how new parameters are gathered: {', '.join(literals_of('gather'))}"),
-    argument(
-        "--by-layer",
-        action=argparse.BooleanOptionalAction,
-        help="messages of a pipeline are of layers (default: where all is split, and with buckets)",
-    ),
-)
-
 _ROUNDS = argument_group(
-    "workers that do not wait for updates, or take means of parameters",
+    "workers whose rounds have lengths that follow from times",
     argument("--live", action="store_true", help="ranks find their lengths: the equation takes what came out"),
-    argument("--warm-up", metavar="W", help="steps before rounds or local steps, with updates that workers wait for"),
-    argument("--local-steps", metavar="H", help="a worker's own steps from one mean of all parameters to the next"),
-    argument("--outer", metavar="OUTER", help="the optimizer that takes means, as for `cdpsim simulate`"),
-    argument(
-        "--slow",
-        action="append",
-        default=[],
-        metavar="DEVICE:FACTOR",
-        help="as for `cdpsim simulate`; live, its rank waits",
-    ),
+    lambda group: add_options(group, ["slow"]),
 )
 
 _MACHINE = argument_group(
@@ -122,24 +94,17 @@ _MACHINE = argument_group(
     "replay",
     argument("schedule", metavar="NAME", help="a schedule; `cdpsim schedules` lists them (or a CSV file of an order)"),
     argument("-n", required=True, metavar="N", help="stages, and micro-batches"),
-    argument("-m", metavar="M", help="micro-batches (default: as many as stages)"),
-    argument("--chunks", metavar="V", help="stages per device, as for `cdpsim simulate`"),
-    argument("--replicas", default="1", metavar="R", help="copies of the whole schedule side by side (default 1)"),
     argument("-o", "--output", required=True, metavar="FILE.json", help="the report to write"),
     argument("--force", action="store_true", help="overwrite a report that exists"),
     argument("--steps", default="3", metavar="T", help="training steps (default 3)"),
-    argument("--rule", metavar="RULE", help=f"{', '.join(NAMED_RULES)} or a CSV file (default: its own)"),
     argument("--timeout", metavar="SECONDS", help="how long ranks may take for a run (default 120)"),
-    argument(
-        "--slot-order", metavar="ORDER", help="as for `cdpsim simulate`: forward-first (default) or backward-first"
-    ),
-    argument("--prefetch", metavar="K", help="let parameters arrive K tasks before their reader"),
     argument(
         "--split",
         metavar="HOW",
         help="split backwards go through a stage once (default), keeping what weights need, or twice, keeping all",
     ),
-    _DATA_RANKS,
+    option_arguments(OF_SCHEDULES, "the schedule, as for `cdpsim simulate`"),
+    option_arguments(DATA_RANKS, "what data ranks share and exchange, as for `cdpsim simulate`"),
     _ROUNDS,
     _TRAINING,
     _MACHINE,
@@ -154,28 +119,28 @@ def replay_command(options: argparse.Namespace) -> int:
     with refuse_unfit_layers(options.model):
         case = case_of(options)
     forecast = _forecast(options, case)
-    waits = _waits(options)
+    timeout = 120.0 if options.timeout is None else _seconds(options.timeout)
+    repeats = whole_number("repeats", options.repeats, at_least=0)
     if options.single_process:
         _refuse_ranks(options, case)
     files.check_writable(options.output, force=options.force)
-    if options.live:
-        return _play_live(options, case, waits[0])
-    report = _played(options, case, forecast, *waits)
-    if report is None:  # another rank reports
-        return 0
-    reportform.write_report(options.output, report, force=options.force)
-    write_stdout(report_summary(report))
-    return 0 if report.ok else 1
-
-
-def _play_live(options: argparse.Namespace, case: Case, timeout: float) -> int:
-    """Run rounds without counts, and compare with the equation for what came out."""
+    done = ticker(count_runs(repeats), "replay")
+    if options.single_process:
+        report = compare_replay(case, SingleProcess(), forecast, timeout=timeout, repeats=repeats, done=done)
+        return _write_report(options, report, report_summary)
     with find_ranks(prepare(case).plan.program.devices, device=case.device, backend=case.backend) as ranks:
-        report = compare_live(case, ranks, timeout=timeout)
-    if report is None:  # another rank reports
+        if options.live:
+            return _write_report(options, compare_live(case, ranks, timeout=timeout), live_summary)
+        report = compare_replay(case, ranks, forecast, timeout=timeout, repeats=repeats, done=done)
+        return _write_report(options, report, report_summary)
+
+
+def _write_report(options: argparse.Namespace, report: AnyReport | None, summary: Callable[[AnyReport], str]) -> int:
+    """Write a report and its summary, unless another rank reports, and return the exit code."""
+    if report is None:
         return 0
     reportform.write_report(options.output, report, force=options.force)
-    write_stdout(live_summary(report))
+    write_stdout(summary(report))
     return 0 if report.ok else 1
 
 
@@ -189,11 +154,10 @@ def case_of(options: argparse.Namespace) -> Case:
     dtype = choose("dtype", options.dtype, DTYPES)
     optimizer = _optimizer(options, dtype)
     layers = without_weights(options.model, n, batch=batch, dtype=TYPES[dtype], autocast=options.autocast, **sizes)
-    given = DEFAULTS | vars(options)
+    given = DEFAULTS | {name: value for name, value in vars(options).items() if value is not None}
     given |= named_zero(given)
     schedule = find_schedule(str(given["schedule"]))
-    least = {"prefetch": 0, "zero": 0, "shard": 1}
-    given |= {name: whole_number(name, given[name], at_least=k) for name, k in least.items() if given[name] is not None}
+    given |= {name: read_value(name, given[name]) for name in ("prefetch", "zero", "shard")}
     shape = shape_of(schedule, n, given)
     refuse_untaken(schedule, given, shape.parts)
     zero, _, _ = read_ranks(schedule, shape.replicas, given)
@@ -202,16 +166,14 @@ def case_of(options: argparse.Namespace) -> Case:
     cuts = tuple(find_cuts(layers, n, options.partition, optimizer))
     wanted = options.by_layer if options.by_layer is not None else goes_by_layer(zero, options.buckets)
     by_layer = wanted and accepts(schedule, "by_layer") and len(layers.layers) > n
-    given |= {"m": shape.m, "chunks": shape.chunks, "replicas": shape.replicas // shape.shard, "zero": zero or None}
-    given |= {"shard": shape.shard if zero else None, "warm_up": shape.warm_up or None}
-    given |= {"local_steps": shape.local_steps or None, "slow": tuple(options.slow)}
-    given["steps"] = whole_number("steps", options.steps, at_least=1)
+    given |= {name: getattr(shape, name) or None for name in ("m", "chunks", "warm_up", "local_steps")}
+    given |= {"replicas": shape.replicas // shape.shard, "zero": zero or None, "shard": shape.shard if zero else None}
+    given |= {"rule": _rule(options.rule, shape), "by_layer": (0, *cuts) if by_layer else None}
     case = Case(
         schedule.name,
         n,
-        **{name: given[name] for name in AS_ASKED},
-        layers=(0, *cuts) if by_layer else (),
-        rule=_rule(options.rule, shape),
+        whole_number("steps", options.steps, at_least=1),
+        **{name: given[name] for name in (*OF_SCHEDULES, *DATA_RANKS, "slow")},
         model=options.model,
         optimizer=optimizer,
         batch=batch,
@@ -252,10 +214,11 @@ def _split(given: str | None, schedule: Schedule, shape: Shape) -> Split:
     return cast(Split, choose("split", given or "once", SPLITS))
 
 
-def _rule(given: str | None, shape: Shape) -> str | tuple[tuple[bool, ...], ...] | None:
+def _rule(given: str | None, shape: Shape) -> str | tuple[tuple[int, ...], ...] | None:
+    """Return the name of a rule, or its lags for each micro-batch and stage."""
     if given is None or given in NAMED_RULES:
         return given
-    return tuple(map(tuple, find_rule(given).matrix(shape.n, shape.m).tolist()))
+    return tuple(map(tuple, find_rule(given).lags(shape).tolist()))
 
 
 def _forecast(options: argparse.Namespace, case: Case) -> Forecast | None:
@@ -264,36 +227,17 @@ def _forecast(options: argparse.Namespace, case: Case) -> Forecast | None:
         return None
     if whole_number("repeats", options.repeats, at_least=0) == 0:
         raise RequestError("--cluster", "is for times, which --repeats 0 does not take; leave out one of them")
-    assert case.stages is not None, "a case on the command line is profiled"
     cluster = Cluster.load(options.cluster)
     source = options.cluster if options.stages is None else f"{options.cluster}, {options.stages}"
-    return Forecast(case.stages, cluster, options.collective, source)
-
-
-def _waits(options: argparse.Namespace) -> tuple[float, int]:
-    """Return the seconds that ranks may take, and the number of timed runs."""
-    timeout = 120.0 if options.timeout is None else _seconds(options.timeout)
-    return timeout, whole_number("repeats", options.repeats, at_least=0)
+    return Forecast(case.profile, cluster, options.collective, source)
 
 
 def _refuse_ranks(options: argparse.Namespace, case: Case) -> None:
-    """Refuse options for ranks where there are no ranks."""
     if options.timeout is not None:
         raise RequestError("--timeout", "is for ranks; --single-process waits for no rank")
     if case.backend != "gloo":
         raise RequestError("--backend", "is for ranks; --single-process sends nothing")
     check_device(case.device, case.backend, 1)
-
-
-def _played(
-    options: argparse.Namespace, case: Case, forecast: Forecast | None, timeout: float, repeats: int
-) -> Report | None:
-    done = ticker(count_runs(repeats), "replay")
-    if options.single_process:
-        return compare_replay(case, SingleProcess(), forecast, timeout=timeout, repeats=repeats, done=done)
-    devices = prepare(case).plan.program.devices
-    with find_ranks(devices, device=case.device, backend=case.backend) as ranks:
-        return compare_replay(case, ranks, forecast, timeout=timeout, repeats=repeats, done=done)
 
 
 def _seconds(given: str) -> float:
@@ -309,11 +253,13 @@ def report_summary(report: Report) -> str:
     """Return a summary of a report in a few lines."""
     parameters, held, messages, time = report.parameters, report.memory, report.messages, report.time
     apart, options = parameters.max_abs_difference, report.options or {}
+    where = "" if parameters.stage is None else f" in stage {parameters.stage}"
+    where += "" if parameters.other_rule is None else f", as those of {parameters.other_rule}"
+    differ, near = f"differ by {apart}{where} (at most {parameters.tolerance})", parameters.nearest
+    nearest = near and f"nearest other rule: {near.rule}, {near.distance:.1e} away"
     lines = [
-        "parameters  bit-equal"
-        if parameters.bit_equal
-        else f"parameters  differ by {apart}{_where(parameters)} (at most {parameters.tolerance})",
-        *_nearest_line(parameters),
+        f"parameters  {'bit-equal' if parameters.bit_equal else differ}",
+        *([f"{'':12}{nearest}; within {parameters.tolerance:.1e} is ok"] if nearest else []),
         f"memory      {_pair(held.total.simulated_bytes, held.total.measured_bytes, 'B')} of activations at the most, "
         f"devices off by at most {percent(held.max_relative_error)} %",
         f"messages    {_pair(messages.simulated, messages.measured, '')}",
@@ -341,29 +287,14 @@ def report_summary(report: Report) -> str:
     return "\n".join([*lines, "ok" if report.ok else "not within tolerance", ""])
 
 
-def _where(parameters: ParameterComparison) -> str:
-    """Return the stage whose parameters differ most, and the rule whose parameters these are."""
-    stage = "" if parameters.stage is None else f" in stage {parameters.stage}"
-    return stage + ("" if parameters.other_rule is None else f", as those of {parameters.other_rule}")
-
-
 def _account_line(account: Account) -> str:
-    """Return a line on the allocator's account of a process."""
-    who = "" if account.device is None else f"device {account.device}: "
-    text = f"{who}{account.simulated_bytes:,} simulated"
+    text = "" if account.device is None else f"device {account.device}: "
+    text += f"{account.simulated_bytes:,} simulated"
     text += "".join(f" + {each.size:,} {each.name}" for each in account.remainders)
     text += f", {account.measured_bytes:,} measured B at {account.peak_at}"
     if account.differs_at is None:
         return text
     return f"{text}; {account.differs_by:+,} B in {account.differs_at}"
-
-
-def _nearest_line(parameters: ParameterComparison) -> list[str]:
-    """Return a line on the rule that ends nearest to the replayed one."""
-    if (near := parameters.nearest) is None:
-        return []
-    text = f"nearest other rule: {near.rule}, {near.distance:.1e} away; within {parameters.tolerance:.1e} is ok"
-    return [f"{'':12}{text}"]
 
 
 def _lines(subject: str, differences: Sequence[object], without: str) -> list[str]:

@@ -34,7 +34,7 @@ class Forecast(NamedTuple):
 
 
 class Durations(NamedTuple):
-    """Seconds from the first task's start to the last one's end, and those that each device computes."""
+    """Seconds from the first task's start to the last one's end, and the seconds for which each device computes."""
 
     makespan: float
     busy: list[float]
@@ -53,7 +53,6 @@ def predict_durations(plan: Plan, forecast: Forecast, *, turns: bool) -> Duratio
 
 def forecast_alone(case: Case) -> Forecast:
     """Time a case's stages in this process, where messages take no time."""
-    assert case.stages is not None, "what is forecast has been profiled"
     with one_thread():
         times = timings.stage_times(build_training(case), case.optimizer, ROUNDS)
     return Forecast(_timed(case, calibration.summarize_tasks(times)), Cluster())
@@ -61,7 +60,6 @@ def forecast_alone(case: Case) -> Forecast:
 
 def forecast_by_ranks(case: Case, ranks: Ranks | TorchrunRanks, devices: int, *, timeout: float) -> Forecast | None:
     """Time a case's stages in as many ranks at once, and messages between two; return None without the results."""
-    assert case.stages is not None, "what is forecast has been profiled"
     passes = ranks.call(timings.time_passes, case.trains, ROUNDS, devices, case.split, timeout=timeout)
     link = Link()
     if devices > 1:
@@ -76,5 +74,4 @@ def forecast_by_ranks(case: Case, ranks: Ranks | TorchrunRanks, devices: int, *,
 
 
 def _timed(case: Case, tasks: list[calibration.Task]) -> Model:
-    assert case.stages is not None, "what is forecast has been profiled"
-    return timed_model(case.stages, tasks, case.model, split=find_schedule(case.schedule).splits(case.shape))
+    return timed_model(case.profile, tasks, case.model, split=find_schedule(case.schedule).splits(case.shape))

@@ -1,7 +1,7 @@
 """Comparison of lifetimes: a program's buffers against the lives of the same contents by the replay's own policy."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import zip_longest
 
 import numpy as np
@@ -17,11 +17,17 @@ from ..report.schema import LifeDifference
 def compare_lives(plan: Plan) -> list[LifeDifference]:
     """Return where the program holds a content longer or shorter than the policy needs it, device by device."""
     held, sizes = _program_lives(plan)
-    pairs = [_by_content(lives) for lives in (held, plan.policy.lives)]
+    usual: dict[tuple[Category, int], int] = {}  # bytes by category and stage; none of a state without tensors
+    for (_, holding), size in sizes.items():
+        usual[holding[:2]] = max(size, usual.get(holding[:2], 0))
+    pairs: list[dict[tuple[int, Holding], set[Life]]] = [defaultdict(set), defaultdict(set)]
+    for lives, by_content in zip((held, plan.policy.lives), pairs, strict=True):
+        for life in lives:
+            by_content[life.device, life.holding].add(life)
     found = []
     for key in sorted({*pairs[0], *pairs[1]}):
-        ours, theirs = (sorted(set(each[key]), key=lambda life: plan.place_of(life.begin)) for each in pairs)
-        size = sizes.get(key, _usual_size(sizes, key[1]))
+        ours, theirs = (sorted(each[key], key=lambda life: plan.place_of(life.begin)) for each in pairs)
+        size = sizes.get(key, usual.get(key[1][:2], 0))
         apart = [[life for life in own if life not in other] for own, other in ((ours, theirs), (theirs, ours))]
         found += [_life_difference(plan, key, size, *pair) for pair in zip_longest(*apart)] if size else []
     return found
@@ -70,25 +76,10 @@ def _joined(plan: Plan, lives: Iterable[Life]) -> list[Life]:
     found: list[Life] = []
     places = plan.place_of
     for life in sorted(lives, key=lambda each: (each.device, each.holding, places(each.begin), places(each.end))):
-        before = found[-1] if found else None
-        if before and before[:2] == life[:2] and before.end == life.begin != BEGINNING:
-            found[-1] = before._replace(end=life.end)
-        else:
-            found.append(life)
+        if found and found[-1][:2] == life[:2] and found[-1].end == life.begin != BEGINNING:
+            life = found.pop()._replace(end=life.end)
+        found.append(life)
     return found
-
-
-def _by_content(lives: Sequence[Life]) -> dict[tuple[int, Holding], list[Life]]:
-    by_content: dict[tuple[int, Holding], list[Life]] = defaultdict(list)
-    for life in lives:
-        by_content[life.device, life.holding].append(life)
-    return by_content
-
-
-def _usual_size(sizes: dict[tuple[int, Holding], int], wanted: Holding) -> int:
-    """Return the bytes that a category of a stage has elsewhere in the program; 0 of a state without tensors."""
-    kind = wanted.category, wanted.stage
-    return max((size for (_, holding), size in sizes.items() if (holding.category, holding.stage) == kind), default=0)
 
 
 def _life_difference(
@@ -98,13 +89,9 @@ def _life_difference(
     return LifeDifference(
         device=device,
         content=name_of(holding),
-        held_from=held and _moment(plan, held.begin),
-        held_until=held and _moment(plan, held.end),
-        needed_from=needed and _moment(plan, needed.begin),
-        last_needed=needed and _moment(plan, needed.end),
+        held_from=held and plan.name_of(held.begin),
+        held_until=held and plan.name_of(held.end),
+        needed_from=needed and plan.name_of(needed.begin),
+        last_needed=needed and plan.name_of(needed.end),
         size=size,
     )
-
-
-def _moment(plan: Plan, node: int) -> str:
-    return "the beginning" if node == BEGINNING else plan.program.describe(node)

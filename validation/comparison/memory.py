@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from cdpsim.program import Category
 from cdpsim.trace.metrics import memory
 
+from ..replay.contents import BEGINNING
 from ..replay.plan import Plan
 from ..replay.watch import Reading
 from ..report.schema import Amount, Curve, DeviceMemory, Divergence, Memory, Total, relative_error
@@ -98,7 +99,7 @@ def _parts_at(plan: Plan, device: int, slot: int, category: int, both: Sequence[
     begun = tasks[plan.slots[0][tasks] <= slot]
     ours, theirs = (int(held[slot, category]) for held in both)
     return Divergence(
-        task=plan.program.describe(int(begun[-1])) if len(begun) else "the beginning",
+        task=plan.name_of(int(begun[-1]) if len(begun) else BEGINNING),
         slot=slot,
         simulated_bytes=ours,
         measured_bytes=theirs,

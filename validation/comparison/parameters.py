@@ -31,19 +31,22 @@ def compare_parameters(prepared: Prepared, outcomes: list[Outcome], *, alone: bo
     expected = expected_parameters(prepared)
     apart = largest_difference(outcomes, expected)
     others = {rule.name: expected_parameters(prepared, rule) for rule in other_rules(prepared)}
-    if prepared.local:  # whose tasks all read the newest parameters of their worker
-        others = {"dp": expected_parameters(prepared, together=True)}
+    if prepared.request.schedule.order.local:  # whose tasks all read the newest parameters of their worker
+        others = {"dp": expected_parameters(prepared, RULES["dp"])}
     nearest, rounding = find_nearest(others, expected), _rounding(prepared, expected, alone)
     tolerance = rounding if nearest is None else min(rounding, SHARE * nearest.distance)
     if apart > tolerance:
-        others[FORGETFUL] = expected_parameters(_without_states(prepared))
+        forgetful = _Forgetful(**vars(prepared.case.optimizer))
+        others[FORGETFUL] = expected_parameters(replace(prepared, case=replace(prepared.case, optimizer=forgetful)))
+    by_stage = {stage: float(own) for stage, own in differences(outcomes, expected).items()}
     same = [name for name, theirs in others.items() if largest_difference(outcomes, theirs) <= tolerance < apart]
     return ParameterComparison(
         max_abs_difference=apart if apart == apart else None,  # nan is not itself
         bit_equal=apart == 0,
         tolerance=tolerance,
         nearest=nearest,
-        stage=_worst_stage(outcomes, expected) if apart != 0 else None,
+        # That differs most, or whose are no numbers.
+        stage=max(by_stage, key=lambda stage: (by_stage[stage] != by_stage[stage], by_stage[stage])) if apart else None,
         other_rule=same[0] if same else None,
     )
 
@@ -56,17 +59,6 @@ class _Forgetful(Optimizer):
         optimizer = super().over(parameters)
         optimizer.register_step_post_hook(lambda own, *_: own.state.clear())
         return optimizer
-
-
-def _without_states(prepared: Prepared) -> Prepared:
-    optimizer = _Forgetful(**vars(prepared.case.optimizer))
-    return replace(prepared, case=replace(prepared.case, optimizer=optimizer))
-
-
-def _worst_stage(outcomes: list[Outcome], expected: list[Tensor]) -> int:
-    """Return the stage whose parameters differ most, or are no numbers."""
-    apart = {stage: float(own) for stage, own in differences(outcomes, expected).items()}
-    return max(apart, key=lambda stage: (apart[stage] != apart[stage], apart[stage]))
 
 
 def are_within(parameters: ParameterComparison) -> bool:
@@ -109,7 +101,7 @@ def find_nearest(others: dict[str, list[Tensor]], expected: list[Tensor]) -> Nea
 
 def other_rules(prepared: Prepared) -> Iterator[Rule]:
     """Yield the causal rules that read other versions in this run: those with a name, and shifted or dropped lags."""
-    case, own = prepared.case, prepared.rule
+    case, own = prepared.case, prepared.request.rule
     shape, schedule = case.shape, find_schedule(case.schedule)
     seen = [_readings(prepared, own)]
     for rule in (*RULES.values(), *_shifted(prepared)):
@@ -134,7 +126,7 @@ def _readings(prepared: Prepared, rule: Rule) -> np.ndarray:
 
 def _shifted(prepared: Prepared) -> Iterator[Rule]:
     """Yield the rule of a case with all lags a step older or newer, or those of one stage, or of backwards, changed."""
-    own, shape = prepared.rule, prepared.case.shape
+    own, shape = prepared.request.rule, prepared.case.shape
     lags = own.lags(shape)
     changed = {"one step older": lags + 1, "one step newer": np.maximum(lags - 1, 0)}
     if own.backward:

@@ -10,18 +10,21 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from cdpsim.program import Category, Content, Kind, Op
+from cdpsim.program import Category, Kind, Op
+from cdpsim.schedules.order import Outer
 
+from ..profile.tracker import Tracker
 from ..replay.case import Prepared
 from ..replay.contents import BEGINNING, Message
-from ..replay.plan import kind_of
+from ..replay.local import OuterState, update_by_mean
 from ..replay.policy import split_of
 from ..replay.shares import Shares
 from ..replay.watch import Event
-from ..training.forms import Form
-from .temporaries import mean_update_bytes, update_bytes
+from ..training.forms import Form, zeros
+from ..training.optimizer import Optimizer
 from .workspaces import Workspaces
 
 _Pass = tuple[int, int, int, int]  # device, step, micro-batch, stage
@@ -42,8 +45,7 @@ class EventSequence:
     def __init__(self, prepared: Prepared, events: list[Event]) -> None:
         self._prepared, self._plan, self._events = prepared, prepared.plan, events
         self._shares = Shares(self._plan.program, self._plan.messages, prepared.training)
-        # By the forms of a stage's parameters, and whether a mean makes them.
-        self._update_bytes: dict[tuple[tuple[Form, ...], bool], int] = {}
+        self._found: dict[tuple[tuple[Form, ...], bool], int] = {}  # by forms, and whether by a mean
         self.devices = {event.device for event in events if event.device >= 0}
         self._starts = {(event.device, event.node): k for k, event in enumerate(events) if not event.ends}
         self._ends = self._starts | {(event.device, event.node): k for k, event in enumerate(events) if event.ends}
@@ -74,7 +76,6 @@ class EventSequence:
                 yield Span("", size, self._point(device, begin), self._buffer_end(number, until))
 
     def _buffer_end(self, number: int, until: int) -> int:
-        """Return the point at which a buffer goes that the program holds until a point."""
         return until
 
     def _point(self, device: int, moment: int) -> int:
@@ -110,7 +111,7 @@ class EventSequence:
                 continue
             t, i, j = (int(column[event.node]) for column in (tasks.step, tasks.micro_batch, tasks.stage))
             key = (event.device, t, i, j)
-            own = found[j][kind_of(self._plan.program, event.node)]
+            own = found[j][Kind(int(tasks.kind[event.node]))]
             if key in behind:
                 size, begin = behind.pop(key)
                 yield Span("numbers in graphs", size, begin, 2 * k)
@@ -119,24 +120,35 @@ class EventSequence:
 
     def _of_update(self, k: int, stage: int) -> Iterator[Span]:
         """Yield the new version while the old one is there, and the optimizer's temporaries."""
-        training, case = self._prepared.training, self._prepared.case
         program, device = self._plan.program, self._events[k].device
         split = split_of(program, Category.OPTIMIZER)
         parts, size = tuple(self._shares.parts(stage, split)), self._shares.form(stage, split).nbytes
         if split > split_of(program, Category.PARAMETERS) and self._is_short(device, stage, split):
             many = 1 + (split > split_of(program, Category.GRADIENTS))
             yield Span("padded shares", many * size, 2 * k, 2 * k + 1)
-        by_mean = self._plan.is_mean(int(program.tasks.version[self._events[k].node]))
-        if (parts, by_mean) not in self._update_bytes:
-            outer = self._prepared.local.outer if self._prepared.local else None
-            found = (
-                mean_update_bytes(outer, parts, training.device)
-                if by_mean
-                else update_bytes(case.optimizer, parts, training.device)
-            )
-            self._update_bytes[parts, by_mean] = found
+        needed = self._update_bytes(parts, by_mean=self._plan.is_mean(int(program.tasks.version[self._events[k].node])))
         yield Span("new parameters beside the old", size, 2 * k, 2 * k + 1)
-        yield Span("temporaries of the optimizer", self._update_bytes[parts, by_mean] - size, 2 * k, 2 * k + 1)
+        yield Span("temporaries of the optimizer", needed - size, 2 * k, 2 * k + 1)
+
+    def _update_bytes(self, parts: tuple[Form, ...], *, by_mean: bool = False) -> int:
+        """Return the bytes that an update of these parts makes at the most, found once."""
+        if (parts, by_mean) not in self._found:
+            device, local = self._prepared.training.device, self._prepared.request.schedule.order.local
+            if by_mean:
+                self._found[parts, by_mean] = mean_update_bytes(local.outer if local else None, parts, device)
+            else:
+                self._found[parts, by_mean] = update_bytes(self._prepared.case.optimizer, parts, device)
+        return self._found[parts, by_mean]
+
+    def _points(self, message: Message, device: int) -> tuple[int, int]:
+        """Return the points at which a device's part in a message begins, and ends."""
+        return 2 * self._starts[device, message.node], 2 * self._ends[device, message.node]
+
+    def _bytes(self, message: Message) -> tuple[int, int]:
+        """Return the bytes of all that a message among ranks is of, and of a share of that."""
+        split, stages = self._shares.splits(message), message.covers
+        whole, share = (sum(self._shares.form(stage, of).nbytes for stage in stages) for of in (1, split))
+        return whole, share
 
     def _of_kept_share(self, k: int, event: Event) -> Iterator[Span]:
         """Yield a share for the backward beside the parameters of which it is one, when the forward's own has gone."""
@@ -144,10 +156,8 @@ class EventSequence:
         split = self._plan.policy.between.get(stage, 1)
         if split > 1:
             buffers = self._plan.program.buffers
-            own, moment = (
-                (buffers.device == event.device) & (buffers.category != Category.PARAMETERS),
-                2 * event.node + 1,
-            )
+            own = (buffers.device == event.device) & (buffers.category != Category.PARAMETERS)
+            moment = 2 * event.node + 1
             gone = int(buffers.size[own & (buffers.end == moment)].sum())
             gone -= int(buffers.size[own & (buffers.begin == moment)].sum())  # what stays has another buffer from here
             size = max(0, self._shares.form(stage, split).nbytes - gone)
@@ -164,11 +174,10 @@ class EventSequence:
         members = sorted(self.devices & set(message.members))
         alone = len(self.devices) == 1  # then a rank does its part, else the last one to come does all
         last = 2 * max(self._starts[device, message.node] for device in members) + 1
-        split, whole = shares.splits(message), sum(shares.form(stage, 1).nbytes for stage in message.covers)
-        share = sum(shares.form(stage, split).nbytes for stage in message.covers)
+        split, (whole, share) = shares.splits(message), self._bytes(message)
         parameters, sums = (split_of(program, each) for each in (Category.PARAMETERS, Category.GRADIENTS))
         for device in members:
-            begin, end = (2 * points[device, message.node] for points in (self._starts, self._ends))
+            begin, end = self._points(message, device)
             if message.op == Op.ALL_GATHER:
                 packed = share if parameters == 1 else 0
                 yield Span("tensors packed to be sent", packed, begin, begin + 1 if alone else last)
@@ -191,7 +200,6 @@ class EventSequence:
                     yield Span("shares on their way across groups", share, 2 * come + 1, end + 1)
 
     def _padded(self, message: Message, device: int) -> int:
-        """Return the bytes of shares that are padded before they are packed with others."""
         split = self._shares.splits(message)
         if message.stages == 1:
             return 0
@@ -204,45 +212,54 @@ class EventSequence:
         Sums in the place of the gradients themselves come once.
         """
         place = self._plan.place
-        sums = [
-            each.node
-            for each in self._messages
-            if (each.op, each.stage, each.stages, each.step)
-            == (Op.REDUCE_SCATTER, message.stage, message.stages, message.step)
-            and device in each.members
-            and place[each.node] < place[message.node]
-        ]
+        alike = [each for each in self._messages if (each.covers, each.step) == (message.covers, message.step)]
+        alike = [each for each in alike if each.op == Op.REDUCE_SCATTER and device in each.members]
+        sums = [each.node for each in alike if place[each.node] < place[message.node]]
         return self._ends[device, max(sums, key=place.__getitem__)] if len(sums) > 1 else None
 
     def _of_cargo(self, message: Message) -> Iterator[Span]:
         """Yield several tensors in one piece at their sender, and in pieces beside that at their receiver."""
-        if self._tensors(message) < 2:
+        states = len(self._prepared.case.optimizer.forms(self._prepared.training.parts(message.stage)))
+        cargo = self._plan.cargo(message.node)
+        if sum(states if holding.category == Category.OPTIMIZER else 1 for holding in cargo) < 2:
             return
         for device in self.devices & set(message.members):
-            begin, end = (points[device, message.node] for points in (self._starts, self._ends))
+            begin, end = self._points(message, device)
             if device == message.src:
-                yield Span("tensors packed to be sent", message.size, 2 * begin, 2 * end + 1)
+                yield Span("tensors packed to be sent", message.size, begin, end + 1)
             else:
-                yield Span("tensors unpacked on arrival", message.size, 2 * end, 2 * end + 1)
-
-    def _tensors(self, message: Message) -> int:
-        """Return how many tensors a message has."""
-        states = len(self._prepared.case.optimizer.forms(self._prepared.training.parts(message.stage)))
-        if message.content not in (Content.PARAMETERS, Content.STATE):
-            return 1
-        cargo = self._plan.cargo(message.node)
-        return sum(states if holding.category == Category.OPTIMIZER else 1 for holding in cargo)
+                yield Span("tensors unpacked on arrival", message.size, end, end + 1)
 
     def _of_sum(self, message: Message) -> Iterator[Span]:
         """Yield gradients that a single process keeps until the last member has their sum."""
         last = max(self._ends[device, message.node] for device in message.members)
         root = self._ends.get((message.src, message.node), last)
+        size = self._prepared.training.parameters(message.stage).nbytes
         for life in self._plan.policy.lives:
-            holding = life.holding
-            if (holding.category, holding.stage, holding.version) != (Category.GRADIENTS, message.stage, message.step):
-                continue
-            until = 2 * root + 1
-            end = self._point(life.device, 2 * life.end + 1)
-            if end < until:
-                size = self._prepared.training.parameters(message.stage).nbytes
-                yield Span("gradients until their sum is everywhere", size, end, until)
+            if life.holding[:3] == (Category.GRADIENTS, message.stage, message.step):
+                end = self._point(life.device, 2 * life.end + 1)
+                yield Span("gradients until their sum is everywhere", size, end, max(end, 2 * root + 1))
+
+
+def update_bytes(optimizer: Optimizer, parts: Sequence[Form], device: torch.device) -> int:
+    """Return the most that an update of a vector of these parts makes at a time, the new parameters among it."""
+    vector = Form((sum(part.numel for part in parts),), parts[0].dtype)
+    if optimizer.on_host and device.type != "cpu":
+        return vector.nbytes  # all else is made on the host
+    theta, gradient = zeros(vector, device), zeros(vector, device)
+    state, tracker = optimizer.state(theta, parts), Tracker(device.type)
+    tracker.ignore([theta, gradient, *state.values()])
+    with tracker:
+        optimizer.update(theta, gradient, state, parts)
+    return tracker.peak
+
+
+def mean_update_bytes(outer: Outer | None, parts: Sequence[Form], device: torch.device) -> int:
+    """Return the most that an update by a mean makes at a time, the new parameters among it."""
+    vector = Form((sum(part.numel for part in parts),), parts[0].dtype)
+    total, tracker = zeros(vector, device), Tracker(device.type)
+    state = None if outer is None else OuterState(outer, total)
+    tracker.ignore([total, *(state.vectors if state else ())])
+    with tracker:
+        update_by_mean(total, 2, state)
+    return tracker.peak

@@ -11,13 +11,7 @@ from cdpsim.schedules import find_schedule
 
 from ..ranks.launcher import Ranks
 from ..ranks.torchrun import TorchrunRanks
-from ..replay.case import (
-    Case,
-    Outcome,
-    play_in_process,
-    prepare,
-    profiled,
-)
+from ..replay.case import Case, Outcome, play_in_process, prepare, profiled
 from ..replay.contents import Calls, ReplayError
 from ..replay.options import describe_options, recorded_options, replayable
 from ..replay.plan import Plan
@@ -60,10 +54,11 @@ def compare_replay(
     """
     turns = isinstance(players, SingleProcess)
     case = profiled(replayable(case, alone=turns))
-    assert case.stages is not None, "the simulation has a model before anything is measured"
     prepared = prepare(case)
     needs = compare_needs(prepared.plan, prepared.training, case.optimizer)
-    _refuse_unplayable(needs)
+    if broken := [str(each) for each in needs if not each.kind.startswith("too ")]:
+        more = f"; and {len(broken) - 1} more" if broken[1:] else ""
+        raise ReplayError(f"the program's messages are not what its tasks need: {broken[0]}{more}")
     if repeats and forecast is None:
         if isinstance(players, SingleProcess):
             forecast = forecasts.forecast_alone(case)
@@ -88,23 +83,16 @@ def compare_replay(
     parameters = compare_parameters(prepared, outcomes, alone=turns)
     messages = _compare_messages(plan, outcomes, needs)
     lives, allocator = compare_lives(plan), compare_accounts(prepared, accounts)
-    time = None
-    if forecast and said:
-        time = _compare_times(
-            said, [_run_durations(runs, turns) for runs in timed[1:] if runs is not None], forecast.source
-        )
+    within = are_within(parameters), memory.is_within(held), messages.agree, is_accounted(allocator)
+    took = [_run_durations(runs, turns) for runs in timed[1:] if runs is not None]
     return Report(
-        request=request_of(case, turns) | {"model_sha256": model_hash(case.stages)},
+        request=request_of(case, turns) | {"model_sha256": model_hash(case.profile)},
         environment=environment(case.device),
         parameters=parameters,
         memory=held,
         messages=messages,
-        time=time,
-        ok=are_within(parameters)
-        and memory.is_within(held)
-        and messages.agree
-        and not (lives or needs)
-        and is_accounted(allocator),
+        time=_compare_times(said, took, forecast.source) if forecast and said else None,
+        ok=all(within) and not (lives or needs),
         lives=lives,
         allocator=allocator,
         options=describe_options(case),
@@ -118,19 +106,17 @@ def count_runs(repeats: int) -> int:
 
 def request_of(case: Case, alone: bool) -> dict[str, Scalar]:
     """Return the request of a replay in one process or by ranks."""
-    rule = case.rule if case.rule is None or isinstance(case.rule, str) else str(case.rule)
-    shape = case.shape
+    shape, given = case.shape, case.asked
     if find_schedule(case.schedule).order.rounds:  # whose replicas share as they always do
         shape = replace(shape, shard=1)
     asked: dict[str, Scalar] = {"schedule": case.schedule, "n": shape.parts, "m": shape.m, "chunks": shape.chunks}
-    asked |= {"replicas": shape.replicas // shape.shard, "steps": case.steps, "rule": rule}
-    asked |= {"slot_order": case.slot_order}
-    asked |= {"slow": " ".join(case.slow)} if case.slow else {}
-    asked |= {"warm_up": shape.warm_up} if shape.warm_up else {}
-    asked |= {"local_steps": shape.local_steps} if shape.local_steps else {}
-    asked |= {"outer": case.outer} if case.outer else {}
+    asked |= {"replicas": shape.replicas // shape.shard, "steps": case.steps, "slot_order": given["slot_order"]}
+    asked |= {"rule": given["rule"] if given["rule"] is None else str(given["rule"])}
+    rare = {"warm_up": shape.warm_up, "local_steps": shape.local_steps, "outer": given["outer"]}
+    rare["stage_replicas"] = ",".join(map(str, shape.widths))
+    asked |= {name: value for name, value in ({"slow": " ".join(given["slow"])} | rare).items() if value}
     asked |= recorded_options(case) | {"split": case.split if find_schedule(case.schedule).splits(shape) else None}
-    asked |= {"shard": shape.shard if shape.shard > 1 else case.shard}
+    asked |= {"shard": shape.shard if shape.shard > 1 else given["shard"]}
     asked |= {"model": case.model, "batch": case.batch, "dtype": case.dtype, "seed": case.seed}
     asked |= {"sizes": " ".join(f"{name}={size}" for name, size in case.sizes)}
     asked |= {"cuts": None if case.cuts is None else ",".join(map(str, case.cuts))}
@@ -145,14 +131,6 @@ def model_hash(model: Model) -> str:
 
 
 # Messages
-
-
-def _refuse_unplayable(needs: list[MessageDifference]) -> None:
-    """Refuse a program whose messages are not those that its tasks need, but for their sizes."""
-    broken = [str(each) for each in needs if not each.kind.startswith("too ")]
-    if broken:
-        more = f"; and {len(broken) - 1} more" if broken[1:] else ""
-        raise ReplayError(f"the program's messages are not those that its tasks need: {broken[0]}{more}")
 
 
 def _compare_messages(plan: Plan, outcomes: list[Outcome], needs: list[MessageDifference]) -> MessageCount:

@@ -16,7 +16,6 @@ from ..replay.policy import split_of
 from ..replay.round_lives import WorkerSteps
 from ..replay.rounds import versions_brought
 from .remainders import EventSequence, Span
-from .temporaries import update_bytes
 
 
 class RoundsSequence(EventSequence):
@@ -77,23 +76,25 @@ class RoundsSequence(EventSequence):
 
     def _of_round(self, k: int, node: int, device: int) -> Iterator[Span]:
         """Yield the mean of what was handed over, a copy of the state, the optimizer's temporaries and its result."""
-        training, optimizer = self._prepared.training, self._prepared.case.optimizer
+        optimizer, brings = self._prepared.case.optimizer, versions_brought(self._plan)
         program, stage = self._plan.program, int(self._plan.program.tasks.stage[node])
         version, split = int(program.tasks.version[node]), split_of(self._plan.program, Category.OPTIMIZER)
         parts, form = tuple(self._shares.parts(stage, split)), self._shares.form(stage, split)
         size, estimate = form.nbytes, bool(program.is_estimate(np.array(version)))
-        if (parts, False) not in self._update_bytes:
-            self._update_bytes[parts, False] = update_bytes(optimizer, parts, training.device)
         yield Span("means of gradients", size, 2 * k, 2 * k + 1)
-        yield Span("temporaries of updates", self._update_bytes[parts, False], 2 * k, 2 * k + 1)
+        yield Span("temporaries of updates", self._update_bytes(parts), 2 * k, 2 * k + 1)
         if split > 1 and self._is_short(device, stage, split):
             yield Span("padded shares", size, 2 * k, 2 * k + 1)
         if estimate:
             copies = sum(own.nbytes for own in optimizer.forms(parts).values())
             yield Span("states beside their copies", copies, 2 * k, 2 * k + 1)
-        if split > 1 and (gather := self._gather_of(version, device)) is not None:
+        own = (each for each in self._messages if device in each.members)
+        gather = next((each for each in own if brings.get(each.node) == version), None)
+        if split > 1 and gather is not None:
             apart = estimate or not optimizer.has_master or optimizer.mixed_precision
-            begin, sent = k if apart else self._state_goes(stage, device), self._sent(gather, device)
+            begin = k if apart else self._state_goes(stage, device)
+            # Packed with others, or taken by all.
+            sent = 2 * self._starts[device, gather.node] if gather.stages > 1 else self._given(gather, device)
             yield Span("shares until they are gathered", size, min(2 * begin + 1, sent), sent)
 
     def _state_goes(self, stage: int, device: int) -> int:
@@ -103,45 +104,28 @@ class RoundsSequence(EventSequence):
         ends = [self._ends[device, node] for node in np.flatnonzero(own).tolist()]
         return max(*ends, self._ends[device, WorkerSteps(self._plan.program, device).last])
 
-    def _gather_of(self, version: int, device: int) -> Message | None:
-        """Return the message by which a device's share of a version goes to the others."""
-        brings = versions_brought(self._plan)
-        own = (each for each in self._messages if device in each.members)
-        return next((each for each in own if brings.get(each.node) == version), None)
-
-    def _sent(self, message: Message, device: int) -> int:
-        """Return the point at which what a device gives to a gather has gone: packed with others, or taken by all."""
-        return 2 * self._starts[device, message.node] if message.stages > 1 else self._given(message, device)
-
     def _given(self, message: Message, device: int) -> int:
         """Return the point at which a message has taken what a device gives: in one process, from the last one."""
         members = [device] if len(self.devices) == 1 else sorted(self.devices & set(message.members))
         return 2 * max(self._starts[member, message.node] for member in members) + 1
 
-    def _share_bytes(self, message: Message) -> int:
-        split = self._shares.splits(message)
-        return sum(self._shares.form(stage, split).nbytes for stage in message.covers)
-
     def _of_sums(self, message: Message, device: int) -> Iterator[Span]:
         """Yield what a device gives to a sum, packed, and its share, which is there for all updates of the step."""
-        tasks, share = self._plan.program.tasks, self._share_bytes(message)
-        begin, end = (2 * points[device, message.node] for points in (self._starts, self._ends))
+        tasks, (_, share), (begin, end) = self._plan.program.tasks, self._bytes(message), self._points(message, device)
         packed = self._shares.splits(message) * share if self._shares.is_packed(message) else 0
-        yield Span(
-            "tensors packed to be sent",
-            packed,
-            begin,
-            end + 1 if len(self.devices) == 1 else self._given(message, device),
-        )
+        until = end + 1 if len(self.devices) == 1 else self._given(message, device)
+        yield Span("tensors packed to be sent", packed, begin, until)
         updates = range(self._plan.program.compute, len(tasks))
         own = (node for node in updates if tasks.step[node] == message.step and tasks.device[node] == device)
         yield Span("shares of sums", share, begin, max(2 * self._starts[device, node] + 1 for node in own))
 
     def _of_gathered(self, message: Message, device: int) -> Iterator[Span]:
         """Yield a device's shares, packed, and all that it gathers, until that is in the buffer for communication."""
-        share, split = self._share_bytes(message), self._shares.splits(message)
-        whole = sum(self._shares.form(stage, 1).nbytes for stage in message.covers)
-        begin, end = (2 * points[device, message.node] for points in (self._starts, self._ends))
+        split, (whole, share), (begin, end) = (
+            self._shares.splits(message),
+            self._bytes(message),
+            self._points(message, device),
+        )
         given = self._given(message, device)
         yield Span("tensors packed to be sent", share if message.stages > 1 else 0, begin, given)
         yield Span("parameters as they are gathered", split * share, begin, end + 1)

@@ -1,9 +1,11 @@
 """The trials of a battery in their order, with what each shows and how long it takes."""
 
+import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from cdpsim.errors import RequestError, suggestion
 from cdpsim.schedules import SCHEDULES, TABLE_1
@@ -13,14 +15,11 @@ from ..report.schema import CALIBRATION, option_words
 from ..training.optimizer import OPTIMIZERS
 from .replays import request_of
 
-_SHAPES = {  # micro-batches and stages on each device, where they are not those that a schedule has itself
-    "interleaved-1f1b": (None, 2),
-    "looped-bfs": (None, 2),
-    "interleaved-zero-bubble": (None, 2),
-    "dualpipe": (8, None),
+_TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_WORKERS = ("rounds", "local")  # orders of workers that do not wait for each other in each step
+_SEVERAL: dict[str, tuple[str, ...]] = {"all": tuple(SCHEDULES), "table 1": tuple(TABLE_1)} | {
+    kind: tuple(name for name, each in SCHEDULES.items() if getattr(each.order, kind)) for kind in _WORKERS
 }
-_SPLIT = ("zb-h1", "zb-h2", "interleaved-zero-bubble", "zbv", "dualpipe", "dualpipev")
-WORKERS = ("rounds", "local")  # orders of workers that do not wait for each other in each step
 LEADING = ("single-dp", "single-cdp", "multi-dp", "multi-cdp", "dp", "acco", "diloco", CALIBRATION)
 
 
@@ -55,180 +54,36 @@ def list_trials(device: str) -> list[Trial]:
 
     The most telling schedules of each group come before all other schedules of any group.
     """
-    found = list(_on_gpu() if device == "cuda" else _on_cpu())
+    groups = _TABLE["groups"].items()
+    found = [trial for name, described in groups for trial in _trials_of(name, described, device)]
     return sorted(found, key=lambda trial: (trial.case.schedule if trial.case else CALIBRATION) not in LEADING)
 
 
-_SMALL = Case("", 4, steps=3, model="transformer", optimizer=OPTIMIZERS["momentum"])
-# Only tasks of milliseconds have telling times.
-_MIDDLE = replace(_SMALL, dtype="float32", batch=8, sizes=(("width", 256), ("length", 64), ("heads", 4)))
-_TIMED = (*TABLE_1, "1f1b", "zb-h1")
-_TIMED_BY_RANKS = ("multi-dp", "multi-cdp", "pp-cdp", "zero-dp", "zero-cdp", "1f1b", "zb-h1")
-_TIMED_ON_GPU = ("single-dp", "multi-dp", "multi-cdp", "pp-cdp", "zero-cdp", "1f1b", "zb-h1")
-_TIMED_BY_RANKS_ON_GPU = ("multi-dp", "multi-cdp", "pp-cdp", "1f1b")
-_BY_RANKS = (*TABLE_1, "1f1b", "interleaved-1f1b", "zb-h1", "zbv", "dualpipe", "pipedream")
-_IN_PAIRS = ("single-dp", "single-cdp", "multi-dp", "multi-cdp", "mp-dp", "mp-cdp")
+def _trials_of(name: str, described: dict[str, Any], device: str) -> Iterator[Trial]:
+    own = described | described.get(device, {})
+    if own.get("only", device) != device:
+        return
+    group = Group(name, own["shows"], own["seconds"])
+    if name == CALIBRATION:
+        yield Trial(group, None)
+    else:
+        usual = _TABLE["usual"] | {"device": device} | own.get("case", {})
+        for row in own.get("cases", [{"schedules": own.get("schedules")}]):
+            for case in _cases_of(usual | row):
+                yield Trial(group, case, own.get("alone", False), own.get("repeats", 0))
 
 
-def _on_cpu() -> Iterator[Trial]:
-    yield from _mlp_by_ranks(_SMALL, 2)
-    yield from _data_ranks(_SMALL)
-    yield from _workers(_SMALL)
-    yield from _real_sizes(replace(_SMALL, steps=2, batch=2), 80)
-    yield from _timed_by_ranks(_MIDDLE, _TIMED_BY_RANKS)
-    yield from _timed_and_small(_SMALL, _MIDDLE, _TIMED)
-
-
-def _on_gpu() -> Iterator[Trial]:
-    small, middle = (replace(case, device="cuda") for case in (_SMALL, _MIDDLE))
-    yield from _mlp_by_ranks(small, 5)
-    yield from _data_ranks(small)
-    yield from _workers(small)
-    yield from _real_sizes(replace(small, batch=16), 30)
-    large = replace(middle, batch=16, sizes=(("width", 1024), ("length", 512), ("heads", 16)))
-    group = Group("large", "a transformer whose tasks fill a GPU, in one process, N = 4: memory and times", 30)
-    yield from (Trial(group, case, alone=True, repeats=3) for case in _each(large, ("multi-cdp", "1f1b")))
-    yield from _timed_by_ranks(middle, _TIMED_BY_RANKS_ON_GPU)
-    yield from _timed_and_small(small, middle, _TIMED_ON_GPU)
-
-
-def _real_sizes(case: Case, seconds: float) -> Iterator[Trial]:
-    for model in ("vit-b16", "resnet50"):
-        group = Group(model, f"{model} at its real size, in one process: memory", seconds)
-        large = replace(case, model=model, dtype="float32", optimizer=OPTIMIZERS["sgd"])
-        yield from (Trial(group, each, alone=True) for each in _each(large, ("single-dp", "single-cdp")))
-
-
-def _mlp_by_ranks(small: Case, seconds: float) -> Iterator[Trial]:
-    group = Group("ranks", "an MLP by a rank for each device, N = 4: parameters, memory, messages", seconds)
-    yield from (Trial(group, case) for case in _each(replace(small, model="mlp"), _BY_RANKS))
-
-
-def _data_ranks(small: Case) -> Iterator[Trial]:
-    """Return the trials of what data ranks share, by two and by four of them."""
-    group = Group("data-ranks", "a small model by data ranks, two or four: parameters, memory, messages", 2)
-    two, layers = replace(small, schedule="dp", n=2, m=2, replicas=2), {"layers": (0, 2), "cuts": (1, 2, 3)}
-    pipeline = replace(two, schedule="1f1b", sizes=(("layers", 2),), **layers)  # type: ignore[arg-type]
-    for case in (
-        two,
-        replace(two, replicas=4, reduce="each"),
-        replace(two, buckets="16KiB", whole_first_step=True),
-        replace(two, zero=1, m=3),
-        replace(two, zero=1, replicas=3, optimizer=OPTIMIZERS["adam"], gather="step"),
-        replace(two, zero=2),
-        replace(two, zero=2, replicas=4, reduce="last"),
-        replace(two, zero=3, model="mlp"),
-        replace(two, zero=3, replicas=4),
-        replace(two, zero=3, replicas=4, reshard=2),
-        replace(two, zero=3, reshard="no", prefetch=0),
-        replace(two, zero=3, reshard="step"),
-        replace(two, zero=1, shard=2),
-        replace(two, zero=2, shard=2, m=3),
-        replace(two, zero=3, shard=2),
-        replace(pipeline, zero=1, buckets="32KiB"),
-        replace(pipeline, zero=2),
-        replace(pipeline, zero=3, reshard="yes"),
-    ):
-        yield Trial(group, case)
-
-
-def _workers(small: Case) -> Iterator[Trial]:
-    """Return the trials of workers that do not wait for updates, or take means, some of unlike speed."""
-    group = Group("workers", "a small model by ranks with rounds or local steps: parameters, memory, messages", 2)
-    two = replace(small, n=2, replicas=2)
-    adam = replace(two, optimizer=OPTIMIZERS["adam"], slow=("1:2",))
-    mixed = replace(two, dtype="bfloat16", optimizer=replace(OPTIMIZERS["adam"], mixed_precision=True))
-    rounds, local = ([name for name, each in SCHEDULES.items() if getattr(each.order, kind)] for kind in WORKERS)
-    for case in (
-        *_each(adam, rounds),
-        replace(adam, schedule="dpu", warm_up=2),
-        replace(two, schedule="acco", m=2, replicas=4),
-        replace(mixed, schedule="acco"),
-        *_each(replace(adam, local_steps=2), local),
-        replace(two, schedule="diloco", m=2, replicas=4, local_steps=3, outer="nesterov:0.5:0.8"),
-        replace(mixed, schedule="co2", local_steps=2),
-    ):
-        yield Trial(group, case)
-
-
-def _timed_by_ranks(middle: Case, schedules: Iterable[str]) -> Iterator[Trial]:
-    group = Group("timed-ranks", "a transformer by two ranks: times", 10)
-    yield from (Trial(group, case, repeats=3) for case in _each(replace(middle, n=2), schedules))
-
-
-def _timed_and_small(small: Case, middle: Case, timed: Iterable[str]) -> Iterator[Trial]:
-    """Return the trials that all kinds of devices have."""
-    yield Trial(Group(CALIBRATION, "this machine's messages, collectives and speed", 30), None)
-    group = Group("timed", "the same transformer in one process, N = 4: times", 10)
-    yield from (Trial(group, case, alone=True, repeats=3) for case in _each(middle, timed))
-    for n, lasts, schedules in ((4, 1, tuple(SCHEDULES)), (2, 1, TABLE_1), (8, 3, _IN_PAIRS)):
-        group = Group(f"small-n{n}", f"a small transformer in one process, N = {n}: parameters, memory", lasts)
-        yield from (Trial(group, case, alone=True) for case in _each(replace(small, n=n), schedules))
-    group = Group("options", "the small transformer in one process, with options: parameters, memory", 1)
-    yield from (Trial(group, case, alone=True) for case in _with_options(small))
-    group = Group("options-ranks", "an MLP by ranks, with options: parameters, memory, messages", 2)
-    yield from (Trial(group, case) for case in _with_options_by_ranks(replace(small, model="mlp")))
-
-
-def _with_options(small: Case) -> Iterator[Case]:
-    """Return the case with the options of schedules and of training, each where it applies."""
-    mixed = {"dtype": "bfloat16", "optimizer": replace(OPTIMIZERS["adam"], mixed_precision=True)}
-    two_each = {"sizes": (("layers", 2),)}
-    deep, half = {"sizes": (("layers", 4),)}, {"dtype": "float32", "autocast": "bf16"}
-    yield replace(small, schedule="single-cdp", slot_order="backward-first")
-    yield from (replace(case, split="twice") for case in _each(small, _SPLIT))
-    for schedule, options in (
-        ("zero-dp", {"prefetch": 1}),
-        ("zero-cdp", {"prefetch": 1}),
-        ("multi-dp", {"reduce": "last"}),
-        ("interleaved-1f1b", {"chunks": 2, "replicas": 2, "reduce": "last"}),
-        ("interleaved-1f1b", {"chunks": 2, "zero": 2, "replicas": 2, "reduce": "each"}),
-        (
-            "zb-h1",
-            {
-                "zero": 2,
-                "replicas": 2,
-                "buckets": "8KiB",
-                "layers": (0, 2, 4, 6),
-                "cuts": tuple(range(1, 8)),
-                **two_each,
-            },
-        ),
-        ("gpipe", {"zero": 3, "replicas": 4, "reshard": 2, "n": 2}),
-        ("dp", {"zero": 3, "shard": 3, "replicas": 2, **mixed}),
-        ("pipedream", {"rule": "vertical-sync", "steps": 6}),
-        ("gpipe", {"recompute": "full", **deep}),
-        ("1f1b", {"recompute": "sqrt", **deep}),
-        ("multi-cdp", {"recompute": "sqrt", **deep}),
-        ("1f1b", {"offload": "all"}),
-        ("zero-cdp", {"offload": "all"}),
-        ("zb-h1", {"offload": "optimizer"}),
-        ("pp-cdp", {"dtype": "bfloat16"}),
-        ("1f1b", mixed),
-        ("zero-cdp", mixed),
-        ("multi-cdp", {"optimizer": OPTIMIZERS["adafactor"]}),
-        ("zero-cdp", {"optimizer": OPTIMIZERS["adafactor"]}),
-        ("pp-cdp", half),
-        ("zb-h1", half),
-        ("1f1b", {"recompute": "full", "offload": "all", **mixed, **deep}),
-    ):
-        yield replace(small, schedule=schedule, **options)
-
-
-def _with_options_by_ranks(small: Case) -> Iterator[Case]:
-    """Return the case with options that change what ranks send, or keep on their hosts."""
-    adam = replace(OPTIMIZERS["adam"], mixed_precision=True)
-    yield replace(small, schedule="zero-cdp", prefetch=1, dtype="bfloat16", optimizer=adam)
-    yield replace(small, schedule="multi-dp", reduce="last")
-    yield replace(small, schedule="1f1b", recompute="full", offload="all", sizes=(("layers", 4),))
-    yield replace(small, schedule="zb-h1", split="twice")
-
-
-def _each(case: Case, schedules: Iterable[str]) -> Iterator[Case]:
-    """Return the same case with one schedule after another."""
-    for schedule in schedules:
-        m, chunks = _SHAPES.get(schedule, (None, None))
-        yield replace(case, schedule=schedule, m=m, chunks=chunks)
+def _cases_of(row: dict[str, Any]) -> Iterator[Case]:
+    optimizer = replace(OPTIMIZERS[row["optimizer"]], mixed_precision=row.get("mixed_precision", False))
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    given |= {"optimizer": optimizer, "sizes": tuple(row.get("sizes", {}).items())}
+    given.pop("mixed_precision", None)
+    for several in given.pop("schedules", None) or [row["schedule"]]:
+        for schedule in _SEVERAL.get(several, (several,)):
+            options = _TABLE["shapes"].get(schedule, {}) | given | {"schedule": schedule}
+            yield Case(
+                **{name: value for name, value in options.items() if name not in ("schedules", "mixed_precision")}
+            )
 
 
 def select_trials(found: list[Trial], patterns: Iterable[str]) -> list[Trial]:

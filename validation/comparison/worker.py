@@ -4,7 +4,6 @@ import gc
 import math
 import signal
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -17,7 +16,7 @@ from ..modules import Unfit, reason_of
 from ..ranks.launcher import GRACE_SECONDS, START_SECONDS, Ranks, describe_exit, fork_context
 from ..ranks.member import is_out_of_memory
 from ..ranks.parent import end_with_parent
-from ..replay.case import prepare, profiled
+from ..replay.case import Case, prepare, profiled
 from ..replay.contents import ReplayError
 from ..replay.options import replayable
 from ..report.schema import FailureKind, Report
@@ -53,7 +52,7 @@ class Worker:
     """A process for trials, replaced by a new one after each trial that fails.
 
     Ranks have `timeout` seconds for a run, and a trial `spare` seconds more: for ranks to start, and for the process to
-    name those that do not answer.
+    name the ones that do not answer.
     """
 
     def __init__(self, device: str, timeout: float, spare: float = START_SECONDS) -> None:
@@ -62,7 +61,7 @@ class Worker:
         self._end: Connection | None = None
 
     def make(self, trial: Trial, within: float = math.inf) -> Answer:
-        """Make a trial in so many seconds at most, and return its result, even if the process dies."""
+        """Make a trial within some seconds, and return its result, even if the process dies."""
         end = self._end or self._begin()
         try:
             answer = self._ask(end, trial, min(self._timeout + self._spare, within))
@@ -81,7 +80,6 @@ class Worker:
         return answer
 
     def _begin(self) -> Connection:
-        """Start the process, and wait until it has imported its modules."""
         context = fork_context()
         here, there = context.Pipe()
         self._process = context.Process(target=_serve_trials, args=(self._device, there))
@@ -103,14 +101,11 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self.kill()
 
 
 def _serve_trials(device: str, end: Connection) -> None:
-    """Make one trial after another until the connection is closed."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all processes; the battery handles it
     crew = RankPool(device)
@@ -133,7 +128,7 @@ class RankPool:
         self._count = 0
 
     def ranks(self, count: int) -> Ranks:
-        """Return so many ranks or more."""
+        """Return this number of ranks, or more."""
         if self._ranks is None or self._count < count:
             self.leave()
             self._ranks, self._count = Ranks(count, device=self.device), count
@@ -148,7 +143,11 @@ class RankPool:
 
 def _attempt(trial: Trial, crew: RankPool, timeout: float) -> Answer:
     try:
-        return _replayed(trial, crew, timeout) if trial.case else _calibrated(crew)
+        if trial.case:
+            return _replayed(trial, trial.case, crew, timeout)
+        request = calibrate.CalibrationRequest(device=crew.device)
+        found = calibrate.measure_machine(crew.ranks(request.ranks), request, calibrate.profile_of(request))
+        return Calibrated(msgspec.to_builtins(found))
     except Exception as error:
         return failure_of(error)
     finally:
@@ -157,10 +156,8 @@ def _attempt(trial: Trial, crew: RankPool, timeout: float) -> Answer:
             torch.cuda.empty_cache()  # for ranks on the same GPU
 
 
-def _replayed(trial: Trial, crew: RankPool, timeout: float) -> Replayed:
-    assert trial.case is not None, "a calibration is no replay"
-    case = profiled(replayable(trial.case, alone=trial.alone))
-    assert case.stages is not None, "it has been profiled"
+def _replayed(trial: Trial, case: Case, crew: RankPool, timeout: float) -> Replayed:
+    case = profiled(replayable(case, alone=trial.alone))
     if trial.alone:
         crew.leave()
         players: SingleProcess | Ranks = SingleProcess()
@@ -168,13 +165,7 @@ def _replayed(trial: Trial, crew: RankPool, timeout: float) -> Replayed:
         players = crew.ranks(prepare(case).plan.program.devices)
     report = compare_replay(case, players, timeout=timeout, repeats=trial.repeats)
     assert report is not None, "this process reports"
-    return Replayed(report, model_hash(case.stages), case.stages.table())
-
-
-def _calibrated(crew: RankPool) -> Calibrated:
-    request = calibrate.CalibrationRequest(device=crew.device)
-    found = calibrate.measure_machine(crew.ranks(request.ranks), request, calibrate.profile_of(request))
-    return Calibrated(msgspec.to_builtins(found))
+    return Replayed(report, model_hash(case.profile), case.profile.table())
 
 
 def failure_of(error: Exception) -> Failed:

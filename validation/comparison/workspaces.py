@@ -7,8 +7,7 @@ beyond the storages between two tasks are numbers of Python, which graphs keep a
 """
 
 from collections.abc import Hashable, Iterable
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -56,9 +55,7 @@ class StorageWindows:
         self._tracker.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._tracker.__exit__(kind, error, trace)
 
 
@@ -74,7 +71,6 @@ def find_workspaces(training: Training, *, splits: bool) -> list[Workspaces]:
 
 
 def _measure(training: Training, stage: int, splits: bool) -> Workspaces:
-    """Run the tasks of a stage under both watches."""
     given = zero_inputs(training, stage)
     above = zero_above(training, stage)
     here = [tensor for tensor in (*given, above, *training.buffers[stage].values()) if tensor is not None]

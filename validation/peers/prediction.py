@@ -53,7 +53,7 @@ def predict_seconds(peer: Peer, case: Case, runtime: str, forecast: Forecast) ->
 
 def _simulate(peer: Peer, case: Case, runtime: str, **options: Any) -> Run:
     schedule = find_schedule(case.schedule)
-    shape = {"m": case.m, "chunks": case.chunks, "replicas": case.replicas}
+    shape = {name: case.asked[name] for name in ("m", "chunks", "replicas")}
     options |= peer.options
     options |= {name: value for name, value in shape.items() if accepts(schedule, name)}
     if peer.recompute is not None:

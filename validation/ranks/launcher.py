@@ -8,7 +8,6 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import DupFd
 from tempfile import TemporaryFile, gettempdir
-from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 import torch
@@ -25,9 +24,8 @@ from .parent import end_with_parent
 Result = TypeVar("Result")
 
 START_SECONDS = 120.0  # seconds for a rank to import torch and to find the others, on a busy machine
-LONGEST_SOCKET_FOLDER = (
-    74  # bytes of a folder's name that leave room for multiprocessing's socket, whose path has at most 107
-)
+# Bytes of a folder's name that leave room for multiprocessing's socket, whose path has at most 107.
+LONGEST_SOCKET_FOLDER = 74
 GRACE_SECONDS = 3.0  # seconds for ranks to report that their own waits have timed out
 
 
@@ -90,7 +88,7 @@ class Ranks:
         return [process.pid for process in self._processes if process.pid is not None]
 
     def close(self) -> None:
-        """End the ranks; those that do not end by themselves are killed."""
+        """End the ranks; one that does not end by itself is killed."""
         for end in self._ends:
             end.close()  # a rank ends when its connection is closed
         deadline = time.monotonic() + GRACE_SECONDS
@@ -108,9 +106,7 @@ class Ranks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if error is None:
             self.close()
         else:
@@ -137,7 +133,9 @@ class Ranks:
                 try:
                     answers[rank] = missing.pop(rank).recv()
                 except (EOFError, OSError):
-                    dead[rank] = RankFailure(f"is gone ({self._code(rank)})", kind="killed")
+                    self._processes[rank].join(GRACE_SECONDS)
+                    how = describe_exit(self._processes[rank].exitcode)
+                    dead[rank] = RankFailure(f"is gone ({how})", kind="killed")
                 if rank in dead or isinstance(answers[rank], RankFailure):
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         failures = dead | {rank: said for rank, said in answers.items() if isinstance(said, RankFailure)}
@@ -145,10 +143,6 @@ class Ranks:
             self._kill()
             raise problem
         return [answers[rank] for rank in range(len(self._ends))]
-
-    def _code(self, rank: int) -> str:
-        self._processes[rank].join(GRACE_SECONDS)
-        return describe_exit(self._processes[rank].exitcode)
 
 
 def describe_exit(code: int | None) -> str:
@@ -167,12 +161,10 @@ class _Inherited:
 
 
 def _arrived(inherited: Any) -> int:
-    """Return the number that the file has in this process."""
     return int(inherited.detach())
 
 
 def _serve_rank(rank: int, count: int, device: str, backend: str, meeting: int, end: Connection) -> None:
-    """Serve the calls of a rank until its connection is closed or a call fails."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all processes; the launcher handles it
     torch.set_num_threads(1)

@@ -41,7 +41,7 @@ class RankFailure(NamedTuple):
 
 
 def check_device(device: str, backend: str, ranks: int) -> None:
-    """Refuse a device or backend that so many ranks on this machine cannot have."""
+    """Refuse a device or a backend that the ranks cannot have on this machine."""
     choose("device", device, DEVICES)
     choose("backend", backend, BACKENDS)
     gpus = torch.cuda.device_count()

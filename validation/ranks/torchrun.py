@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Self, get_origin, get_type_hints
 
 import msgspec
@@ -28,7 +27,7 @@ from .parent import end_with_parent
 def find_ranks(
     count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START_SECONDS
 ) -> "Ranks | TorchrunRanks":
-    """Return the ranks that torchrun has started, if this process is one of them, or start as many as are needed."""
+    """Return the ranks that torchrun has started, if this process is one of them, or start what is needed."""
     here = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     return (TorchrunRanks if here else Ranks)(count, device=device, backend=backend, start=start)
 
@@ -38,9 +37,8 @@ class TorchrunRanks:
 
     def __init__(self, count: int, *, device: str = "cpu", backend: str = "gloo", start: float = START_SECONDS) -> None:
         end_with_parent()
-        signal.signal(
-            signal.SIGTERM, signal.SIG_DFL
-        )  # in place of torchrun's handler, whose exception would not be raised inside a wait
+        # In place of torchrun's handler, whose exception would not be raised inside a wait.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         torch.set_num_threads(1)
         rank, world = _number("RANK"), _number("WORLD_SIZE")
         if world < count:
@@ -69,8 +67,12 @@ class TorchrunRanks:
         if not self.reports:
             dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), 0)
             return None
-        kind = get_type_hints(function)["return"]
-        return [decode_result(data if rank == 0 else self._fetch(rank), kind) for rank in range(self._member.count)]
+        found = [decode_result(data, kind := get_type_hints(function)["return"])]
+        for rank in range(1, self._member.count):
+            tensor = torch.empty(self._sizes[rank], dtype=torch.uint8)
+            dist.recv(tensor, rank)
+            found.append(decode_result(tensor.numpy().tobytes(), kind))
+        return found
 
     def close(self) -> None:
         """Leave together: a rank that leaves while others still work makes them fail."""
@@ -83,9 +85,7 @@ class TorchrunRanks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if error is None:
             self.close()
 
@@ -124,11 +124,6 @@ class TorchrunRanks:
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         return failures, silent
 
-    def _fetch(self, rank: int) -> bytes:
-        tensor = torch.empty(self._sizes[rank], dtype=torch.uint8)
-        dist.recv(tensor, rank)
-        return tensor.numpy().tobytes()
-
 
 def _number(name: str, default: int | None = None) -> int:
     value = os.environ.get(name, default)
@@ -139,7 +134,6 @@ def _number(name: str, default: int | None = None) -> int:
 
 
 def _store(seconds: float) -> Store:
-    """Return the store at which torchrun lets ranks meet."""
     address = os.environ.get("MASTER_ADDR")
     if not address:
         raise RequestError("MASTER_ADDR", "is not set; start the ranks with torchrun")

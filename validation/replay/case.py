@@ -1,8 +1,8 @@
 """A case to replay, its preparation, and its replay within one process."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -14,30 +14,27 @@ from torch import Tensor
 
 from cdpsim.api import assemble
 from cdpsim.cluster import Cluster, Link
-from cdpsim.errors import choose
+from cdpsim.errors import choose, refuse_unknown
 from cdpsim.model import Model, Runtime
 from cdpsim.program import Category
 from cdpsim.request import Request
-from cdpsim.request.options import OPTIONS
+from cdpsim.request.options import DEFAULTS, OPTION_NAMES, OPTIONS, refuse_renamed
 from cdpsim.request.reading import shape_of
 from cdpsim.schedules import SCHEDULES, find_schedule
-from cdpsim.schedules.order import LocalSteps
 from cdpsim.schedules.placement import Shape
-from cdpsim.schedules.rule import Rule, matrix_rule
+from cdpsim.schedules.rule import Rule
 
 from ..profile.division import divide
 from ..profile.footprints import likeness_key, profile_stages, with_unit_times
 from ..training.models import Stages
 from ..training.offload import HostUpdates
 from ..training.optimizer import Optimizer
-from ..training.parts import Parts
 from ..training.passes import Split, one_thread
 from ..training.stages import Training
 from .contents import Calls, ReplayError
-from .equation import evaluate, grouping_of
+from .equation import evaluate_program
 from .interpreter import Device
 from .local import LocalDevice
-from .local_equation import evaluate_local
 from .plan import Part, Plan
 from .policy import split_of
 from .round_lives import last_kept
@@ -49,7 +46,6 @@ from .watch import (
     Event,
     Ledger,
     Meter,
-    NoWatch,
     Reading,
     Stopwatch,
     TaskInterval,
@@ -71,29 +67,16 @@ class LeftOut(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Case:
-    """A replay to run; plain values, so that it can be sent to ranks."""
+    """A request to replay, and what torch needs beside it; plain values, so that it can be sent to ranks."""
 
     schedule: str
     n: int
-    steps: int = 4
-    m: int | None = None  # micro-batches of a step; None: as many as the schedule has itself
-    chunks: int | None = None  # stages per device, likewise
-    replicas: int = 1
-    shard: int | None = None  # data ranks that share what is split
-    zero: int | None = None  # the stage of ZeRO: what they split
-    buckets: str | None = None
-    whole_first_step: bool = False
-    reduce: str | None = None
-    reshard: str | int | None = None
-    gather: str | None = None
-    layers: tuple[int, ...] = ()  # the first layer of each stage, where messages are of layers
-    rule: str | tuple[tuple[bool, ...], ...] | None = None  # a name, or u[i][j]; None: the schedule's own
-    slot_order: str | None = None  # the task that a device does first in a slot with several
-    prefetch: int | None = None  # how many tasks before their reader parameters arrive
+    steps: int
+    options: Mapping[str, Any]  # further options of the request, by their names there; a rule as its lags, in rows
     model: str = "mlp"
-    optimizer: Optimizer = field(default_factory=Optimizer)
+    optimizer: Optimizer = Optimizer()  # noqa: RUF009 - it is frozen
     batch: int = 4
     dtype: str = "float64"
     seed: int = 0
@@ -108,38 +91,53 @@ class Case:
     backend: str = "gloo"
     watch: Watched = "nothing"
     split: Split = "once"  # how often the parts of a split backward go through their stage
-    stage_replicas: tuple[int, ...] = ()  # devices of each stage; (): one of each
-    slow: tuple[str, ...] = ()  # devices whose tasks take longer, as for `cdpsim simulate`
-    warm_up: int | None = None  # steps before rounds
-    local_steps: int | None = None  # of a worker alone
-    outer: str | None = None  # the optimizer that takes means
 
-    def __post_init__(self) -> None:
-        """Let the optimizer keep what its updates start from, where tasks read something else."""
-        declared = SCHEDULES.get(self.schedule)
+    def __init__(self, schedule: str, n: int, steps: int = 4, **given: Any) -> None:
+        """Take values by the names of fields, and all others as options of the request."""
+        own = {each.name: given.pop(each.name, each.default) for each in fields(self) if each.name != "options"}
+        asked = {**given.pop("options", {}), **given}
+        refuse_unknown("Case", asked, OPTION_NAMES, refuse_renamed)
+        own["options"] = {k: asked[k] for k in OPTIONS if asked.get(k) not in (None, OPTIONS[k].default)}
+        declared = SCHEDULES.get(schedule)  # where tasks read estimates, the optimizer keeps what updates start from
         apart = declared is not None and bool(declared.order.rounds) and not declared.rule.versions.is_line
-        object.__setattr__(self, "optimizer", replace(self.optimizer, keeps_base=apart))
+        own["optimizer"] = replace(own["optimizer"], keeps_base=apart)
+        vars(self).update(own | {"schedule": schedule, "n": n, "steps": steps})
+
+    def but(self, **given: Any) -> "Case":
+        """Return the case with other values of fields or options."""
+        return Case(**vars(self) | given)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """All options of the request that are not of training."""
+        return {**DEFAULTS, **self.options}
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The first layer of each stage, where messages are of layers."""
+        return tuple(self.options.get("by_layer", ()))
 
     @property
     def shape(self) -> Shape:
         """The sizes of its program."""
-        schedule = find_schedule(self.schedule)
-        shape = shape_of(schedule, self.n, {**vars(self), "stage_replicas": self.stage_replicas or None})
+        shape = shape_of(find_schedule(self.schedule), self.n, self.asked)
         return replace(shape, n=len(self.cuts or ()) + 1, layers=self.layers) if self.layers else shape
+
+    @property
+    def profile(self) -> Model:
+        """Its stages, which have been profiled, or come with a model file."""
+        assert self.stages is not None, "it has been profiled"
+        return self.stages
 
     @property
     def request(self) -> Request:
         """The request of its program; its stages are profiled."""
-        assert self.stages is not None, "it has been profiled, or comes with a model file"
-        rule = self.rule if self.rule is None or isinstance(self.rule, str) else matrix_rule(np.array(self.rule))
-        model = with_unit_times(self.stages, split=find_schedule(self.schedule).splits(self.shape))
+        model = with_unit_times(self.profile, split=find_schedule(self.schedule).splits(self.shape))
         return Request(
             self.schedule,
             self.n,
-            **{name: getattr(self, name) for name in AS_ASKED},
-            by_layer=self.layers or None,
-            stage_replicas=self.stage_replicas or None,
-            rule=rule,
+            steps=self.steps,
+            **self.options,
             model=msgspec.structs.replace(model, runtime=Runtime(gradients="zeroed")),  # vectors to which tasks add
             cluster=Cluster(host=Link()),  # whose devices do one task at a time
         )
@@ -147,26 +145,9 @@ class Case:
     @property
     def trains(self) -> Stages:
         """The stages that it trains."""
-        dtype = choose("dtype", self.dtype, DTYPES)
-        return Stages(
-            self.model,
-            self.n,
-            self.batch,
-            dtype,
-            self.optimizer,
-            dict(self.sizes),
-            self.cuts,
-            self.seed,
-            self.autocast,
-            self.offload in ("activations", "all"),
-            self.recompute,
-        )
-
-
-# The fields of a case that are options of its request, and have their values.
-_OF_TRAINING = ("model", "optimizer", "recompute", "offload", "seed")
-_AS_OTHERS = ("rule", "stage_replicas")
-AS_ASKED = [each.name for each in fields(Case) if each.name in OPTIONS.keys() - {*_OF_TRAINING, *_AS_OTHERS}]
+        choose("dtype", self.dtype, DTYPES)
+        alike = {each.name: getattr(self, each.name) for each in fields(Stages) if hasattr(self, each.name)}
+        return Stages(**alike | {"sizes": dict(self.sizes)}, offloads=self.offload in ("activations", "all"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,14 +155,9 @@ class Prepared:
     """A case with its planned program and its training."""
 
     case: Case
-    rule: Rule
+    request: Request
     plan: Plan
     training: Training
-
-    @property
-    def local(self) -> LocalSteps | None:
-        """The local steps of its workers, if they make such."""
-        return self.case.request.schedule.order.local
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +175,7 @@ class Outcome:
 def prepare(case: Case) -> Prepared:
     """Build the training of a case, plan its program, and return both."""
     case = profiled(case)
-    return Prepared(case, case.request.rule, planned(case), build_training(case))
+    return Prepared(case, case.request, planned(case), build_training(case))
 
 
 def planned(case: Case) -> Plan:
@@ -232,35 +208,14 @@ def build_training(case: Case) -> Training:
     training = _built[case.device][1]
     if case.split == "twice" or not find_schedule(case.schedule).splits(case.shape):
         return training
-    return replace(training, divided=_parts_of_backwards(training))
+    return replace(training, divided=_divide_once(training, likeness_key))
 
 
-@lru_cache(maxsize=1)  # those of the last training that was built
-def _parts_of_backwards(training: Training) -> Mapping[int, Parts]:
-    return divide(training, likeness_key)
-
-
-class Collector:
-    """A collector of the parameters that the last updates make, which the program itself does not use."""
-
-    def __init__(self, last: int) -> None:
-        self._bytes: dict[int, tuple[torch.dtype, NDArray[np.uint8]]] = {}  # memory that no watch sees
-        self._last = last
-
-    def __call__(self, stage: int, version: int, theta: Tensor) -> None:
-        """Keep the parameters of an update."""
-        if version == self._last:
-            self._bytes[stage] = theta.dtype, theta.cpu().view(torch.uint8).numpy().copy()
-
-    @property
-    def parameters(self) -> Final:
-        """The parameters by stage, in float32 or wider, as numpy has no bfloat16."""
-        found = ((stage, torch.from_numpy(own).view(dtype)) for stage, (dtype, own) in self._bytes.items())
-        return {stage: theta.to(torch.promote_types(theta.dtype, torch.float32)).numpy() for stage, theta in found}
+_divide_once = lru_cache(maxsize=1)(divide)  # of the last training that was built
 
 
 class DeviceRun:
-    """One device of a replay, with its transport, its watch and its collector."""
+    """One device of a replay, with its transport, its watch and the parameters that its last updates make."""
 
     def __init__(
         self,
@@ -270,31 +225,44 @@ class DeviceRun:
         ledger: Ledger | None = None,
         hosts: HostUpdates | None = None,
     ) -> None:
-        case, device = prepared.case, torch.device(prepared.case.device)
-        self._places = places_of(prepared, part.device)
-        program = prepared.plan.program
-        self._collector, self._transport, self._number = Collector(last_kept(program)), transport, part.device
+        case, program, device = prepared.case, prepared.plan.program, torch.device(prepared.case.device)
+        self._places, self._transport, self._part = places_of(prepared, part.device), transport, part
+        self._last = last_kept(program)
+        self._bytes: dict[int, tuple[torch.dtype, NDArray[np.uint8]]] = {}  # memory that no watch sees
         self._ledger = ledger
         self._meter = Meter(device, prepared.plan.slots[1]) if case.watch == "storages" else None
         self._stopwatch = Stopwatch(device) if case.watch == "time" else None
-        accountant = Accountant(part.device, self._ledger) if self._ledger else None
-        watch: Watch = self._meter or self._stopwatch or accountant or NoWatch()
-        given = prepared.plan, part, prepared.training, case.optimizer, transport, self._collector, watch, hosts
-        if local := prepared.local:
+        watch = self._meter or self._stopwatch or (Accountant(part.device, ledger) if ledger else Watch())
+        given = prepared.plan, part, prepared.training, case.optimizer, transport, self._collect, watch, hosts
+        if local := prepared.request.schedule.order.local:
             self.device: Device = LocalDevice(*given, local=local)
         else:
             self.device = (RoundsDevice if program.thrown_away else Device)(*given)
 
+    def _collect(self, stage: int, version: int, theta: Tensor) -> None:
+        if version == self._last:
+            self._bytes[stage] = theta.dtype, theta.cpu().view(torch.uint8).numpy().copy()
+
     def outcome(self) -> Outcome:
         """Return the outcome of the device, once it has finished and its allocator's record is closed."""
+        parameters = {}
+        for stage, (dtype, own) in self._bytes.items():
+            place, theta = self._places[stage], torch.from_numpy(own).view(dtype)
+            parameters[stage] = widened(theta[: place.stop - place.start])
         return Outcome(
-            {stage: own[: _length(self._places[stage])] for stage, own in self._collector.parameters.items()},
+            parameters,
             self._places,
             self._transport.calls.copy(),
             self._meter.readings if self._meter else [],
             self._stopwatch.spans if self._stopwatch else [],
-            self._ledger.events(self._number) if self._ledger else [],
+            self._ledger.events(self._part.device) if self._ledger else [],
         )
+
+
+def widened(theta: Tensor) -> NDArray[np.floating[Any]]:
+    """Return parameters in float32 or wider, as numpy has no bfloat16."""
+    found: NDArray[np.floating[Any]] = theta.to(torch.promote_types(theta.dtype, torch.float32)).numpy()
+    return found
 
 
 def places_of(prepared: Prepared, device: int) -> dict[int, slice]:
@@ -308,18 +276,9 @@ def places_of(prepared: Prepared, device: int) -> dict[int, slice]:
     return {stage: shares.place(stage, split, rank) for stage in range(training.n)}
 
 
-def _length(place: slice) -> int:
-    return int(place.stop - place.start)
-
-
-@contextmanager
-def keeping_account(prepared: Prepared) -> Iterator[Ledger | None]:
+def keeping_account(prepared: Prepared) -> AbstractContextManager[Ledger | None]:
     """Give the ledger of this process's account, if a case has one."""
-    if prepared.case.watch == "account":
-        with Ledger(torch.device(prepared.case.device)) as ledger:
-            yield ledger
-    else:
-        yield None
+    return Ledger(torch.device(prepared.case.device)) if prepared.case.watch == "account" else nullcontext()
 
 
 def parts_of(prepared: Prepared) -> list[Part]:
@@ -341,31 +300,14 @@ def play_in_process(prepared: Prepared) -> list[Outcome]:
     return [seat.outcome() for seat in seats]
 
 
-def expected_parameters(prepared: Prepared, rule: Rule | None = None, *, together: bool = False) -> list[Tensor]:
-    """Evaluate the update equation for a case, in its type and on its device, and return each stage's parameters.
+def expected_parameters(prepared: Prepared, rule: Rule | None = None) -> list[Tensor]:
+    """Return each stage's parameters by the update equation, in a case's type and on its device.
 
-    Gradients are added in the order in which the case's program adds them. Another `rule` reads other versions. Of
-    rounds, all that a program throws away is left out, and steps have the program's counts. If workers with local steps
-    make them `together`, all take the sum of all gradients in each.
+    Another `rule` reads other versions.
     """
-    program, case = prepared.plan.program, prepared.case
-    if prepared.local:
-        with one_thread():
-            return evaluate_local(prepared.training, case.optimizer, program, prepared.local, together=together)
-    rule, shape = rule or prepared.rule, case.shape
-    lags, backward_lags = (np.tile(own(shape), (shape.replicas, 1)) for own in (rule.lags, rule.backward_lags))
+    case = prepared.case
     with one_thread():
-        return evaluate(
-            prepared.training,
-            case.optimizer,
-            lags,
-            program.updated,
-            grouping_of(program),
-            backward_lags,
-            versions=rule.versions,
-            counts=program.counts.tolist() if program.thrown_away else None,
-            waits=shape.warm_up,
-        )
+        return evaluate_program(prepared.training, case.optimizer, prepared.plan.program, prepared.request, rule)
 
 
 def largest_difference(outcomes: list[Outcome], parameters: list[Tensor]) -> float:

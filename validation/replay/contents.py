@@ -23,7 +23,7 @@ class ReplayError(RuntimeError):
 class Holding(NamedTuple):
     """The content of a buffer: parameters of a version, gradients of a step, an optimizer state, or a stash.
 
-    It is whole, or a share: of what is `split` among so many ranks, a device has the share of its own rank.
+    It is whole, or a share: of a content that is `split` among ranks, a device has the share of its own rank.
     """
 
     category: Category
@@ -61,6 +61,12 @@ class Message(NamedTuple):
     def senders(self) -> tuple[int, ...]:
         """The devices that contribute to it."""
         return (self.src,) if self.op in (Op.P2P, Op.BROADCAST) else self.members
+
+    def call(self, device: int) -> tuple[str, tuple[int, ...]]:
+        """Return the call that a device makes for it, and with which devices."""
+        if self.op != Op.P2P:
+            return self.op.name.lower(), self.members
+        return ("send", self.members[1:]) if device == self.src else ("receive", (self.src,))
 
     def __str__(self) -> str:
         between = ", ".join(map(str, self.members))

@@ -1,14 +1,15 @@
 """The update equation, evaluated version by version in one process: OPT(theta_base, mean of gradients).
 
-Micro-batch i of step t takes its gradient at the version of stage j that is as old as the lag of its rule: 0 for the
-newest that the steps before t make. A version is made from its base, with the parameters and the optimizer state that
-the base has, and takes the gradients of the last of some steps up to its own. By default each step makes the next
-version, of the one before it: theta_{t+1} of theta_t. Of an estimate, from which no version starts, only the parameters
-are kept. Nothing here knows devices, messages or buffers; only the order in which gradients are added is the caller's,
-because that decides the last bits.
+A table of versions (`cdpsim.schedules.rule.Versions`) has all that differs between schedules, rounds, weight
+prediction and local steps: in which step a version is made, from which base, of the gradients of which steps, and
+whether workers make it of their own gradients, or of the mean of an older version of all workers. A version starts
+with the parameters and the optimizer state of its base. Of an estimate, from which no version starts, only the
+parameters are kept. Micro-batch i of step t reads the version of stage j that is as old as the lag of its rule: 0 for
+the newest that the steps before t make. Nothing here knows devices, messages or buffers; only the order in which
+gradients are added is the caller's, because that decides the last bits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import reduce
@@ -17,12 +18,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content, Op, Program
-from cdpsim.schedules.rule import MadeVersions, Versions
+from cdpsim.request import Request
+from cdpsim.schedules.order import Outer
+from cdpsim.schedules.rule import MadeVersions, Rule, Versions
 from cdpsim.schedules.state import When
 
 from ..training.forms import flatten
@@ -45,41 +48,143 @@ def evaluate(
     versions: Versions = Versions(),  # noqa: B008 - it is frozen
     counts: Sequence[int] | None = None,
     waits: int = 0,
+    workers: int = 1,
+    outer: Outer | None = None,
 ) -> list[Tensor]:
     """Return each stage's parameters after some steps as one vector; by default gradients are added one by one.
 
     Lags have a row for each micro-batch and a column for each stage. Backwards may have other lags: a backward then
-    uses other parameters than the forward whose graph it goes through. With `counts`, steps have so many micro-batches,
-    and a version takes the mean over all micro-batches of its steps; else it takes the mean of its steps' means. The
-    first `waits` steps, and step 0, read the newest version.
+    uses other parameters than the forward whose graph it goes through. `counts` are the numbers of micro-batches of
+    steps; then a version takes the mean over all micro-batches of its steps, else the mean of its steps' means. The
+    first `waits` steps, and step 0, read the newest version. Where the table has versions of workers' own, the
+    micro-batches of a step are those of `workers` in turn, and an `outer` optimizer takes the means of parameters.
     """
-    back = lags if backward_lags is None else backward_lags
-    walk, oldest = _Walk(training, optimizer, versions.made(steps), counts), int(max(lags.max(), back.max()))
-    grouping = grouping or (lambda of, stage: [[i] for i in range(sum(walk.count(t, len(lags)) for t in of))])
-    for t in range(steps):
-        rows = [i % len(lags) for i in range(walk.count(t, len(lags)))]
-        late = int(t > waits)
-        walk.pass_through(t, [(late * lags[i], late * back[i]) for i in rows])
-        walk.make_versions(t, grouping)
-        walk.forget(walk.newest(t + 1) - oldest)
-    return [flatten(own.values()) for own in walk.last_kept]
+    made, back = versions.made(steps), lags if backward_lags is None else backward_lags
+    walks = [_Walk(training, optimizer, made) for _ in range(workers if made.own.any() else 1)]
+    common, means = _OuterUpdates(outer, walks[0].read(0)), dict[int, StageParameters]()
+    numbers = [range(len(lags) if counts is None else int(counts[t])) for t in range(steps)]
+    grouping = grouping or (lambda of, stage: [[i] for i in range(sum(len(numbers[t]) for t in of))])
+    taken: dict[int, list[StageParameters]] = {}  # gradients of steps, while a version is to take them
+    for t, micro_batches in enumerate(numbers):
+        rows = np.flatnonzero(made.step == t).tolist()
+        own, newest = bool(made.own[rows].any()), int(np.searchsorted(made.step, t))
+        parts = 1 if counts is not None else len(micro_batches) // (len(walks) if own else 1)
+        owners = [walks[i * len(walks) // len(micro_batches)] for i in micro_batches]
+        late = [int(t > waits) * each for each in (lags, back)]
+        taken[t] = [
+            gradients_of(training, t, i, parts, *(walk.read(newest, each[i % len(lags)]) for each in late))
+            for i, walk in enumerate(owners)
+        ]
+        for row in rows:
+            if made.averaged[row] >= 0:
+                following = common.take(means.pop(int(made.averaged[row])))
+                for walk in walks:
+                    walk.go_on(row + 1, following)
+            else:
+                given = range(int(made.first[row]), t + 1)
+                for walk in walks:
+                    mine = [i for i in micro_batches if owners[i] is walk] if own else None
+                    walk.make(row + 1, _mean(given, taken, grouping, mine, whole=counts is not None))
+            if row + 1 in made.averaged:
+                means[row + 1] = [
+                    {name: reduce(add, (own[name] for own in each)).detach() / len(walks) for name in each[0]}
+                    for each in zip(*(walk.read(row + 1) for walk in walks), strict=True)
+                ]
+        first, oldest = made.first[made.step > t].min(initial=t + 1), int(max(lags.max(), back.max()))
+        taken = {each: own for each, own in taken.items() if each >= first}
+        for walk in walks:
+            walk.forget(int(np.searchsorted(made.step, t + 1)) - oldest)
+    return [flatten(own.values()) for own in walks[0].last_kept]
+
+
+def evaluate_program(
+    training: Training,
+    optimizer: Optimizer,
+    program: Program,
+    request: Request,
+    rule: Rule | None = None,
+) -> list[Tensor]:
+    """Evaluate the equation of a program, by the rule of its request or another one; each stage's parameters.
+
+    Gradients are added in the order in which the program adds them. Of rounds, all that a program throws away is left
+    out, and steps have the program's counts.
+    """
+    shape, local = request.shape, request.schedule.order.local
+    versions = local.versions(shape) if local and rule is None else (rule or request.rule).versions
+    rule = rule or request.rule
+    lags, backward_lags = (np.tile(own(shape), (shape.replicas, 1)) for own in (rule.lags, rule.backward_lags))
+    return evaluate(
+        training,
+        optimizer,
+        lags,
+        program.updated,
+        grouping_of(program),
+        backward_lags,
+        versions=versions,
+        counts=program.counts.tolist() if program.thrown_away else None,
+        waits=shape.warm_up,
+        workers=program.devices,
+        outer=local.outer if local else None,
+    )
+
+
+def _mean(
+    steps: range,
+    taken: Mapping[int, Sequence[StageParameters]],
+    grouping: Grouping,
+    mine: Sequence[int] | None,
+    *,
+    whole: bool,
+) -> Iterator[Tensor]:
+    """Yield the mean of some steps' gradients of each parameter: of all micro-batches as one, or of steps' means.
+
+    Of a worker's own step it takes the given micro-batches.
+    """
+    for stage, named in enumerate(taken[steps.start][0]):
+        for name in named:
+            if whole:
+                own = [each[stage][name] for t in steps for each in taken[t]]
+                yield _add_up(grouping(steps, stage), own) / len(own)
+                continue
+            means = [
+                _add_up(mine or grouping(range(t, t + 1), stage), [each[stage][name] for each in taken[t]])
+                for t in steps
+            ]
+            yield means[0] if len(means) == 1 else reduce(add, means) / len(means)
+
+
+class _OuterUpdates:
+    """The common parameters of workers, which a mean replaces, or an optimizer updates by what the mean has changed."""
+
+    def __init__(self, outer: Outer | None, start: StageParameters) -> None:
+        self._weights = [nn.Parameter(own.detach().clone()) for stage in start for own in stage.values()]
+        self._optimizer = outer and torch.optim.SGD(
+            self._weights, lr=outer.rate, momentum=outer.momentum, nesterov=outer.kind == "nesterov"
+        )
+
+    def take(self, mean: StageParameters) -> StageParameters:
+        """Return the next common parameters."""
+        if self._optimizer is None:
+            return mean
+        given = (own for stage in mean for own in stage.values())
+        for weight, own in zip(self._weights, given, strict=True):
+            weight.grad = weight.detach() - own
+        self._optimizer.step()
+        after = iter(self._weights)
+        return [{name: next(after).detach().clone() for name in stage} for stage in mean]
 
 
 class _Walk:
-    """A walk over the versions of a run, from theta_0 on."""
+    """A worker's walk over the versions of a run, from theta_0 on; or that of all workers together."""
 
-    def __init__(
-        self, training: Training, optimizer: Optimizer, made: MadeVersions, counts: Sequence[int] | None
-    ) -> None:
-        self._training, self._made, self._counts = training, made, counts
-        self._dtype, self._stages = training.parameters(0).dtype, deepcopy(training.stages)
+    def __init__(self, training: Training, optimizer: Optimizer, made: MadeVersions) -> None:
+        self._made, self._dtype, self._stages = made, training.parameters(0).dtype, deepcopy(training.stages)
         for stage in self._stages:
             stage.to(training.device, optimizer.dtype(self._dtype))
         self._optimizers = [optimizer.over(list(stage.parameters())) for stage in self._stages]
-        self._versions = {0: snapshot(self._stages, self._dtype)}  # what passes read, and the last that is kept
+        self._versions = {0: self._snapshot()}  # what passes read, and the last that is kept
         self._last_kept = 0
         self._at = 0  # the version of which stages and optimizers have all that an update starts from
-        self._taken: dict[int, list[StageParameters]] = {}  # gradients of steps, while a version is to take them
         # Versions from which a later one starts, when another one has been made since.
         self._again = {int(base) for v, base in enumerate(made.base, start=1) if base != v - 1}
         self._states = {0: self._state()} if 0 in self._again else {}
@@ -89,90 +194,60 @@ class _Walk:
         """The parameters of the last version that is no estimate."""
         return self._versions[self._last_kept]
 
-    def newest(self, step: int) -> int:
-        """Return the newest version that the steps before one make."""
-        return int(np.searchsorted(self._made.step, step))
-
-    def count(self, step: int, usual: int) -> int:
-        """Return the number of micro-batches of a step."""
-        return usual if self._counts is None else int(self._counts[step])
-
-    def pass_through(self, step: int, lags: Sequence[tuple[Ints, Ints]]) -> None:
-        """Take the gradients of a step's micro-batches, by the lags of their forwards and backwards at each stage."""
-        newest = self.newest(step)
-        parts = len(lags) if self._counts is None else 1
-
-        def read(lag: Ints) -> StageParameters:
-            return [self._versions[max(newest - int(own), 0)][j] for j, own in enumerate(lag)]
-
-        self._taken[step] = [
-            gradients_of(self._training, read(there), read(again), step, i, parts)
-            for i, (there, again) in enumerate(lags)
-        ]
-
-    def make_versions(self, step: int, grouping: Grouping) -> None:
-        """Make the versions of a step, and let go of gradients that no later one takes."""
-        for row in np.flatnonzero(self._made.step == step).tolist():
-            self._make(row + 1, range(int(self._made.first[row]), step + 1), grouping)
-        later = self._made.first[self._made.step > step]
-        for each in [t for t in self._taken if t < later.min(initial=step + 1)]:
-            del self._taken[each]
+    def read(self, newest: int, lags: Sequence[int] | Ints | None = None) -> StageParameters:
+        """Return the parameters of each stage, by how many versions they are older than the newest."""
+        lags = [0] * len(self._stages) if lags is None else lags
+        return [self._versions[max(newest - int(lag), 0)][j] for j, lag in enumerate(lags)]
 
     def forget(self, version: int) -> None:
         """Let go of parameters that are older than a version."""
         for each in [own for own in self._versions if own < version and own != self._last_kept]:
             del self._versions[each]
 
-    def _make(self, version: int, steps: range, grouping: Grouping) -> None:
+    def make(self, version: int, gradients: Iterator[Tensor]) -> None:
+        """Make a version by an update of its base."""
         base = int(self._made.base[version - 1])
         if base != self._at:
-            self._go_back(base)
-        for j, stage in enumerate(self._stages):
+            for stage, own, (theta, state) in zip(self._stages, self._optimizers, self._states[base], strict=True):
+                stage.load_state_dict(theta)
+                own.load_state_dict(deepcopy(state))
+        for stage, optimizer in zip(self._stages, self._optimizers, strict=True):
+            for parameter in stage.parameters():
+                parameter.grad = next(gradients).to(parameter.dtype)
+            optimizer.step()
+        self._keep(version)
+
+    def go_on(self, version: int, common: StageParameters) -> None:
+        """Go on with common parameters as a version."""
+        for stage, own in zip(self._stages, common, strict=True):
             for name, parameter in stage.named_parameters():
-                parameter.grad = self._mean(steps, j, name, grouping).to(parameter.dtype)
-            self._optimizers[j].step()
+                parameter.data.copy_(own[name])
+        self._keep(version)
+
+    def _keep(self, version: int) -> None:
         self._at = version
         self._last_kept = self._last_kept if self._made.estimate[version - 1] else version
-        self._versions[version] = snapshot(self._stages, self._dtype)
+        self._versions[version] = self._snapshot()
         if version in self._again:
             self._states[version] = self._state()
 
-    def _mean(self, steps: range, stage: int, name: str, grouping: Grouping) -> Tensor:
-        """Return the mean of some steps' gradients of a parameter."""
-        if self._counts is not None:
-            gradients = [own[stage][name] for t in steps for own in self._taken[t]]
-            return _add_up(grouping(steps, stage), gradients) / len(gradients)
-        of = [range(t, t + 1) for t in steps]
-        means = [_add_up(grouping(one, stage), [own[stage][name] for own in self._taken[one[0]]]) for one in of]
-        return means[0] if len(means) == 1 else reduce(add, means) / len(means)
+    def _snapshot(self) -> StageParameters:
+        return [
+            {name: own.detach().to(self._dtype, copy=True).requires_grad_() for name, own in stage.named_parameters()}
+            for stage in self._stages
+        ]
 
     def _state(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Return what each stage's next update starts from: parameters as they are updated, and the optimizer's."""
         pairs = zip(self._stages, self._optimizers, strict=True)
         return [deepcopy((stage.state_dict(), own.state_dict())) for stage, own in pairs]
 
-    def _go_back(self, version: int) -> None:
-        """Set stages and optimizers back to what they had."""
-        for stage, own, (parameters, state) in zip(self._stages, self._optimizers, self._states[version], strict=True):
-            stage.load_state_dict(parameters)
-            own.load_state_dict(deepcopy(state))
-
 
 def _add_up(sums: Sums, gradients: Sequence[Tensor]) -> Tensor:
-    """Return the sum of micro-batches' gradients, added in the order of the sums."""
     return reduce(add, (gradients[each] if isinstance(each, int) else _add_up(each, gradients) for each in sums))
 
 
-def snapshot(stages: tuple[torch.nn.Module, ...], dtype: torch.dtype) -> StageParameters:
-    """Return each stage's parameters as passes read them, in their type."""
-    return [
-        {name: own.detach().to(dtype, copy=True).requires_grad_() for name, own in stage.named_parameters()}
-        for stage in stages
-    ]
-
-
 def gradients_of(
-    training: Training, forward: StageParameters, backward: StageParameters, step: int, micro_batch: int, m: int
+    training: Training, step: int, micro_batch: int, m: int, forward: StageParameters, backward: StageParameters
 ) -> StageParameters:
     """Return one micro-batch's gradient through all stages at once, each at the version that it reads."""
     x, target = training.data(step, micro_batch)
@@ -194,13 +269,11 @@ def _going_back_with(forward: list[Tensor], backward: list[Tensor]) -> AbstractC
 
     def pack(tensor: Tensor) -> Tensor:
         back = other.get(tensor.untyped_storage().data_ptr())
-        return tensor.detach() if back is None else back.as_strided(*_strided(tensor))
+        if back is None:
+            return tensor.detach()
+        return back.as_strided(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     return saved_tensors_hooks(pack, lambda tensor: tensor)
-
-
-def _strided(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
-    return tensor.shape, tensor.stride(), int(tensor.storage_offset())
 
 
 def grouping_of(program: Program) -> Grouping:
@@ -214,7 +287,9 @@ def grouping_of(program: Program) -> Grouping:
     rank = np.empty(len(program.tasks), dtype=np.int64)
     rank[program.lane_tasks] = np.arange(len(program.lane_tasks))
     rounds = program.state.reduce is When.EACH
-    inside, messages = _groups_of(program), program.messages
+    messages = program.messages
+    numbers = np.unique(messages.dst[messages.op == Op.REDUCE_SCATTER]).tolist()  # of sharding groups
+    inside = {device: number for number in numbers for device in program.groups[number].tolist()}
     in_turn = bool(((messages.content == Content.GRADIENT) & (messages.op == Op.P2P)).any())
 
     def grouping(steps: range, stage: int) -> Sums:
@@ -231,13 +306,6 @@ def grouping_of(program: Program) -> Grouping:
         return [*sorted(by_device, key=lambda own: own[-1])] if in_turn else [*by_device]
 
     return grouping
-
-
-def _groups_of(program: Program) -> dict[int, int]:
-    """Return the number of each device's sharding group; nothing where nothing is split."""
-    messages = program.messages
-    numbers = np.unique(messages.dst[messages.op == Op.REDUCE_SCATTER]).tolist()
-    return {device: number for number in numbers for device in program.groups[number].tolist()}
 
 
 def _among_groups(own: dict[int, list[int]], inside: dict[int, int], *, rounds: bool) -> Sums:

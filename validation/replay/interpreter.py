@@ -1,9 +1,10 @@
 """The interpreter of one device's part of a program, on real tensors: it knows no schedule."""
 
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,20 +18,63 @@ from ..training.optimizer import Optimizer, OptimizerState
 from ..training.passes import Pass, Rest, backward_for_input, backward_for_weights
 from ..training.recomputation import Stash, run_backward, run_forward
 from ..training.stages import Training
-from .buffer_store import BufferStore
-from .contents import BEGINNING, Holding, Message, Passing, ReplayError
-from .plan import Part, Plan, kind_of
+from .contents import BEGINNING, Holding, Message, Passing, ReplayError, name_of
+from .plan import Part, Plan
 from .policy import gradients, optimizer_state, parameters, split_of
 from .shares import Shares
 from .transport import Pending, Transport
 from .watch import Watch
 
+Value = TypeVar("Value")
 Made = Callable[[int, int, Tensor], None]  # stage, version and parameters that an update made
 
 
 def copy_state(state: OptimizerState) -> OptimizerState:
     """Return a copy of a state, for an update after which it is to be as it was."""
     return {name: tensor.clone() for name, tensor in state.items()}
+
+
+class BufferStore(Generic[Value]):
+    """Values of one category by their contents; reading a value before or after its life is an error.
+
+    A content may have several copies at once, of which the oldest is read, and ends, first.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._copies: dict[Holding, deque[list[Value]]] = defaultdict(deque)  # a list of one value, or of none so far
+
+    def __contains__(self, holding: Holding) -> bool:
+        return bool(self._copies[holding]) and bool(self._copies[holding][0])
+
+    def __len__(self) -> int:
+        return sum(map(len, self._copies.values()))
+
+    def first(self, is_wanted: Callable[[Holding], bool]) -> Holding:
+        """Return the first content of a kind whose life has begun and not ended."""
+        found = next((holding for holding, copies in self._copies.items() if copies and is_wanted(holding)), None)
+        if found is None:
+            raise ReplayError(f"device {self._device} does not hold what a message is to gather")
+        return found
+
+    def begin(self, holding: Holding) -> None:
+        """Begin another copy of a content."""
+        self._copies[holding].append([])
+
+    def end(self, holding: Holding) -> None:
+        """End the oldest copy of a content, and free its value."""
+        self._copies[holding].popleft()
+
+    def put(self, holding: Holding, value: Value) -> None:
+        """Keep the value of the newest copy; a value without a copy is never read."""
+        if self._copies[holding]:
+            self._copies[holding][-1][:] = [value]
+
+    def get(self, holding: Holding) -> Value:
+        """Return a value whose life has begun and not ended."""
+        if holding not in self:
+            raise ReplayError(f"device {self._device} does not hold {name_of(holding)} (not yet, or not any more)")
+        return self._copies[holding][0][0]
 
 
 class Device:
@@ -84,7 +128,7 @@ class Device:
                 return
             self._begin(node)
             self._leave(node)
-            self._tasks[kind_of(self._program, node)](node)
+            self._tasks[Kind(int(self._program.tasks.kind[node]))](node)
             self._end(node)
 
     def finish(self) -> None:
@@ -114,7 +158,6 @@ class Device:
         self._stores[holding.category].put(holding, value)
 
     def _first(self, holding: Holding) -> Tensor | OptimizerState:
-        """Return the value of a content at the start of the run."""
         theta = flatten(self._training.stages[holding.stage].parameters()).to(self._training.device)
         parts = self._shares.parts(holding.stage, holding.split)
         if holding.split > 1:
@@ -190,7 +233,6 @@ class Device:
         return tensor
 
     def _passed(self, key: Passing) -> Tensor:
-        """Return a value that this device made for another task, or that has arrived for one."""
         if key not in self._passing:
             raise self._plan.lack(self._part.device, key)
         return self._passing.pop(key)
@@ -209,17 +251,14 @@ class Device:
 
     def _update(self, node: int) -> None:
         (t, _, j), program, row = self._place(node), self._program, node - self._program.compute
-        version, base, first = (
-            int(column) for column in (program.tasks.version[node], program.base[row], program.first_step[row])
-        )
+        columns = program.tasks.version[node], program.base[row], program.first_step[row]
+        version, base, first = (int(column) for column in columns)
         gradient = self._sum(t, j)
         if first < t:
             gradient = reduce(add, [*(self._sum(step, j) for step in range(first, t)), gradient]) / (t + 1 - first)
         split = self._splits[Category.PARAMETERS]
-        before, keep = (
-            self._parameters.get(parameters(j, base, split)),
-            not program.is_estimate(program.tasks.version[node]),
-        )
+        before = self._parameters.get(parameters(j, base, split))
+        keep = not program.is_estimate(program.tasks.version[node])
         if split == self._splits[Category.OPTIMIZER]:
             theta = self._updated(j, before, gradient, keep=keep)
             self._keep(parameters(j, version, split), theta)
@@ -249,17 +288,18 @@ class Device:
         return self._splits[Category.GRADIENTS] < self._splits[Category.OPTIMIZER]
 
     def _own_share(self, vector: Tensor, stage: int) -> Tensor:
-        """Return the device's share of a stage's vector."""
-        split = self._splits[Category.OPTIMIZER]
-        return self._shares.of(vector, stage, split, self._shares.rank(self._part.device, split))
+        return self._shares.of(vector, stage, *self._own_rank)
 
     def _write_own(self, vector: Tensor, stage: int, share: Tensor) -> None:
-        """Write the device's share into a stage's vector."""
+        self._shares.write(vector, stage, *self._own_rank, share)
+
+    @property
+    def _own_rank(self) -> tuple[int, int]:
+        """Among how many ranks what the device updates is split, and which of them it is."""
         split = self._splits[Category.OPTIMIZER]
-        self._shares.write(vector, stage, split, self._shares.rank(self._part.device, split), share)
+        return split, self._shares.rank(self._part.device, split)
 
     def _place(self, node: int) -> tuple[int, int, int]:
-        """Return the step, micro-batch and stage of a task."""
         tasks = self._program.tasks
         return int(tasks.step[node]), int(tasks.micro_batch[node]), int(tasks.stage[node])
 
@@ -274,36 +314,29 @@ class Device:
     # Messages
 
     def _start(self, message: Message) -> None:
-        """Begin this device's part in a message, which then runs by itself until it is due."""
         try:
             self._pending[message.node] = self._launch(message)
         except ReplayError as error:
             raise ReplayError(f"device {self._part.device} cannot begin {message}: {error}") from error
 
     def _launch(self, message: Message) -> Pending:
-        """Send the content of a message, or make room for it."""
-        if message.op == Op.P2P:
-            if self._part.device == message.src:
-                return self._transport.send(message, self._outgoing(message))
-            return self._transport.receive(message, self._form(message))
-        if message.op == Op.BROADCAST:
-            root = self._part.device == message.src
-            return self._transport.broadcast(message, self._form(message), self._outgoing(message) if root else None)
+        begin = self._transport.begin
+        if message.op in (Op.P2P, Op.BROADCAST):
+            gives = self._part.device == message.src
+            return begin(message, self._outgoing(message) if gives else None, self._form(message))
         if message.op == Op.REDUCE:
-            return self._transport.reduce(message, self._sum(message.step, message.stage))
+            return begin(message, self._sum(message.step, message.stage))
         given = [self._given_to(message, stage) for stage in message.covers]
         if message.op == Op.REDUCE_SCATTER:
             self._given[message.node] = given
-        if self._shares.is_packed(message):
-            given = [self._packed(message, given)]
+        if self._shares.is_packed(message) and message.op == Op.REDUCE_SCATTER:
+            given = [self._shares.pack_rows(given, message.covers, self._shares.splits(message))]
+        elif len(given) > 1:
+            given = [torch.cat(given)]
         self._leave(message.node)
-        if message.op == Op.ALL_REDUCE:
-            return self._transport.all_reduce(message, given[0])
-        collective = {Op.REDUCE_SCATTER: self._transport.reduce_scatter, Op.ALL_GATHER: self._transport.all_gather}
-        return collective[message.op](message, given[0], self._shares.message_form(message))
+        return begin(message, given[0], None if message.op == Op.ALL_REDUCE else self._shares.message_form(message))
 
     def _given_to(self, message: Message, stage: int) -> Tensor:
-        """Return what the device gives of a stage to a collective among ranks."""
         split = self._shares.splits(message)
         if message.op == Op.ALL_REDUCE:
             return self._sum_of(message, stage)
@@ -312,13 +345,11 @@ class Device:
         if self._splits[Category.PARAMETERS] == 1:  # of the version before, into which the update has written
             share = self._own_share(whole := self._parameters.get(parameters(stage, message.step)), stage)
             return share.clone() if message.stages == 1 and share._is_view() and whole is not share else share
-        return self._parameters.get(self._share_to_gather(message, stage, split))
-
-    def _share_to_gather(self, message: Message, stage: int, split: int) -> Holding:
-        """Return the share of parameters that a device gives to a gather: its own, or one from a forward on."""
         if split == self._program.shard:
-            return parameters(stage, message.step + 1, split)
-        return self._parameters.first(lambda own: own[1:3] + own[4:] == (stage, message.step + 1, split))
+            return self._parameters.get(parameters(stage, message.step + 1, split))
+        # A share from a forward on.
+        from_forward = self._parameters.first(lambda own: own[1:3] + own[4:] == (stage, message.step + 1, split))
+        return self._parameters.get(from_forward)
 
     def _sum_of(self, message: Message, stage: int) -> Tensor:
         """Return the device's sum of a stage's gradients that an all-reduce makes the sum of all."""
@@ -326,14 +357,7 @@ class Device:
         own = self._going_on.get(holding, self._gradients.get(holding))
         return self._own_share(own, stage) if self._sums_in_place else own
 
-    def _packed(self, message: Message, given: list[Tensor]) -> Tensor:
-        """Return what a device gives of several stages, or with padding, as one tensor."""
-        if message.op == Op.REDUCE_SCATTER:
-            return self._shares.pack_rows(given, message.covers, self._shares.splits(message))
-        return torch.cat(given) if len(given) > 1 else given[0]
-
     def _complete(self, node: int) -> None:
-        """Wait until a message is complete, and keep its content."""
         message = self._plan.message(node)
         if node not in self._pending:
             raise ReplayError(f"device {self._part.device} waits for {message}, which it has not begun")
@@ -350,7 +374,10 @@ class Device:
         elif message.op == Op.REDUCE_SCATTER:
             self._take_shares(message, tensor)
         elif message.op == Op.ALL_GATHER:
-            self._take_gathered(message, tensor)
+            packed, split = self._shares.is_packed(message), self._shares.splits(message)
+            vectors = self._shares.unpack_rows(tensor, message.covers, split) if packed else [tensor]
+            for stage, vector in zip(message.covers, vectors, strict=True):
+                self._take_gathered(message, stage, vector)
         elif self._part.device != message.src:
             self._arrive(message, tensor)
         self._given.pop(node, None)
@@ -377,7 +404,6 @@ class Device:
                 self._gradients.get(holding).add_(come)
 
     def _numbers(self, message: Message) -> list[int]:
-        """Return how many numbers a message of gradients brings of each stage."""
         split = self._shares.splits(message)
         return [self._shares.form(stage, split).numel for stage in message.covers]
 
@@ -397,16 +423,10 @@ class Device:
             else:
                 self._gradients.get(holding).add_(share)
 
-    def _take_gathered(self, message: Message, tensor: Tensor) -> None:
-        """Keep parameters that were gathered."""
-        stages, vectors = message.covers, [tensor]
-        if self._shares.is_packed(message):
-            vectors = self._shares.unpack_rows(tensor, stages, self._shares.splits(message))
-        for stage, vector in zip(stages, vectors, strict=True):
-            self._keep(parameters(stage, message.step + 1), vector)
+    def _take_gathered(self, message: Message, stage: int, vector: Tensor) -> None:
+        self._keep(parameters(stage, message.step + 1), vector)
 
     def _outgoing(self, message: Message) -> Tensor:
-        """Return the tensor that a message carries."""
         if message.content in (Content.ACTIVATION, Content.ACTIVATION_GRADIENT):
             return self._passed(message.key)
         if message.content == Content.GRADIENT:
@@ -414,7 +434,6 @@ class Device:
         return pack([tensor for holding in self._plan.cargo(message.node) for tensor in self._tensors(holding)])
 
     def _arrive(self, message: Message, tensor: Tensor) -> None:
-        """Keep the content of a message."""
         cargo = self._plan.cargo(message.node)
         if not cargo:
             self._watch.holds(tensor, Category.COMMUNICATION)
@@ -427,7 +446,6 @@ class Device:
             self._keep(holding, value)
 
     def _form(self, message: Message) -> Form:
-        """Return the form of a message's tensor on arrival."""
         if message.content == Content.ACTIVATION:
             return self._training.boundary(message.stage)
         if message.content == Content.ACTIVATION_GRADIENT:
@@ -444,7 +462,6 @@ class Device:
         return self._optimizer.forms(self._training.parts(holding.stage))
 
     def _tensors(self, holding: Holding) -> list[Tensor]:
-        """Return the tensors of a stored value, in the order of its forms."""
         if holding.category == Category.OPTIMIZER:
             return [self._states.get(holding)[name] for name in self._forms(holding)]
         return [self._stores[holding.category].get(holding)]

@@ -20,10 +20,9 @@ from cdpsim.program.assembly import derive
 from cdpsim.program.streams import queue_in_streams
 
 from ..training.forms import flatten
-from ..training.optimizer import OptimizerState
 from ..training.recomputation import run_backward, run_forward
 from ..training.stages import Training
-from .case import Final, Prepared, places_of
+from .case import Final, Prepared, places_of, widened
 from .contents import Message
 from .interpreter import copy_state
 from .plan import Plan
@@ -48,15 +47,8 @@ class NumberedByWorker(Training):
 
     counts: Sequence[Sequence[int]] = field(default_factory=list)  # of each step, those of all workers
 
-    def input(self, step: int, micro_batch: int) -> Tensor:
-        """Draw the input of a micro-batch."""
-        return super().input(step, self._number(step, micro_batch))
-
-    def target(self, step: int, micro_batch: int) -> Tensor:
-        """Draw the target of a micro-batch."""
-        return super().target(step, self._number(step, micro_batch))
-
-    def _number(self, step: int, micro_batch: int) -> int:
+    def number(self, step: int, micro_batch: int) -> int:
+        """Return the number of the data that its worker drew."""
         ends = np.cumsum(self.counts[step])
         worker = int(np.searchsorted(ends, micro_batch, side="right"))
         first = int(ends[worker]) - self.counts[step][worker]
@@ -70,13 +62,13 @@ def number_of(worker: int, place: int, workers: int) -> int:
 
 def with_counts_found(prepared: Prepared, counts: Sequence[Sequence[int]]) -> Prepared:
     """Return a case with the program of counts that came out of a run, and with the data of that run."""
-    case, request, training = prepared.case, prepared.case.request, prepared.training
+    case, request, training = prepared.case, prepared.request, prepared.training
     declared, table = replace(request.schedule, state=request.state), np.array(counts)
     program = derive(declared, request.model, request.steps, shape=request.shape, counts=table, runtime=request.runtime)
     program = queue_in_streams(program)
     if program.shard > 1:
         program = in_whole_numbers(program, training, case.optimizer)
-    return Prepared(case, prepared.rule, Plan(program), NumberedByWorker(**vars(training), counts=counts))
+    return Prepared(case, request, Plan(program), NumberedByWorker(**vars(training), counts=counts))
 
 
 class _Communications:
@@ -88,7 +80,7 @@ class _Communications:
         self._optimizer = prepared.case.optimizer
         self._split = split_of(self._program, Category.OPTIMIZER)
         self._shares = Shares(self._program, self._plan.messages, self._training)
-        self._made = prepared.rule.versions.made(self._program.updated)
+        self._made = prepared.request.rule.versions.made(self._program.updated)
         self._brings = versions_brought(self._plan)
         self._last, self._counts = last_kept(self._program), dict[int, int]()
         # The last steps whose gradients versions take that are kept: behind these, sums begin anew.
@@ -96,29 +88,27 @@ class _Communications:
         thetas = [flatten(stage.parameters()).to(self._training.device) for stage in self._training.stages]
         self.read = thetas  # what micro-batches read
         self._buffer = [torch.zeros_like(theta) for theta in thetas]
-        self._states = [self._first_state(stage) for stage in range(self._program.n)]
+        self._states = [
+            self._optimizer.state(self._share(stage), self._shares.parts(stage, self._split))
+            for stage in range(self._program.n)
+        ]
         self.final: Final = {}
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None  # that a communication is in, if one is on its way
         self._error: Exception | None = None
-
-    @property
-    def are_through(self) -> bool:
-        """Whether none is on its way."""
-        return self._thread is None or not self._thread.is_alive()
 
     def hand_over(self, step: int, sums: Sequence[Tensor], count: int) -> None:
         """Begin with the communication of a step's gradients."""
         for vector, own in zip(self._buffer, sums, strict=True):
             vector.copy_(own)
-        self._thread = threading.Thread(target=self._run, args=(step, count), daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, args=(step, count), daemon=True)
+        self.thread.start()
 
     def take_over(self) -> None:
         """Wait for the last communication, and go on with what it has brought."""
-        if self._thread is None:
+        if self.thread is None:
             return
-        self._thread.join()
-        self._thread = None
+        self.thread.join()
+        self.thread = None
         if self._error:
             raise self._error
         for vector, brought in zip(self.read, self._buffer, strict=True):
@@ -143,24 +133,22 @@ class _Communications:
             self._gather(message, shares[self._brings[message.node]])
 
     def _sum(self, step: int, count: int) -> list[Tensor]:
-        """Return the rank's share of all sums; alone it has them."""
         self._counts[step] = count
         if self._program.devices == 1:
             return self._buffer
         found: dict[int, Tensor] = {}
         for message in self._messages(step, Op.REDUCE_SCATTER):
             number = torch.tensor([float(count)], dtype=torch.float64, device=self._training.device)
-            self._counts[step] = int(self._transport.all_reduce(message, number).wait())
+            self._counts[step] = int(self._transport.begin(message._replace(op=Op.ALL_REDUCE), number).wait())
             given = [self._buffer[stage] for stage in message.covers]
             packed = self._shares.pack_rows(given, message.covers, self._split)
             form = self._shares.message_form(message)
-            summed = self._transport.reduce_scatter(message, packed, form).wait()
+            summed = self._transport.begin(message, packed, form).wait()
             numbers = [self._shares.form(stage, self._split).numel for stage in message.covers]
             found |= dict(zip(message.covers, torch.split(summed, numbers), strict=True))
         return [found[stage] for stage in range(self._program.n)]
 
     def _make(self, row: int, sums: Sequence[Tensor]) -> list[Tensor]:
-        """Make a version, of which the rank has a share of each stage."""
         many = sum(self._counts[t] for t in range(int(self._made.first[row]), int(self._made.step[row]) + 1))
         made = []
         for stage, summed in enumerate(sums):
@@ -171,14 +159,13 @@ class _Communications:
             made.append(theta)
             if row + 1 == self._last:
                 place = places_of(self._prepared, self._rank)[stage]
-                wide = torch.promote_types(theta.dtype, torch.float32)
-                self.final[stage] = theta[: place.stop - place.start].to(wide).cpu().numpy().copy()
+                self.final[stage] = widened(theta[: place.stop - place.start].cpu()).copy()
         return made
 
     def _gather(self, message: Message, shares: Sequence[Tensor]) -> None:
         packed = torch.cat([shares[stage] for stage in message.covers])
         form = self._shares.message_form(message)
-        whole = self._transport.all_gather(message, packed, form).wait()
+        whole = self._transport.begin(message, packed, form).wait()
         vectors = self._shares.unpack_rows(whole, message.covers, self._split)
         for stage, vector in zip(message.covers, vectors, strict=True):
             self._buffer[stage].copy_(vector)
@@ -194,9 +181,6 @@ class _Communications:
             return theta
         return self._shares.of(theta, stage, self._split, self._shares.rank(self._rank, self._split))
 
-    def _first_state(self, stage: int) -> OptimizerState:
-        return self._optimizer.state(self._share(stage), self._shares.parts(stage, self._split))
-
 
 class LiveWorker:
     """A rank that computes blocks of micro-batches until the communication beside them is through."""
@@ -204,7 +188,7 @@ class LiveWorker:
     def __init__(self, prepared: Prepared, rank: int, transport: Distributed) -> None:
         self._prepared, self._training, self._rank = prepared, prepared.training, rank
         self._communications = _Communications(prepared, rank, transport)
-        slow = prepared.case.request.disorder.slow
+        slow = prepared.request.disorder.slow
         self._factor = next((each.factor for each in slow if each.device == rank), 1.0)
 
     def run(self) -> LiveOutcome:
@@ -217,7 +201,7 @@ class LiveWorker:
                 ours.take_over()
             counts.append(1 if step == 0 and not shape.warm_up else shape.m)
             self._compute(step, range(counts[-1]), sums)
-            while step > shape.warm_up and not ours.are_through:
+            while step > shape.warm_up and ours.thread is not None and ours.thread.is_alive():
                 self._compute(step, range(counts[-1], counts[-1] + shape.m), sums)
                 counts[-1] += shape.m
             ours.take_over()
@@ -228,7 +212,6 @@ class LiveWorker:
         return LiveOutcome(ours.final, places_of(self._prepared, self._rank), counts)
 
     def _compute(self, step: int, places: range, sums: Sequence[Tensor]) -> None:
-        """Add the gradients of some micro-batches, each through all stages and back."""
         training, thetas = self._training, self._communications.read
         for place in places:
             begun = time.perf_counter()

@@ -7,6 +7,7 @@ parameters, these less the mean.
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +16,7 @@ from cdpsim.schedules.order import LocalSteps, Outer
 
 from .contents import Holding, Message
 from .interpreter import Device
-from .policy import optimizer_state, parameters
+from .policy import last_own_version, optimizer_state, parameters
 
 
 class OuterState:
@@ -60,6 +61,8 @@ class LocalDevice(Device):
     def __init__(self, *given: Any, local: LocalSteps, **named: Any) -> None:
         self._local, self._outer = local, dict[int, OuterState]()
         super().__init__(*given, **named)
+        updates, compute = self._program.tasks.step[self._program.compute :], self._program.compute
+        self._own_steps = set(updates[self._program.is_own(self._program.tasks.version[compute:])].tolist())
 
     def _keep(self, holding: Holding, value: Any) -> None:
         super()._keep(holding, value)
@@ -79,13 +82,13 @@ class LocalDevice(Device):
     def _parts(self, step: int) -> int:
         """Return by how much a loss is divided: a worker's own micro-batches, or in a warm-up those of all."""
         count = int(self._program.counts[step])
-        return count // self._program.devices if step in self._plan.own_steps else count
+        return count // self._program.devices if step in self._own_steps else count
 
     def _update(self, node: int) -> None:
         version, stage = int(self._program.tasks.version[node]), int(self._program.tasks.stage[node])
         if not self._plan.is_mean(version):
             super()._update(node)
-            if self._local.late and self._plan.is_averaged(version):
+            if self._local.late and self._program.averaged is not None and version in self._program.averaged:
                 self._mean_of(stage, version).copy_(self._parameters.get(parameters(stage, version)))
             return
         total = self._mean_of(stage, int(self._program.average_of(self._program.tasks.version[node])))
@@ -96,12 +99,11 @@ class LocalDevice(Device):
         self._made(stage, version, theta)
 
     def _mean_of(self, stage: int, version: int) -> Tensor:
-        """Return the vector in which the mean of a version is made."""
-        if self._local.late:
-            return self._outer[stage].means[self._plan.mean_number(version) % 2]
+        if self._local.late and (averaged := self._program.averaged) is not None:
+            return self._outer[stage].means[int(np.searchsorted(averaged[averaged >= 0], version)) % 2]
         return self._parameters.get(parameters(stage, version))
 
     def _sum_of(self, message: Message, stage: int) -> Tensor:
         if message.content == Content.GRADIENT:
             return super()._sum_of(message, stage)
-        return self._mean_of(stage, self._plan.averaged_in(message.step))
+        return self._mean_of(stage, last_own_version(self._program, message.step))

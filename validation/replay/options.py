@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from cdpsim.request.options import DataOptions, ScheduleOptions
 from cdpsim.request.sharing import read_ranks
 from cdpsim.schedules import find_schedule
 from cdpsim.schedules.rule import find_rule
@@ -12,13 +13,12 @@ from .case import Case, LeftOut
 
 REPLAYED = "replayed"
 ON_HOSTS = ("none", "optimizer", "activations", "all")  # what is kept there in replays; parameters never are
-_USUAL = {
-    **dict.fromkeys(("zero", "shard", "buckets", "whole_first_step", "reduce", "reshard", "gather")),
-    "prefetch": None,
-    "recompute": "none",
-    "autocast": None,
-    "offload": "none",
-}
+# Options of schedules and of data ranks that no replay takes.
+_SIMULATED = ("order", "counts", "padding", "compress", "clip", "update_in")
+DATA_RANKS = tuple(name for name in DataOptions.__annotations__ if name not in _SIMULATED)
+OF_SCHEDULES = tuple(name for name in ScheduleOptions.__annotations__ if name not in _SIMULATED)
+_TOLD = (*(name for name in DATA_RANKS if name not in ("replicas", "by_layer")), "prefetch")  # in a report's options
+_OF_TRAINING = {"recompute": "none", "autocast": None, "offload": "none"}
 
 
 def replayable(case: Case, *, alone: bool = True) -> Case:
@@ -33,7 +33,8 @@ def replayable(case: Case, *, alone: bool = True) -> Case:
 
 def describe_options(case: Case) -> dict[str, str]:
     """Return which options were asked for, as `REPLAYED` or with the reason why they are not, or only in part."""
-    asked = {option: (getattr(case, option) or usual) != usual for option, usual in _USUAL.items()}
+    asked = {name: case.asked[name] for name in _TOLD}
+    asked |= {name: (getattr(case, name) or usual) != usual for name, usual in _OF_TRAINING.items()}
     asked["mixed_precision"] = case.optimizer.mixed_precision
     found = {name: REPLAYED for name, is_asked in asked.items() if is_asked}
     for option, _, reason in case.left_out:
@@ -43,25 +44,18 @@ def describe_options(case: Case) -> dict[str, str]:
 
 def recorded_options(case: Case) -> dict[str, str | int | bool | None]:
     """Return the values of all options, as they were asked for."""
-    values = {option: getattr(case, option) for option in _USUAL}
-    values["prefetch"] = _prefetch(case)
-    return (
-        values
-        | {"mixed_precision": case.optimizer.mixed_precision}
-        | {left.option: left.value for left in case.left_out}
-    )
-
-
-def _prefetch(case: Case) -> int:
-    """Return how many tasks before their reader parameters arrive: where all is split one, if it is not said."""
-    zero, _, _ = read_ranks(find_schedule(case.schedule), case.replicas, vars(case))
-    return int(zero == MOST_SPLIT) if case.prefetch is None else case.prefetch
+    values = {name: case.asked[name] for name in _TOLD} | {name: getattr(case, name) for name in _OF_TRAINING}
+    if values["prefetch"] is None:
+        zero, _, _ = read_ranks(find_schedule(case.schedule), case.asked["replicas"], case.asked)
+        values["prefetch"] = int(zero == MOST_SPLIT)
+    mixed = {"mixed_precision": case.optimizer.mixed_precision}
+    return values | mixed | {left.option: left.value for left in case.left_out}
 
 
 def _obstacles(case: Case, alone: bool) -> Iterator[tuple[str, str | None, str]]:
     """Yield options that cannot be replayed, each with the value that can, and the reason."""
     schedule = find_schedule(case.schedule)
-    rule, splits = find_rule(case.rule) if isinstance(case.rule, str) else schedule.rule, schedule.splits(case.shape)
+    rule, splits = find_rule(case.options.get("rule", schedule.rule)), schedule.splits(case.shape)
     if case.recompute != "none" and splits:
         why = f"{schedule.name} splits backwards, and each of the two parts would compute the forward again"
         yield "recompute", "none", why

@@ -12,12 +12,12 @@ from cdpsim.cluster.disorder import Disorder
 from cdpsim.model import Model
 from cdpsim.numeric.columns import Ints
 from cdpsim.numeric.paths import successors
-from cdpsim.program import Content, EdgeKind, Kind, Messages, Op, Program
+from cdpsim.program import Content, EdgeKind, Messages, Op, Program
 from cdpsim.timing import engine
 from cdpsim.timing.costs import node_costs, steady_costs
 
 from .contents import BEGINNING, Calls, Holding, Message, Passing, ReplayError, text_of
-from .policy import Policy, last_own_version
+from .policy import Policy
 from .round_lives import RoundsPolicy
 
 
@@ -124,29 +124,9 @@ class Plan:
             return RoundsPolicy(self.program, self.order)
         return Policy(self.program, self.order, self.messages)
 
-    @cached_property
-    def own_steps(self) -> frozenset[int]:
-        """The steps in which each worker updates by its own gradients."""
-        tasks, compute = self.program.tasks, self.program.compute
-        return frozenset(tasks.step[compute:][self.program.is_own(tasks.version[compute:])].tolist())
-
     def is_mean(self, version: int) -> bool:
         """Return whether a version is made by a mean over all workers."""
         return self.program.averaged is not None and bool(self.program.averaged[version] >= 0)
-
-    def is_averaged(self, version: int) -> bool:
-        """Return whether a mean is taken of a version."""
-        return self.program.averaged is not None and bool((self.program.averaged == version).any())
-
-    def averaged_in(self, step: int) -> int:
-        """Return the version that workers make alone in a step, of which they take the mean."""
-        return last_own_version(self.program, step)
-
-    def mean_number(self, version: int) -> int:
-        """Return the number, among all means, of the one that is of a version."""
-        averaged = self.program.averaged
-        assert averaged is not None, "there are means"
-        return int(np.searchsorted(averaged[averaged >= 0], version))
 
     def cargo(self, node: int) -> list[Holding]:
         """Return the contents of a message of parameters or states, which its receivers have from its end on."""
@@ -154,7 +134,6 @@ class Plan:
 
     @cached_property
     def _readers(self) -> dict[int, list[int]]:
-        """Return the nodes that read the content of each message."""
         edges = self.program.edges
         data = (edges.kind == EdgeKind.DATA) & (edges.before >= self._first)
         readers: dict[int, list[int]] = defaultdict(list)
@@ -191,7 +170,6 @@ class Plan:
 
     @cached_property
     def _sums(self) -> list[Message]:
-        """Return the messages that sum gradients among ranks, in their order."""
         sums = [each for each in self.messages if each.content == Content.GRADIENT and each.op != Op.P2P]
         return sorted(sums, key=lambda each: self.place[each.node])
 
@@ -247,25 +225,16 @@ class Plan:
         """Return the place of a node in the order; the beginning comes first."""
         return -1 if node == BEGINNING else self.place[node]
 
+    def name_of(self, node: int) -> str:
+        """Return the name of a node, or of the beginning."""
+        return "the beginning" if node == BEGINNING else self.program.describe(node)
+
     def describe(self, node: int, device: int) -> str:
         """Return the name of a node and of a device that takes part in it; an update's name has its device."""
-        name = "the beginning" if node == BEGINNING else self.program.describe(node)
+        name = self.name_of(node)
         return name if name.endswith(f" on device {device}") else f"{name} on device {device}"
 
     def calls(self, device: int) -> Calls:
         """Count the calls that a device's messages need, by name, partners and bytes."""
-        counted: Calls = Counter()
-        for message in self.messages:
-            if device not in message.members:
-                continue
-            if message.op == Op.P2P:
-                to, call = (message.members[1], "send") if device == message.src else (message.src, "receive")
-                counted[call, (to,), message.size] += 1
-            else:
-                counted[message.op.name.lower(), message.members, message.size] += 1
-        return counted
-
-
-def kind_of(program: Program, task: int) -> Kind:
-    """Return the kind of a task."""
-    return Kind(int(program.tasks.kind[task]))
+        own = (message for message in self.messages if device in message.members)
+        return Counter((*message.call(device), message.size) for message in own)

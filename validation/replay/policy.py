@@ -1,4 +1,4 @@
-"""The replay's own policy of freeing, from tasks, messages and each device's order alone, without a program's buffers.
+"""The replay's own policy of freeing, independent on purpose: from tasks, messages and orders, without any buffers.
 
 A version of parameters goes after its last use on a device: by a task that reads it, an update that starts from it, or
 a message that takes it away. Gradients go with the update or the message that takes them, a stash with its last
@@ -41,7 +41,9 @@ class Policy:
         self._uses: dict[tuple[int, Holding], list[int]] = defaultdict(list)
         self._present: dict[int, set[Holding]] = defaultdict(set)
         self._splits = {category: split_of(program, category) for category in Category}
-        self.between = self._find_smaller_groups()  # of stages, the ranks that gather parameters for a backward
+        gathers = (each for each in messages if each.op == Op.ALL_GATHER)
+        # Of each stage whose backwards gather from fewer ranks than share it, how many these are.
+        self.between = {each.stage: len(each.members) for each in gathers if len(each.members) < program.shard}
         self._last_needed = self._find_last_needs()
         self._start()
         for node in order:
@@ -86,7 +88,6 @@ class Policy:
         return last
 
     def _reads(self, node: int) -> list[Holding]:
-        """Return what a task reads of parameters, complete gradients and optimizer states."""
         program, tasks = self._program, self._program.tasks
         stage, step, version = (int(column[node]) for column in (tasks.stage, tasks.step, tasks.version))
         if tasks.kind[node] != Kind.U:
@@ -115,20 +116,11 @@ class Policy:
             for device in updaters:
                 self._gain(device, optimizer_state(stage, self._splits[Category.OPTIMIZER]), BEGINNING)
 
-    def _find_smaller_groups(self) -> dict[int, int]:
-        """Return, of each stage whose backwards gather from fewer ranks than share it, how many these are."""
-        gathers = (each for each in self._messages if each.op == Op.ALL_GATHER)
-        return {each.stage: len(each.members) for each in gathers if len(each.members) < self._program.shard}
-
     def _first_user(self, stage: int) -> int:
         """Return the device on which a travelling stage begins: the sender of its first message, or its first user."""
         users = [(self._place[node], int(self._program.tasks.device[node])) for node in self._users[stage]]
-        sent = [(self._place[each.node], each.src) for each in self._messages if self._is_state(each, stage)]
-        return min(users + sent)[1]
-
-    @staticmethod
-    def _is_state(message: Message, stage: int) -> bool:
-        return message.content == Content.STATE and message.stage == stage
+        states = [each for each in self._messages if each.content == Content.STATE and each.stage == stage]
+        return min(users + [(self._place[each.node], each.src) for each in states])[1]
 
     def _follow_task(self, node: int) -> None:
         program, tasks = self._program, self._program.tasks
@@ -140,14 +132,9 @@ class Policy:
             if split == self._splits[Category.OPTIMIZER]:  # else an update makes a share of what all of its group hold
                 self._gain(device, parameters(stage, int(tasks.version[node]), split), node)
             return
-        between = Holding(
-            Category.PARAMETERS,
-            stage,
-            int(tasks.version[node]),
-            int(tasks.micro_batch[node]),
-            self.between.get(stage, 1),
-        )
-        stash = Holding(Category.ACTIVATIONS, stage, step, int(tasks.micro_batch[node]))
+        version, micro_batch = int(tasks.version[node]), int(tasks.micro_batch[node])
+        between = Holding(Category.PARAMETERS, stage, version, micro_batch, self.between.get(stage, 1))
+        stash = Holding(Category.ACTIVATIONS, stage, step, micro_batch)
         if kind == Kind.F:
             self._gain(device, stash, node)
             if between.split > 1:
@@ -163,24 +150,19 @@ class Policy:
 
     def _follow_message(self, message: Message) -> None:
         node, step = message.node, message.step
-        if message.content == Content.GRADIENT:
-            for stage in message.covers:
+        for stage in message.covers:
+            if message.content == Content.GRADIENT:
                 self._follow_sum(message, stage)
-            return
+            elif message.op == Op.ALL_GATHER:
+                self._follow_gather(message, stage)
+            elif message.op == Op.ALL_REDUCE:
+                self._follow_mean(message, stage)
         if message.op == Op.ALL_GATHER:
             self.cargo[node] = [parameters(stage, step + 1) for stage in message.covers]
-            for stage in message.covers:
-                self._follow_gather(message, stage)
-            return
-        if message.op == Op.ALL_REDUCE and message.content == Content.PARAMETERS:
-            for stage in message.covers:
-                self._follow_mean(message, stage)
-            return
-        stage = message.stage
-        if message.content not in (Content.PARAMETERS, Content.STATE):
+        if message.op not in (Op.P2P, Op.BROADCAST) or message.content not in (Content.PARAMETERS, Content.STATE):
             return
         state = message.content == Content.STATE
-        self.cargo[node] = self._state_of(message) if state else [parameters(stage, step + 1)]
+        self.cargo[node] = self._state_of(message) if state else [parameters(message.stage, step + 1)]
         for holding in self.cargo[node]:
             self._use(message.src, holding, node)
             for receiver in message.members:
@@ -265,5 +247,4 @@ def split_of(program: Program, category: Category) -> int:
     """Return among how many ranks what updates use of a category is split."""
     state = program.state
     placements = {Category.PARAMETERS: state.parameters, Category.GRADIENTS: state.gradients}
-    placement = placements.get(category, state.optimizer)
-    return program.shard if placement is Placed.SPLIT else 1
+    return program.shard if placements.get(category, state.optimizer) is Placed.SPLIT else 1

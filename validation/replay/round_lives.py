@@ -72,17 +72,8 @@ class RoundsPolicy:
     @cached_property
     def lives(self) -> list[Life]:
         """The life of each content."""
-        return [
-            life
-            for worker in self._workers
-            for lives in (
-                self._stashes(worker),
-                self._parameters(worker),
-                self._gradients(worker),
-                self._states(worker),
-            )
-            for life in lives
-        ]
+        kinds = (self._stashes, self._parameters, self._gradients, self._states)
+        return [life for worker in self._workers for of in kinds for life in of(worker)]
 
     def leaves(self, holding: Holding, node: int) -> bool:
         """Return whether a content is gone when a node starts: parameters that others replace."""
@@ -124,7 +115,6 @@ class RoundsPolicy:
         return [Life(worker.device, holding, node, ends[holding]) for holding, node in begins.items()]
 
     def _states(self, worker: WorkerSteps) -> list[Life]:
-        """Return the lives of optimizer states, which are always there."""
         tasks, split = self._program.tasks, split_of(self._program, Category.OPTIMIZER)
         ends = dict.fromkeys(range(self._program.n), worker.last)
         for node in range(self._program.compute, len(tasks)):

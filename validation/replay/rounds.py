@@ -115,7 +115,6 @@ class RoundsDevice(Device):
         self._outlasting.clear()
 
     def _take_over(self) -> None:
-        """Go on with the version that has come, if one has."""
         for node in [node for node in self._pending if self._plan.message(node).op == Op.ALL_GATHER]:
             self._complete(node)
             self._completed.add(node)
@@ -136,9 +135,7 @@ class RoundsDevice(Device):
 
     def _update(self, node: int) -> None:
         (t, _, j), program, row = self._place(node), self._program, node - self._program.compute
-        version, base, first = (
-            int(c[row]) for c in (program.tasks.version[program.compute :], program.base, program.first_step)
-        )
+        version, base, first = int(program.tasks.version[node]), int(program.base[row]), int(program.first_step[row])
         if self._alone:
             self._hand_over(t)
         summed = self._communication[j] if self._alone else self._sums[j]
@@ -154,11 +151,9 @@ class RoundsDevice(Device):
         self._pass_on(j, version, t, theta)
 
     def _taken_by(self, first: int, last: int) -> int:
-        """Return how many micro-batches an update takes the gradients of, of all devices."""
         return int(self._program.counts[first : last + 1].sum())
 
     def _is_last(self, version: int, step: int) -> bool:
-        """Return whether a version is the last one that its step makes."""
         tasks, compute = self._program.tasks, self._program.compute
         return version == tasks.version[compute:][tasks.step[compute:] == step].max()
 
@@ -194,10 +189,6 @@ class RoundsDevice(Device):
         for stage, share in zip(message.covers, shares, strict=True):
             self._sums[stage] = share
 
-    def _take_gathered(self, message: Message, tensor: Tensor) -> None:
-        stages, vectors = message.covers, [tensor]
-        if self._shares.is_packed(message):
-            vectors = self._shares.unpack_rows(tensor, stages, self._shares.splits(message))
-        for stage, vector in zip(stages, vectors, strict=True):
-            self._communication[stage].copy_(vector)
+    def _take_gathered(self, message: Message, stage: int, vector: Tensor) -> None:
+        self._communication[stage].copy_(vector)
         self._arrived, self._through = self._brings[message.node], message.step

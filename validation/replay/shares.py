@@ -5,7 +5,7 @@ padded with zeros. A program splits bytes, and a tensor has whole numbers: `in_w
 the bytes of their tensors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cdpsim.errors import RequestError
+from cdpsim.numeric.columns import Ints
 from cdpsim.program import Category, Content, Op, Program
 from cdpsim.schedules.state import Placed
 
@@ -36,7 +37,7 @@ class Shares:
                     self._ranks[device, len(message.members)] = rank
 
     def rank(self, device: int, split: int) -> int:
-        """Return the rank of a device among so many that follow each other."""
+        """Return the rank of a device among the ranks that split something."""
         return self._ranks[device, split]
 
     def form(self, stage: int, split: int) -> Form:
@@ -52,10 +53,6 @@ class Shares:
         """Return the place of a rank's share in the stage's vector, without padding."""
         size, numel = self.form(stage, split).numel, self._training.parameters(stage).numel
         return slice(min(rank * size, numel), min((rank + 1) * size, numel))
-
-    def is_padded(self, stage: int, split: int) -> bool:
-        """Return whether the shares of a stage's vector are together longer than it is."""
-        return self.form(stage, split).numel * split > self._training.parameters(stage).numel
 
     def of(self, vector: Tensor, stage: int, split: int, rank: int) -> Tensor:
         """Return a rank's share of a vector: a view, or a padded copy."""
@@ -87,10 +84,10 @@ class Shares:
         return Form((many * sum(piece.numel for piece in pieces),), pieces[0].dtype)
 
     def is_packed(self, message: Message) -> bool:
-        """Return whether a message carries other tensors than those that devices hold."""
-        return len(message.covers) > 1 or (
-            message.op in (Op.REDUCE_SCATTER, Op.ALL_GATHER) and self.is_padded(message.stage, len(message.members))
-        )
+        """Return whether a message carries other tensors than devices hold."""
+        split, numel = self.splits(message), self._training.parameters(message.stage).numel
+        of_shares = message.op in (Op.REDUCE_SCATTER, Op.ALL_GATHER)
+        return message.stages > 1 or (of_shares and self.form(message.stage, split).numel * split > numel)
 
     def pack_rows(self, vectors: Sequence[Tensor], stages: Sequence[int], split: int) -> Tensor:
         """Return vectors as one: first the first rank's share of each, then the second's."""
@@ -114,7 +111,7 @@ class Shares:
 
 def check_shares(program: Program, optimizer: Optimizer, element: int) -> None:
     """Refuse programs with shares that cannot be replayed, and optimizers that do not update numbers one by one."""
-    if not optimizer.is_elementwise:
+    if optimizer.kind == "adafactor":
         problem = f"{optimizer.kind} sums over rows of a tensor, and each of {program.shard} ranks has a share of it"
         raise RequestError("optimizer", f"{problem}; take adam, or --zero 0")
     if element < torch.float32.itemsize and not optimizer.mixed_precision:
@@ -130,32 +127,31 @@ def in_whole_numbers(program: Program, training: Training, optimizer: Optimizer)
 
     Other sizes are wrong, and stay as they are.
     """
-    messages = _message_sizes(program, training)
+    found = program.messages.size.copy()
+    for row, stated, own in sizes_of_shares(program, training):
+        found[row] = own if found[row] == stated else found[row]
     return replace(
         program,
-        messages=replace(program.messages, size=messages),
+        messages=replace(program.messages, size=found),
         buffers=replace(program.buffers, size=_buffer_sizes(program, training, optimizer)),
     )
 
 
-def _message_sizes(program: Program, training: Training) -> np.ndarray:
-    columns, found = program.messages, program.messages.size.copy()
-    for row, (op, content, stage, stages) in enumerate(
-        zip(columns.op.tolist(), columns.content.tolist(), columns.stage.tolist(), columns.stages.tolist(), strict=True)
-    ):
-        if op not in (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_REDUCE) or content not in _OF_RANKS:
-            continue
+def sizes_of_shares(program: Program, training: Training) -> Iterator[tuple[int, int, int]]:
+    """Yield the rows of messages of shares, with the bytes of a part of the whole's, and those of tensors."""
+    columns = program.messages
+    among_ranks = np.isin(columns.op, (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_REDUCE))
+    among_ranks &= np.isin(columns.content, (Content.GRADIENT, Content.PARAMETERS))
+    for row in np.flatnonzero(among_ranks).tolist() if program.shard > 1 else ():
+        op, stage, stages = columns.op[row], int(columns.stage[row]), int(columns.stages[row])
         split = program.shard if op == Op.ALL_REDUCE else len(program.groups[int(columns.dst[row])])
         forms = [training.parameters(each) for each in range(stage, stage + stages)]
+        many, whole = split if op == Op.ALL_GATHER else 1, sum(form.nbytes for form in forms)
         share = sum(-(-form.numel // split) * form.dtype.itemsize for form in forms)
-        whole = sum(form.nbytes for form in forms)
-        many = split if op == Op.ALL_GATHER else 1
-        if found[row] == many * -(-whole // split):
-            found[row] = many * share
-    return found
+        yield row, many * -(-whole // split), many * share
 
 
-def _buffer_sizes(program: Program, training: Training, optimizer: Optimizer) -> np.ndarray:
+def _buffer_sizes(program: Program, training: Training, optimizer: Optimizer) -> Ints:
     columns, found = program.buffers, program.buffers.size.copy()
     splits = {program.shard, *(len(group) for group in program.groups)} - {1}
     for row, (category, stage) in enumerate(zip(columns.category.tolist(), columns.stage.tolist(), strict=True)):
@@ -171,6 +167,3 @@ def _buffer_sizes(program: Program, training: Training, optimizer: Optimizer) ->
                 found[row] = share
                 break
     return found
-
-
-_OF_RANKS = (Content.GRADIENT, Content.PARAMETERS)

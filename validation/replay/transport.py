@@ -5,18 +5,20 @@ Both count each call where they make it: its name, its partners and its bytes.
 
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.utils._python_dispatch import _disable_current_modes
+
+from cdpsim.program import Op
 
 from ..training.forms import Form
 from .contents import Calls, Message, ReplayError
@@ -34,29 +36,13 @@ class Transport(Protocol):
 
     calls: Calls
 
-    def send(self, message: Message, tensor: Tensor) -> Pending:
-        """Begin to send a tensor, which must not change until the message is complete."""
+    def begin(self, message: Message, tensor: Tensor | None = None, form: Form | None = None) -> Pending:
+        """Begin this device's part in a message, by what it gives, and the form of what it ends with where it differs.
 
-    def receive(self, message: Message, form: Form) -> Pending:
-        """Make room for a message and begin to receive it."""
-
-    def all_reduce(self, message: Message, tensor: Tensor) -> Pending:
-        """Sum over a group; the tensor itself may become the sum."""
-
-    def reduce(self, message: Message, tensor: Tensor) -> Pending:
-        """Sum over a group at its root; on other devices the tensor is undefined afterwards."""
-
-    def broadcast(self, message: Message, form: Form, tensor: Tensor | None) -> Pending:
-        """Send the root's tensor to all of a group; only the root has one."""
-
-    def reduce_scatter(self, message: Message, tensor: Tensor, form: Form) -> Pending:
-        """Sum over a group, of which each member ends with its share: the tensor has one for each, one after another.
-
-        The tensor is undefined afterwards.
+        A receiver, and a broadcast's member but the root, gives nothing. What is sent must not change until the message
+        is complete. What is summed may become the sum, and is undefined afterwards where the sum is elsewhere. Of a
+        reduce-scatter each member gives a share for each, one after another; a gather brings them so.
         """
-
-    def all_gather(self, message: Message, tensor: Tensor, form: Form) -> Pending:
-        """Bring each member's tensor to all of a group, one after another."""
 
 
 @dataclass(frozen=True)
@@ -70,61 +56,69 @@ class Mailboxes:
     """Tensors that the devices of one process leave for each other, by message."""
 
     def __init__(self) -> None:
-        self._posts: dict[int, dict[int, Tensor]] = {}  # node of a message -> device -> tensor
-        self._results: dict[int, list[Tensor]] = {}  # of members, in their order
+        self._posts: dict[int, dict[int, Tensor]] = defaultdict(dict)  # node of a message -> device -> tensor
+        self._results: dict[int, dict[int, Tensor]] = defaultdict(dict)
         self._looks: Counter[int] = Counter()
-        self._closed: set[int] = set()  # collectives to which all members have given
+        self.closed: set[int] = set()  # collectives to which all members have given
 
     def put(self, message: Message, device: int, tensor: Tensor) -> None:
         """Leave a device's tensor for a message."""
-        self._posts.setdefault(message.node, {})[device] = tensor
+        self._posts[message.node][device] = tensor
 
-    def take(self, message: Message, device: int, readers: int = 1) -> list[Tensor]:
-        """Return the tensor left for a message; the last of so many readers removes it."""
-        posts = self._posts.get(message.node, {})
-        self._check(message, posts)
-        self._looks[message.node] += 1
-        if self._looks[message.node] == readers:
-            del self._posts[message.node]
-        return [posts[sender] for sender in sorted(posts)]
-
-    def posts(self, message: Message) -> list[Tensor]:
-        """Return what has been left for a message so far, in the order of its members."""
+    def given(self, message: Message) -> list[Tensor]:
+        """Return what all senders have left for a message, device by device; refuse one for which something lacks."""
         posts = self._posts[message.node]
-        return [posts[member] for member in message.members if member in posts]
-
-    def put_result(self, message: Message, tensor: Tensor) -> None:
-        """Leave the tensor into which a member's result goes."""
-        self._results.setdefault(message.node, []).append(tensor)
-
-    def results(self, message: Message) -> list[Tensor]:
-        """Return the tensors of all results."""
-        return self._results.pop(message.node)
-
-    def close(self, message: Message) -> None:
-        """Let go of what was left for a message that is complete."""
-        self._posts.pop(message.node, None)
-        self._closed.add(message.node)
-
-    def check_closed(self, message: Message) -> None:
-        """Refuse a message to which a member has given nothing."""
-        if message.node not in self._closed:
-            self._check(message, self._posts.get(message.node, {}))
-
-    @staticmethod
-    def _check(message: Message, posts: dict[int, Tensor]) -> None:
         if late := [sender for sender in message.senders if sender not in posts]:
             whom = f"device{'s' * (len(late) > 1)} {', '.join(map(str, late))}"
             raise ReplayError(f"nothing came from {whom}")
+        return [posts[sender] for sender in sorted(posts)]
 
-    def sum(self, message: Message, device: int, readers: int = 1) -> Tensor:
-        """Add the tensors of a message, device by device and into the first; then do as `take`."""
-        first = self._looks[message.node] == 0
-        posts = self.take(message, device, readers)
-        if first:
-            for tensor in posts[1:]:
-                posts[0].add_(tensor)
-        return posts[0]
+    def take(self, message: Message) -> Tensor:
+        """Return the tensor left for a message; the last of its receivers removes it."""
+        (tensor,) = self.given(message)
+        self._looks[message.node] += 1
+        if self._looks[message.node] == len(message.members) - 1:
+            del self._posts[message.node]
+        return tensor
+
+    def reduce(self, message: Message) -> Tensor:
+        """Return the sum of what was left for a message, and remove that."""
+        given = self.given(message)
+        del self._posts[message.node]
+        return self.sum(given)
+
+    def sum(self, tensors: list[Tensor]) -> Tensor:
+        """Add tensors one by one into the first."""
+        for tensor in tensors[1:]:
+            tensors[0].add_(tensor)
+        return tensors[0]
+
+    def exchange(self, message: Message, device: int, tensor: Tensor, result: Tensor) -> Tensor:
+        """Leave a tensor for a collective, and where its result goes; the last member combines all.
+
+        So nothing stays behind.
+        """
+        self.put(message, device, tensor)
+        self._results[message.node][device] = result
+        if len(self._posts[message.node]) == len(message.members):
+            given = (of.pop(message.node) for of in (self._posts, self._results))
+            with _disable_current_modes():  # no watch of the last member sees what is the others'
+                self._combine(message.op, *([own[member] for member in message.members] for own in given))
+            self.closed.add(message.node)
+        return result
+
+    def _combine(self, op: Op, posts: list[Tensor], results: list[Tensor]) -> None:
+        for rank, result in enumerate(results):
+            if op == Op.REDUCE_SCATTER:
+                shares = [post[rank * len(result) : (rank + 1) * len(result)] for post in posts]
+                result.copy_(shares[0])
+                self.sum([result, *shares[1:]])
+            elif op == Op.ALL_GATHER:
+                torch.cat(posts, out=result)
+            elif rank:
+                result.copy_(results[0])
+            else:
+                self.sum(results)
 
 
 class InProcess:
@@ -137,103 +131,50 @@ class InProcess:
         self.calls: Calls = Counter()
         self._device, self._room = device, room
 
-    def send(self, message: Message, tensor: Tensor) -> Pending:
-        """Leave the tensor for the receiver."""
-        self.calls["send", (message.members[1],), tensor.nbytes] += 1
+    def begin(self, message: Message, tensor: Tensor | None = None, form: Form | None = None) -> Pending:
+        """Leave a tensor for the others, or copy theirs; the last member of a collective combines all."""
+        if tensor is None:
+            assert form is not None, "who gives nothing ends with something"
+            return self._receive(message, form)
+        if message.op in (Op.P2P, Op.BROADCAST):
+            return self._send(message, tensor)
+        shared = message.op in (Op.REDUCE_SCATTER, Op.ALL_GATHER) and form is not None
+        result = tensor.new_empty(form.shape) if shared and form else tensor
+        self.calls[(*message.call(self._device), result.nbytes)] += 1
+        if message.op == Op.REDUCE:
+            self._room.put(message, self._device, tensor)
+            return _Later(lambda: self._reduced(message, tensor))
+        return self._exchange(message, tensor, result)
+
+    def _send(self, message: Message, tensor: Tensor) -> Pending:
+        self.calls[(*message.call(self._device), tensor.nbytes)] += 1
         self._room.put(message, self._device, tensor)
         return _Later(lambda: tensor)
 
-    def receive(self, message: Message, form: Form) -> Pending:
-        """Copy the tensor."""
-        self.calls["receive", (message.src,), form.nbytes] += 1
-        copy = self._room.take(message, self._device)[0].clone()
+    def _receive(self, message: Message, form: Form) -> Pending:
+        self.calls[(*message.call(self._device), form.nbytes)] += 1
+        copy = self._room.take(message).clone()
         return _Later(lambda: copy)
 
-    def all_reduce(self, message: Message, tensor: Tensor) -> Pending:
-        """Sum device by device; every member's tensor becomes the sum."""
-        self.calls["all_reduce", message.members, tensor.nbytes] += 1
+    def _reduced(self, message: Message, tensor: Tensor) -> Tensor:
+        """Return the sum at the root; elsewhere what the device has given."""
+        if self._device != message.src or (total := self._room.reduce(message)) is tensor:
+            return tensor
+        return tensor.copy_(total)
 
-        def sum_up(posts: list[Tensor]) -> None:
-            total = self._room.sum(message, self._device)
-            for other in posts:
-                if other is not total:
-                    other.copy_(total)
-
-        return self._exchange(message, tensor, tensor, sum_up)
-
-    def _exchange(
-        self, message: Message, given: Tensor, result: Tensor, combine: Callable[[list[Tensor]], None]
-    ) -> Pending:
-        """Leave a tensor for a collective; the last member combines all, so that nothing stays behind."""
-        self._room.put(message, self._device, given)
-        posts = self._room.posts(message)
-        if len(posts) == len(message.members):
-            with _disable_current_modes():  # no watch of the last member sees what is the others'
-                combine(posts)
-            self._room.close(message)
+    def _exchange(self, message: Message, tensor: Tensor, result: Tensor) -> Pending:
+        self._room.exchange(message, self._device, tensor, result)
 
         def wait() -> Tensor:
-            self._room.check_closed(message)
+            if message.node not in self._room.closed:
+                self._room.given(message)  # refuses what a member has not given
             return result
 
         return _Later(wait)
 
-    def reduce(self, message: Message, tensor: Tensor) -> Pending:
-        """Sum device by device; the root's tensor becomes the sum."""
-        self.calls["reduce", message.members, tensor.nbytes] += 1
-        self._room.put(message, self._device, tensor)
-        if self._device != message.src:
-            return _Later(lambda: tensor)
-
-        def wait() -> Tensor:
-            total = self._room.sum(message, self._device)
-            return tensor if total is tensor else tensor.copy_(total)
-
-        return _Later(wait)
-
-    def broadcast(self, message: Message, form: Form, tensor: Tensor | None) -> Pending:
-        """Give every member the root's values."""
-        self.calls["broadcast", message.members, form.nbytes] += 1
-        if tensor is not None:
-            self._room.put(message, self._device, tensor)
-            return _Later(lambda: tensor)
-        copy = self._room.take(message, self._device, len(message.members) - 1)[0].clone()
-        return _Later(lambda: copy)
-
-    def reduce_scatter(self, message: Message, tensor: Tensor, form: Form) -> Pending:
-        """Sum the device's share, device by device."""
-        self.calls["reduce_scatter", message.members, form.nbytes] += 1
-        share = tensor.new_empty(form.shape)
-        self._room.put_result(message, share)
-
-        def sum_up(posts: list[Tensor]) -> None:
-            for rank, result in enumerate(self._room.results(message)):
-                result.copy_(posts[0][_place_of(rank, form)])
-                for other in posts[1:]:
-                    result.add_(other[_place_of(rank, form)])
-
-        return self._exchange(message, tensor, share, sum_up)
-
-    def all_gather(self, message: Message, tensor: Tensor, form: Form) -> Pending:
-        """Copy each member's tensor."""
-        self.calls["all_gather", message.members, form.nbytes] += 1
-        whole = tensor.new_empty(form.shape)
-        self._room.put_result(message, whole)
-
-        def join(posts: list[Tensor]) -> None:
-            for result in self._room.results(message):
-                torch.cat(posts, out=result)
-
-        return self._exchange(message, tensor, whole, join)
-
-
-def _place_of(rank: int, form: Form) -> slice:
-    """Return the place of a rank's share."""
-    return slice(rank * form.numel, (rank + 1) * form.numel)
-
 
 def missing_keys(store: Store, keys: Sequence[str], seconds: float) -> list[str]:
-    """Wait for keys of a store, and return those that are not there in time."""
+    """Wait for keys of a store, and return the ones that are missing in the end."""
     deadline = time.monotonic() + seconds
     # The store's own `wait` does not say which key is missing, and warns on stderr.
     while not store.check(list(keys)):
@@ -244,7 +185,7 @@ def missing_keys(store: Store, keys: Sequence[str], seconds: float) -> list[str]
 
 
 def meet_ranks(store: Store, place: str, rank: int, others: Iterable[int], seconds: float) -> None:
-    """Wait until the other ranks are at a place too; an error names those that do not come in time."""
+    """Wait until the other ranks are at a place too; an error names the ones that do not come in time."""
     store.set(f"{place}/{rank}", "here")
     here = {f"{place}/{other}": str(other) for other in others}
     if late := [here[key] for key in missing_keys(store, list(here), seconds)]:
@@ -255,8 +196,6 @@ def meet_ranks(store: Store, place: str, rank: int, others: Iterable[int], secon
 
 @dataclass(frozen=True)
 class _Work:
-    """A torch call that runs by itself, with its tensor and its receiver."""
-
     work: dist.Work
     carried: Tensor
     tensor: Tensor  # in the same storage, unless it is staged
@@ -277,23 +216,17 @@ class _Work:
         return self.tensor
 
 
-@dataclass(frozen=True)
-class _Works:
-    """Torch calls of one collective, and what its result is made by when they are through."""
-
-    works: Sequence[_Work]
-    result: Callable[[], Tensor]
-
-    def wait(self) -> Tensor:
-        for work in self.works:
-            work.wait()
-        return self.result()
-
-
 def first_line(error: BaseException) -> str:
     """Return the first line of a torch error, without the place in torch's sources and without guesses."""
     lines = str(error).splitlines() or [type(error).__name__]
     return re.sub(r"^(\[[^]]*:\d+\] *)+|\. This is typically caused by .*", "", lines[0])
+
+
+_COLLECTIVES: dict[Op, Callable[..., dist.Work | None]] = {
+    Op.ALL_REDUCE: dist.all_reduce,
+    Op.REDUCE: dist.reduce,
+    Op.BROADCAST: dist.broadcast,
+}
 
 
 class Distributed:
@@ -337,83 +270,55 @@ class Distributed:
             timeout = timedelta(seconds=self._seconds)
             self._groups[members] = dist.new_group(list(members), timeout=timeout), self._seconds
 
-    def send(self, message: Message, tensor: Tensor) -> Pending:
-        """Begin to send."""
-        to = message.members[1]
-        self.calls["send", (to,), tensor.nbytes] += 1
-        carried = self._outward(tensor)
-        work = self._begin(lambda: dist.isend(carried, to, tag=message.node))
-        return _Work(work, carried, tensor, False, self._until)
+    def begin(self, message: Message, tensor: Tensor | None = None, form: Form | None = None) -> Pending:
+        """Begin a call of torch, or several where its own would not do."""
+        if message.op in (Op.REDUCE_SCATTER, Op.ALL_GATHER):
+            assert tensor is not None and form is not None, "all members give shares"
+            return self._exchange_shares(message, tensor, form)
+        own = self._empty(form) if tensor is None and form else tensor
+        assert own is not None, "who gives nothing ends with something"
+        self.calls[(*message.call(self._rank), own.nbytes)] += 1
+        carried = self._outward(own) if tensor is not None else host_buffer(own) if self._staged else own.detach()
+        if message.op == Op.P2P:
+            other = message.members[1] if message.src == self._rank else message.src
+            call = partial(dist.irecv if tensor is None else dist.isend, carried, other, tag=message.node)
+        else:
+            root = () if message.op == Op.ALL_REDUCE else (message.src,)
+            call = partial(_COLLECTIVES[message.op], carried, *root, group=self._group(message), async_op=True)
+        brings = (
+            tensor is None or message.op == Op.ALL_REDUCE or (message.op == Op.REDUCE and self._rank == message.src)
+        )
+        return _Work(self._begin(call), carried, own, brings, self._until)
 
-    def receive(self, message: Message, form: Form) -> Pending:
-        """Post the receive."""
-        tensor = self._empty(form)
-        self.calls["receive", (message.src,), tensor.nbytes] += 1
-        carried = self._inward(tensor)
-        work = self._begin(lambda: dist.irecv(carried, message.src, tag=message.node))
-        return _Work(work, carried, tensor, True, self._until)
-
-    def all_reduce(self, message: Message, tensor: Tensor) -> Pending:
-        """Begin to sum over the group."""
-        self.calls["all_reduce", message.members, tensor.nbytes] += 1
-        carried, group = self._outward(tensor), self._group(message)
-        work = self._begin(lambda: dist.all_reduce(carried, group=group, async_op=True))
-        return _Work(work, carried, tensor, True, self._until)
-
-    def reduce(self, message: Message, tensor: Tensor) -> Pending:
-        """Begin to sum at the root."""
-        self.calls["reduce", message.members, tensor.nbytes] += 1
-        carried, group = self._outward(tensor), self._group(message)
-        work = self._begin(lambda: dist.reduce(carried, message.src, group=group, async_op=True))
-        return _Work(work, carried, tensor, self._rank == message.src, self._until)
-
-    def broadcast(self, message: Message, form: Form, tensor: Tensor | None) -> Pending:
-        """Begin to send the root's tensor to all."""
-        brings = tensor is None
-        tensor = self._empty(form) if tensor is None else tensor
-        self.calls["broadcast", message.members, tensor.nbytes] += 1
-        carried, group = self._inward(tensor) if brings else self._outward(tensor), self._group(message)
-        work = self._begin(lambda: dist.broadcast(carried, message.src, group=group, async_op=True))
-        return _Work(work, carried, tensor, brings, self._until)
-
-    def reduce_scatter(self, message: Message, tensor: Tensor, form: Form) -> Pending:
-        """Begin to sum each share at its member, where torch's own call would not do."""
-        self.calls["reduce_scatter", message.members, form.nbytes] += 1
-        share, group = self._empty(form), self._group(message)
+    def _exchange_shares(self, message: Message, tensor: Tensor, form: Form) -> Pending:
+        """Begin to sum each share at its member, or to send each member's to all."""
+        self.calls[(*message.call(self._rank), form.nbytes)] += 1
+        result, group, scatters = self._empty(form), self._group(message), message.op == Op.REDUCE_SCATTER
         if self._is_native:
-            return self._natively(dist.reduce_scatter_tensor, share, tensor, group)
-        own, works = tensor[_place_of(message.members.index(self._rank), form)], []
-        for member, part in zip(message.members, torch.split(tensor, form.numel), strict=True):
-            carried = self._outward(part)
-            work = self._begin(partial(dist.reduce, carried, member, group=group, async_op=True))
-            works.append(_Work(work, carried, part, member == self._rank, self._until))
-        return _Works(works, lambda: share.copy_(own))
+            collective = dist.reduce_scatter_tensor if scatters else dist.all_gather_into_tensor
+            carried = result.detach()
+            work = self._begin(partial(collective, carried, tensor.detach(), group=group, async_op=True))
+            return _Work(work, carried, result, True, self._until)
+        shares = torch.split(tensor, form.numel) if scatters else torch.split(result, tensor.numel())
+        own, works = shares[message.members.index(self._rank)], []
+        if not scatters:
+            own.copy_(tensor)
+        for member, share in zip(message.members, shares, strict=True):
+            carried = self._outward(share)
+            call = partial(dist.reduce if scatters else dist.broadcast, carried, member, group=group, async_op=True)
+            works.append(_Work(self._begin(call), carried, share, (member == self._rank) == scatters, self._until))
 
-    def all_gather(self, message: Message, tensor: Tensor, form: Form) -> Pending:
-        """Begin to send each member's tensor to all, where torch's own call would not do."""
-        self.calls["all_gather", message.members, form.nbytes] += 1
-        whole, group = self._empty(form), self._group(message)
-        if self._is_native:
-            return self._natively(dist.all_gather_into_tensor, whole, tensor, group)
-        works = []
-        for member, part in zip(message.members, torch.split(whole, tensor.numel()), strict=True):
-            if member == self._rank:
-                part.copy_(tensor)
-            carried = self._outward(part)
-            work = self._begin(partial(dist.broadcast, carried, member, group=group, async_op=True))
-            works.append(_Work(work, carried, part, member != self._rank, self._until))
-        return _Works(works, lambda: whole)
+        def wait() -> Tensor:
+            for work in works:
+                work.wait()
+            return result.copy_(own) if scatters else result
+
+        return _Later(wait)
 
     @property
     def _is_native(self) -> bool:
         """Whether torch's own collective does: gloo's copies what it carries in threads of its own, unseen."""
         return self._device.type == "cuda" and not self._staged
-
-    def _natively(self, collective: Callable[..., Any], result: Tensor, tensor: Tensor, group: Any) -> _Work:
-        """Begin one of torch's collectives, which writes its result into a tensor."""
-        carried = result.detach()
-        work = self._begin(partial(collective, carried, tensor.detach(), group=group, async_op=True))
-        return _Work(work, carried, result, True, self._until)
 
     def _empty(self, form: Form) -> Tensor:
         return torch.empty(form.shape, dtype=form.dtype, device=self._device)
@@ -421,10 +326,6 @@ class Distributed:
     def _outward(self, tensor: Tensor) -> Tensor:
         """Return the tensor that torch sends: the given one or, staged, its values on the host."""
         return host_buffer(tensor).copy_(tensor) if self._staged else tensor.detach()
-
-    def _inward(self, tensor: Tensor) -> Tensor:
-        """Return the tensor into which torch receives: the given one or, staged, one on the host."""
-        return host_buffer(tensor) if self._staged else tensor.detach()
 
     def _group(self, message: Message) -> dist.ProcessGroup:
         return self._groups[message.members][0]

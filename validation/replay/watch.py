@@ -3,8 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
 import torch
@@ -18,44 +17,25 @@ from ..profile.tracker import Tracker
 from .contents import BEGINNING
 
 
-class Watch(Protocol):
-    """An observer of a device, which calls these methods."""
+class Watch:
+    """An observer of a device, which calls these methods; this one measures nothing."""
 
     def playing(self) -> AbstractContextManager[object]:
-        """The device does something inside this context."""
-
-    def turn(self, slot: int) -> None:
-        """The device comes to a slot; all its work of earlier slots is done."""
-
-    def task(self, node: int) -> AbstractContextManager[object]:
-        """The device does a forward or a backward inside this context."""
-
-    def holds(self, tensor: Tensor, category: Category) -> None:
-        """A tensor belongs to a category from now on; tensors without one are activations."""
-
-    def event(self, node: int, *, ends: bool = False) -> None:
-        """The device begins with a task, with its part in a message, or with the end of that part."""
-
-
-class NoWatch:
-    """An observer that measures nothing."""
-
-    def playing(self) -> AbstractContextManager[object]:
-        """Do nothing."""
+        """Observe that the device does something inside this context."""
         return nullcontext()
 
     def turn(self, slot: int) -> None:
-        """Do nothing."""
+        """Observe that the device comes to a slot; all its work of earlier slots is done."""
 
     def task(self, node: int) -> AbstractContextManager[object]:
-        """Do nothing."""
+        """Observe that the device does a forward or a backward inside this context."""
         return nullcontext()
 
     def holds(self, tensor: Tensor, category: Category) -> None:
-        """Do nothing."""
+        """Observe that a tensor belongs to a category from now on; tensors without one are activations."""
 
     def event(self, node: int, *, ends: bool = False) -> None:
-        """Do nothing."""
+        """Observe that the device begins with a task, with its part in a message, or with the end of that part."""
 
 
 class Reading(NamedTuple):
@@ -74,7 +54,7 @@ class TaskInterval(NamedTuple):
     end: float
 
 
-class Meter(NoWatch):
+class Meter(Watch):
     """An observer of a device's storages, slot by slot; the device must play as if slots were real."""
 
     def __init__(self, device: torch.device, ends: Ints | None = None) -> None:
@@ -133,9 +113,7 @@ class Ledger:
         self.add(-1, BEGINNING)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._open.__exit__(kind, error, trace)
 
     def add(self, device: int, node: int, *, ends: bool = False) -> None:
@@ -149,7 +127,7 @@ class Ledger:
         return [Event(self._name, k, *event, peak) for k, (event, peak) in enumerate(pairs) if event[0] in (device, -1)]
 
 
-class Accountant(NoWatch):
+class Accountant(Watch):
     """An observer that tells a ledger what its device does."""
 
     def __init__(self, device: int, ledger: Ledger) -> None:
@@ -160,7 +138,7 @@ class Accountant(NoWatch):
         self._ledger.add(self._device, node, ends=ends)
 
 
-class Stopwatch(NoWatch):
+class Stopwatch(Watch):
     """An observer of the times of tasks."""
 
     def __init__(self, device: torch.device) -> None:

@@ -18,7 +18,8 @@ TrialState: TypeAlias = Literal["ok", "not within tolerance", "failed", "left ou
 FailureKind: TypeAlias = Literal["out of memory", "killed", "timeout", "refused", "import", "error"]
 Method: TypeAlias = Literal["storages", "allocator"]  # the latter in older files
 AccountMethod: TypeAlias = Literal["profiler", "memory_stats"]
-MessageFault: TypeAlias = Literal["superfluous", "missing", "doubled", "wrong version", "too large", "too small"]
+# "law" says that a message, or a missing one, breaks a law; older files have the four words before it instead.
+MessageFault: TypeAlias = Literal["superfluous", "missing", "doubled", "wrong version", "law", "too large", "too small"]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 

@@ -17,6 +17,7 @@ The statements about Llama hold for Mistral and Qwen2, too.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -212,19 +213,16 @@ def llama(described: Description, family: str = "Llama") -> Build:
     return build
 
 
-def mistral(described: Description) -> Build:
-    """Return how to build a Mistral, a Llama whose attention may look back over a window only."""
-    return llama(described, "Mistral")
-
-
-def qwen2(described: Description) -> Build:
-    """Return how to build a Qwen2, a Llama with biases of queries, keys and values."""
-    return llama(described, "Qwen2")
-
-
 # By the `model_type` of a configuration.
 FAMILIES: Mapping[str, Callable[..., Build]] = MappingProxyType(
-    {"resnet": resnet, "vit": vit, "gpt2": gpt2, "llama": llama, "mistral": mistral, "qwen2": qwen2}
+    {
+        "resnet": resnet,
+        "vit": vit,
+        "gpt2": gpt2,
+        "llama": llama,
+        "mistral": partial(llama, family="Mistral"),  # whose attention may look back over a window only
+        "qwen2": partial(llama, family="Qwen2"),  # with biases of queries, keys and values
+    }
 )
 
 
@@ -261,23 +259,20 @@ def _config(described: Description, kind: str, attention: str = "eager", **sizes
     # A name with an underscore is internal to transformers, and could name code to be loaded.
     given = {name: value for name, value in described.fields.items() if not name.startswith("_")}
     fields = {**given, **_ALWAYS, **sizes, "attn_implementation": kernel}
-    make = _transformers(kind).from_dict
-    config = _made(described, lambda: make(fields))
+    config = _made(described, _transformers(kind).from_dict, fields)
     if config.num_labels < 1:
         raise RequestError(described.name, "has no labels to tell apart; mend its num_labels or id2label")
     return config
 
 
 def _model(described: Description, kind: str, config: Any) -> Any:
-    """Return a model of transformers, with random weights in torch's default type."""
-    make = _transformers(kind)
-    return _made(described, lambda: make(config))
+    return _made(described, _transformers(kind), config)
 
 
-def _made(described: Description, make: Callable[[], Any]) -> Any:
+def _made(described: Description, make: Callable[[Any], Any], given: Any) -> Any:
     """Turn the errors of transformers about a configuration into refusals in one line."""
     try:
-        return make()
+        return make(given)
     except Exception as error:  # transformers checks little, and fails in any way
         reason = " ".join(str(error).split()) or type(error).__name__
         raise RequestError(described.name, f"makes no model ({reason}); mend the configuration") from error
@@ -288,7 +283,6 @@ def _wide(norm: Any) -> RootMeanSquareNorm:
 
 
 def _classifier(layers: list[nn.Module], batch: int, dtype: torch.dtype, image: int, config: Any) -> Architecture:
-    """Return the architecture of a classifier of square images."""
     images, labels = Form((batch, config.num_channels, image, image), dtype), Form((batch,), torch.int64)
     names = _block_names(layers)
     return Architecture(layers, Draw(images), Draw(labels, config.num_labels), cross_entropy, names=names)
@@ -304,7 +298,6 @@ def _tied(described: Description, kind: str, tokens: Any, head: Any) -> Tied:
 
 
 def _language_model(layers: list[nn.Module], batch: int, length: int, vocabulary: int, tied: Tied) -> Architecture:
-    """Return the architecture of a language model, whose targets, the next tokens, are drawn like its input."""
     tokens = Draw(Form((batch, length), torch.int64), vocabulary)
     return Architecture(layers, tokens, tokens, cross_entropy, tied, names=_block_names(layers))
 

@@ -5,10 +5,12 @@ A model is a function in `MODELS`, called as `build(n, batch=..., dtype=..., **s
 defaults. Parameters are made in torch's default type, which is `dtype` then, and from torch's seed.
 """
 
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from inspect import signature
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -16,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError, UnknownName, choose, short_repr, suggestion
+from cdpsim.files import config
 
+from .families import FAMILIES, Description
 from .forms import Form
 from .optimizer import Optimizer
 from .stages import Architecture, Build, Draw, Training, cut, mean_square
 from .user_models import user_model
-from .zoo import ZOO, configured_model, is_config
 
 
 class Perceptron(nn.Module):
@@ -65,7 +68,7 @@ class Block(nn.Module):
 
 
 def perceptrons(n: int, *, batch: int, dtype: torch.dtype, width: int = 16, layers: int = 1) -> Architecture:
-    """Return an MLP with so many layers in each of n stages."""
+    """Return an MLP with this number of layers in each of n stages."""
     data = Draw(Form((batch, width), dtype))
     return Architecture([Perceptron(width) for _ in range(n * layers)], data, data, mean_square)
 
@@ -73,7 +76,7 @@ def perceptrons(n: int, *, batch: int, dtype: torch.dtype, width: int = 16, laye
 def transformer(
     n: int, *, batch: int, dtype: torch.dtype, width: int = 16, length: int = 6, heads: int = 2, layers: int = 1
 ) -> Architecture:
-    """Return a transformer from vectors to vectors with so many layers in each of n stages."""
+    """Return a transformer from vectors to vectors with this number of layers in each of n stages."""
     if width % heads:
         raise RequestError(f"heads={heads}", f"must divide the width, which is {width}")
     data = Draw(Form((batch, length, width), dtype))
@@ -82,6 +85,16 @@ def transformer(
 
 AUTOCAST = MappingProxyType({"bf16": torch.bfloat16, "fp16": torch.float16})
 MODELS: dict[str, Build] = {"mlp": perceptrons, "transformer": transformer}
+_CONFIG = "config.json"
+
+
+_TRANSFORMERS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+ZOO: Mapping[str, Build] = MappingProxyType(
+    {
+        name: FAMILIES[fields["model_type"]](Description(name, fields), **fields.pop("sizes", {}))
+        for name, fields in _TRANSFORMERS.items()
+    }
+)
 
 
 def make_training(
@@ -104,6 +117,9 @@ def make_training(
     return cut(architecture, cuts, seed=seed, device=device, recompute=recompute)
 
 
+_NOT_OF_TRAINING = ("optimizer", "sizes", "dtype", "offloads")  # of the fields of stages
+
+
 @dataclass(frozen=True)
 class Stages:
     """Stages to train; plain values, so that they can be sent to ranks."""
@@ -122,40 +138,19 @@ class Stages:
 
     def training(self, device: torch.device | str) -> Training:
         """Return their training."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        sizes: dict[str, Any] = dict(self.sizes)
-        training = make_training(
-            self.model,
-            self.n,
-            batch=self.batch,
-            dtype=dtype,
-            seed=self.seed,
-            device=device,
-            cuts=self.cuts,
-            recompute=self.recompute,
-            autocast=self.autocast,
-            **sizes,
-        )
+        given: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in _NOT_OF_TRAINING}
+        training = make_training(**given | dict(self.sizes), dtype=getattr(torch, self.dtype), device=device)
         return replace(training, offloads=self.offloads)
 
 
 def make_architecture(
-    model: str,
-    n: int,
-    *,
-    batch: int,
-    dtype: torch.dtype,
-    seed: int = 0,
-    autocast: str | None = None,
-    **sizes: Any,
+    model: str, n: int, *, batch: int, dtype: torch.dtype, seed: int = 0, autocast: str | None = None, **sizes: Any
 ) -> Architecture:
     """Return the layers of a model, always the same ones."""
     casts_to = None if autocast is None else AUTOCAST[choose("autocast", autocast, AUTOCAST)]
     if casts_to and dtype != torch.float32:
-        raise RequestError(
-            "autocast",
-            f"casts from float32, and the model is in {str(dtype).removeprefix('torch.')}; take --dtype float32",
-        )
+        problem = f"casts from float32, and the model is in {str(dtype).removeprefix('torch.')}"
+        raise RequestError("autocast", f"{problem}; take --dtype float32")
     build = find_model(model)
     known = [name for name in signature(build).parameters if name not in ("n", "batch", "dtype")]
     for name, size in sizes.items():
@@ -188,6 +183,35 @@ def even_cuts(layers: int, n: int) -> list[int]:
     if layers < n:
         raise RequestError(f"n={n}", f"the model has {layers} layers, fewer than stages; lower n")
     return [layers * j // n for j in range(1, n)]
+
+
+def is_config(name: str) -> bool:
+    """Return whether a model's name is the path of a configuration, or of a folder that has one."""
+    return name.endswith(".json") or ("/" in name and ":" not in name) or (Path(name) / _CONFIG).is_file()
+
+
+def configured_model(path: str) -> Build:
+    """Return how to build the model of a configuration of transformers: a `config.json`, or a folder that has one.
+
+    The file is read as data: nothing is downloaded, and no code beside it is run. A size that is not given is the
+    configuration's: `image` its image_size (224 for a ResNet, whose has none), `length` its n_positions, or its
+    max_position_embeddings up to `MOST_TOKENS` and up to its sliding window.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file /= _CONFIG
+        if not file.exists():
+            raise RequestError(path, f"is a folder without a {_CONFIG}; give the one that save_pretrained wrote")
+    elif file.suffix != ".json":
+        raise RequestError(path, "there is no such folder; give one that has a config.json, or a .json file")
+    fields = config.read_config(file)
+    if not isinstance(fields, dict) or "model_type" not in fields:
+        raise RequestError(str(file), "has no model_type; give a configuration as save_pretrained writes it")
+    kind = fields["model_type"]
+    if kind not in list(FAMILIES):  # in a list, since it may be anything
+        problem = f"unknown model_type {kind!r}; known are {', '.join(FAMILIES)}"
+        raise RequestError(str(file), f"{problem}; of any other give its layers as module:function")
+    return FAMILIES[kind](Description(str(file), fields))
 
 
 @contextmanager

@@ -83,7 +83,6 @@ def _key(tensor: Tensor) -> int:
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """Return all bytes of a tensor's storage."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 

@@ -29,7 +29,7 @@ class Optimizer:
     """One of torch's optimizers and its options.
 
     In mixed precision it keeps a master copy of the parameters in float32, which it updates, and its state in float32.
-    So it does, in their own type, where updates start from other parameters than those that passes read (`keeps_base`).
+    So it does, in their own type, where updates start from other parameters than passes read (`keeps_base`).
     Parameters are one vector; its `parts` are the forms of the tensors in it, whose rows and columns Adafactor sums.
     """
 
@@ -52,11 +52,6 @@ class Optimizer:
         """Whether what it updates is a copy of the parameters in its state."""
         return self.mixed_precision or self.keeps_base
 
-    @property
-    def is_elementwise(self) -> bool:
-        """Whether it updates each number by itself, so that a share of a tensor is updated as the whole is."""
-        return self.kind != "adafactor"
-
     def over(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Return torch's optimizer of parameters."""
         return _KINDS[self.kind](parameters, **self.options)
@@ -78,7 +73,12 @@ class Optimizer:
         if self.kind == "adafactor":
             factors = [(f"{k}.{name}", form) for k, part in enumerate(wide) for name, form in _factors(part).items()]
             return forms | dict(factors)
-        return forms | dict.fromkeys(self._moments(), vector)
+        moments = (
+            ["exp_avg", "exp_avg_sq"]
+            if self.kind != "sgd"
+            else ["momentum_buffer"] * bool(self.options.get("momentum"))
+        )
+        return forms | dict.fromkeys(moments, vector)
 
     def state(
         self, theta: Tensor, parts: Sequence[Form], make: Callable[[Form, torch.device], Tensor] = zeros
@@ -114,18 +114,12 @@ class Optimizer:
         return vector.to(theta.dtype)
 
     def _step(self, values: list[Tensor], gradients: list[Tensor], states: list[OptimizerState]) -> None:
-        """Update values in place by torch's optimizer of them, and their states."""
         parameters = [nn.Parameter(value) for value in values]
         optimizer = self.over(parameters)
         for parameter, gradient, state in zip(parameters, gradients, states, strict=True):
             parameter.grad = gradient
             optimizer.state[parameter] = dict(state)  # torch has None there where it keeps nothing
         optimizer.step()
-
-    def _moments(self) -> tuple[str, ...]:
-        if self.kind in ("adam", "adamw"):
-            return ("exp_avg", "exp_avg_sq")
-        return ("momentum_buffer",) if self.options.get("momentum") else ()
 
 
 def _factors(part: Form) -> dict[str, Form]:

@@ -60,7 +60,6 @@ def find_groups(output: GradientEdge, x: Tensor, parameters: Sequence[Tensor]) -
 
 
 def _merged(joining: Iterable[tuple[frozenset[int], Node]]) -> list[tuple[frozenset[int], list[Node]]]:
-    """Merge the nodes at which the same parameters join."""
     of: dict[int, int] = {}  # parameter -> its group, by the number of the group's first node
     groups: dict[int, tuple[frozenset[int], list[Node]]] = {}
     for first, (met, node) in enumerate(joining):
@@ -73,7 +72,6 @@ def _merged(joining: Iterable[tuple[frozenset[int], Node]]) -> list[tuple[frozen
 
 
 def _sorted_nodes(root: Node) -> list[Node]:
-    """Return all nodes of a graph, each after those that it leads to."""
     ordered: list[Node] = []
     seen, open_nodes = {root}, [(root, iter(root.next_functions))]
     while open_nodes:

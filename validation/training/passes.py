@@ -52,8 +52,6 @@ class Rest(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A place in the vector of parameters."""
-
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
@@ -105,22 +103,16 @@ class _Lent:
         """Return a saved tensor, or one of its form without memory where none is needed; let go of it after its use."""
         value = saved.value
         if isinstance(value, Tensor):
-            if self.needed is not None and saved.number not in self.needed and self._ends_here(value):
+            needed = self.needed is None or saved.number in self.needed
+            # A function written in Python may read it again; the output may be the next stage's, which keeps it.
+            stays = needed or _storage(value) == self.output
+            if not (stays or isinstance(torch._C._current_autograd_node(), BackwardCFunction)):
                 saved.let_go()
             return value
         assert self.theta is not None, "a backward has its version"
         if isinstance(value, _Place):
             return self.theta.as_strided(*value)
         return torch.zeros((), dtype=value.dtype, device=self.theta.device).expand(value.shape)
-
-    def _ends_here(self, value: Tensor) -> bool:
-        """Return whether a tensor may go before the end of the backward's part that reads it.
-
-        A function written in Python may read it again. The output may be the next stage's, which keeps it anyway.
-        """
-        if isinstance(torch._C._current_autograd_node(), BackwardCFunction):
-            return False
-        return _storage(value) != self.output
 
     def let_go(self) -> None:
         """Let go of all tensors that are not needed any more."""
@@ -241,16 +233,11 @@ def _take_second_part(rest: Rest) -> None:
         assert parameter.grad is not None
         parameter.grad += rest.early.pop(number)
     while rest.late:
-        _go_back_to_group(rest.parameters, *rest.late.pop(0), keep=rest.keep)
-
-
-def _go_back_to_group(
-    parameters: Sequence[Tensor], group: ParameterGroup, gradients: Sequence[Tensor | None], *, keep: bool
-) -> None:
-    """Add the gradients of a group of parameters, given those of its edges."""
-    with _given(group, gradients) as given:
-        inputs = [parameters[k] for k in sorted(group.parameters)]
-        torch.autograd.backward(list(given), list(given.values()), retain_graph=keep, inputs=inputs)
+        group, gradients = rest.late.pop(0)
+        with _given(group, gradients) as given:
+            inputs = [rest.parameters[k] for k in sorted(group.parameters)]
+            torch.autograd.backward(list(given), list(given.values()), retain_graph=rest.keep, inputs=inputs)
+        del group, gradients, given
 
 
 def take_groups_one_by_one(training: Training, rest: Rest, theta: Tensor, gradient: Tensor | None) -> None:
@@ -293,7 +280,6 @@ def _gradients(
 
 @cache
 def _task_for(device: torch.device) -> Tensor:
-    """Return a number that has a graph on a GPU."""
     return torch.zeros((), device=device, requires_grad=True).clone()
 
 
@@ -348,7 +334,6 @@ def _lend(training: Training, kept: Pass | Rest, theta: Tensor, gradient: Tensor
 
 
 def _return(kept: Pass | Rest) -> None:
-    """Take parameters and gradients back from leaves and graph."""
     kept.lent.theta = None
     for parameter in kept.parameters:
         parameter.data, parameter.grad = parameter.new_empty(0), None

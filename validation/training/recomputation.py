@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .offload import OnHost
 from .passes import Pass, Saved, backward, forward, infer
-from .stages import Segments, Training
+from .stages import Training
 
 
 class Checkpoints(NamedTuple):
@@ -19,7 +19,7 @@ class Checkpoints(NamedTuple):
 
 
 class Hosted(NamedTuple):
-    """A stash whose tensors are on the host: those that its graph has saved, then the others."""
+    """A stash whose tensors are on the host: the ones that its graph has saved, then the others."""
 
     kept: Pass | Checkpoints
     saved: list[Saved]
@@ -42,8 +42,16 @@ def run_forward(
     training: Training, stage: int, theta: Tensor, x: Tensor, target: Tensor | None, micro_batches: int
 ) -> tuple[Tensor | None, Stash]:
     """Run a stage at given parameters; return its output, unless it is the last, and its stash."""
-    y, kept = _keep_inputs_or_all(training, stage, theta, x, target, micro_batches)
-    return y, _send_away(training, kept) if training.offloads else kept
+    segments, y = training.segments, x
+    if segments is None:
+        result, kept = forward(training, stage, theta, x, target, micro_batches)
+        return result, _send_away(training, kept) if training.offloads else kept
+    inputs = []
+    for part, values in zip(segments.of_stage(stage), segments.split(stage, theta), strict=True):
+        inputs.append(y)
+        y = infer(segments.training, part, values, y, target, micro_batches)
+    again = Checkpoints(stage, inputs, target, micro_batches)
+    return (None if stage == training.n - 1 else y), _send_away(training, again) if training.offloads else again
 
 
 def _send_away(training: Training, kept: Pass | Checkpoints) -> Hosted:
@@ -65,19 +73,6 @@ def _others(kept: Pass | Checkpoints) -> list[Tensor]:
     return tensors if kept.target is None else [*tensors, kept.target]
 
 
-def _keep_inputs_or_all(
-    training: Training, stage: int, theta: Tensor, x: Tensor, target: Tensor | None, micro_batches: int
-) -> tuple[Tensor | None, Pass | Checkpoints]:
-    segments = training.segments
-    if segments is None:
-        return forward(training, stage, theta, x, target, micro_batches)
-    inputs = []
-    for part, values in zip(segments.of_stage(stage), segments.split(stage, theta), strict=True):
-        inputs.append(x)
-        x = infer(segments.training, part, values, x, target, micro_batches)
-    return (None if stage == training.n - 1 else x), Checkpoints(stage, inputs, target, micro_batches)
-
-
 def run_backward(
     training: Training, kept: Stash, theta: Tensor, above: Tensor | None, gradient: Tensor
 ) -> Tensor | None:
@@ -86,13 +81,8 @@ def run_backward(
         kept = kept.come_back()
     if isinstance(kept, Pass):
         return backward(training, kept, theta, above, gradient)
-    assert training.segments is not None, "only a stage of segments keeps their inputs"
-    return _through_segments(training.segments, kept, theta, above, gradient)
-
-
-def _through_segments(
-    segments: Segments, kept: Checkpoints, theta: Tensor, above: Tensor | None, gradient: Tensor
-) -> Tensor | None:
+    segments = training.segments
+    assert segments is not None, "only a stage of segments keeps their inputs"
     parts = segments.of_stage(kept.stage)
     values, gradients = (segments.split(kept.stage, vector) for vector in (theta, gradient))
     for part, value, piece in zip(reversed(parts), reversed(values), reversed(gradients), strict=True):

@@ -52,7 +52,7 @@ class Architecture(NamedTuple):
     replay trains each parameter by itself.
 
     With `autocast`, forwards and the loss run under torch.autocast, which keeps each cast of a weight until a stage's
-    forward has ended; the graph keeps those that its backward needs.
+    forward has ended; the graph keeps the casts that its backward needs.
     """
 
     layers: Sequence[nn.Module]
@@ -124,11 +124,15 @@ class Training:
 
     def input(self, step: int, micro_batch: int) -> Tensor:
         """Draw the input of a micro-batch, always the same."""
-        return self.inputs(self.seed, step, micro_batch, 0).to(self.device)
+        return self.inputs(self.seed, step, self.number(step, micro_batch), 0).to(self.device)
 
     def target(self, step: int, micro_batch: int) -> Tensor:
         """Draw the target of a micro-batch, always the same."""
-        return self.targets(self.seed, step, micro_batch, 1).to(self.device)
+        return self.targets(self.seed, step, self.number(step, micro_batch), 1).to(self.device)
+
+    def number(self, step: int, micro_batch: int) -> int:
+        """Return the number of a micro-batch's data in a step."""
+        return micro_batch
 
     def data(self, step: int, micro_batch: int) -> tuple[Tensor, Tensor]:
         """Draw input and target of a micro-batch."""
