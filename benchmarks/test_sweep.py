@@ -33,7 +33,7 @@ def named(sweep: Sweep) -> int:
 
 def filled(folder: Path, sweep: Sweep) -> int:
     """Write a row of each point, all with the figures of one; return their bytes."""
-    kind, cells = answer(sweep, sweep.index(0))
+    kind, cells = answer(sweep, next(sweep.in_file_order()))
     with RowFile(folder) as rows:
         for index in sweep.in_working_order():
             rows.append(row_of(sweep.name(index), kind, cells))

@@ -19,7 +19,7 @@ import pytest
 import cdpsim
 from cdpsim import RequestError, Study
 from cdpsim.studies.sweep import questions, running
-from cdpsim.studies.sweep.results import failed_points, study_status, write_table
+from cdpsim.studies.sweep.results import study_status, write_table
 from cdpsim.studies.sweep.running import Outcomes, run_part
 from cdpsim.studies.sweep.store import Store, load_study
 from tests.helpers.sweeps import (
@@ -102,7 +102,7 @@ def test_a_point_that_ends_every_worker_fails_and_the_others_do_not(
     assert run_part(tmp_path, workers=2) == {"result": 17, "failed": 1}
     status = study_status(tmp_path)
     assert (status.done, status.failed, status.reasons) == (17, 1, {"killed by signal 9": 1})
-    assert failed_points(tmp_path, (1, 1), 3) == ["schedule=zb-h1, n=4, m=8: killed by signal 9"]
+    assert status.first == ["schedule=zb-h1, n=4, m=8: killed by signal 9"]
     *others, last = csv_of(tmp_path).splitlines()
     assert others == table.splitlines()[:-1]
     assert last.startswith("zb-h1,4,8,,")
@@ -132,7 +132,7 @@ def test_workers_that_cannot_begin_are_refused(tmp_path: Path, monkeypatch: pyte
 def test_a_worker_of_another_sweep_is_refused(tmp_path: Path) -> None:
     saved(tmp_path)
     with pytest.raises(RequestError, match="got another sweep meanwhile"):
-        running.answer_block(str(tmp_path), "another", [0], 1)
+        running.answer_block(str(tmp_path), "another", [], 1)
 
 
 @pytest.mark.slow
@@ -169,8 +169,8 @@ def test_workers_share_the_memory_that_is_free(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("cdpsim.limits._physical_bytes", lambda: 100 * 10**6)
     saved(tmp_path, {"what": "pyramid", "fixed": {"schedule": "multi-cdp"}, "axes": {"n": [100]}})
     stamp = load_study(tmp_path).stamp
-    few, _ = running.answer_block(str(tmp_path), stamp, [0], 1)
-    many, _ = running.answer_block(str(tmp_path), stamp, [0], 4)
+    few, _ = running.answer_block(str(tmp_path), stamp, [(0,)], 1)
+    many, _ = running.answer_block(str(tmp_path), stamp, [(0,)], 4)
     assert (few, many) == ({"result": 1}, {"failed": 1})
     assert "but 25 MB is free here" in "".join(path.read_text() for path in tmp_path.glob("rows/*"))
 
@@ -187,8 +187,9 @@ def test_a_fault_is_a_failure_of_its_point_alone(tmp_path: Path, monkeypatch: py
     saved(tmp_path)
     assert run_part(tmp_path, executor=InThisProcess()) == {"result": 12, "failed": 6}
     assert study_status(tmp_path).reasons == {r"ZeroDivisionError: of\na test": 6}
-    assert failed_points(tmp_path, (1, 1), 2) == [
-        rf"schedule=gpipe, n=4, m={m}: ZeroDivisionError: of\na test" for m in (4, 8)
+    assert study_status(tmp_path).first == [
+        rf"schedule={schedule}, n=4, m={m}: ZeroDivisionError: of\na test"
+        for schedule, m in (("gpipe", 4), ("gpipe", 8), ("1f1b", 4))
     ]
 
 
@@ -332,7 +333,7 @@ def test_progress_is_a_line_with_the_rate_and_what_is_left(
     show(Outcomes(result=99))
     assert capsys.readouterr().err == ""
     show(Outcomes(result=98, failed=2))
-    assert capsys.readouterr().err == "cdpsim: 100 of 1,000 points, 2 failed, 4 /s, 3 min 45 s left\n"
+    assert capsys.readouterr().err == "cdpsim: 100 of 1,000 points, 2 failed, 4 /s, 0:03:45 left\n"
     show(Outcomes(result=508, failed=2))
     assert capsys.readouterr().err == ""
     assert running.progress_line(0, 0, 7, 0.0) == "0 of 7 points, 0 failed, 0 /s, unknown time left"

@@ -3,6 +3,7 @@
 import argparse
 import signal
 from collections.abc import Callable
+from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from cdpsim.files.units import counted
 from cdpsim.files.writing import checked_path, read_text
 from cdpsim.studies.sweep import running
 from cdpsim.studies.sweep.points import Sweep, SweepPart, read_part, read_sweep_file, value_key
-from cdpsim.studies.sweep.results import TABLE_FORMS, failed_points, retry_failures, study_status, write_table
+from cdpsim.studies.sweep.results import TABLE_FORMS, retry_failures, study_status, write_table
 from cdpsim.studies.sweep.store import STUDY, Store, save_study
 
 ACTIONS = ("status", "table", "retry")
@@ -70,7 +71,6 @@ def _run_sweep(args: argparse.Namespace, form: str) -> int:
     parameters = _slurm_parameters(args.slurm)
     path = Path(args.what)
     sweep = read_sweep_file(path)
-    sweep.refuse_too_many()
     if args.dry_run:
         return _print_points(sweep, args.output, form)
     if args.output is None:
@@ -143,7 +143,7 @@ def _report_failures(folder: Path, part: SweepPart) -> int:
     say(f"{status.done:,} done, {status.refused:,} refused, {status.failed:,} failed, {status.to_do:,} to do{here}")
     if not status.failed:
         return 0
-    for words in failed_points(folder, part, 3):
+    for words in status.first:
         explain(words)
     explain(f"{counted(status.failed, 'point')} failed; `cdpsim sweep retry {folder}` lets the next run try them again")
     return 1
@@ -153,7 +153,11 @@ def _print_status(args: argparse.Namespace, form: str) -> int:
     status = study_status(Path(args.directory))
     left = status.to_do / status.rate if status.rate else None
     reasons = [[f"failed: {reason}", count] for reason, count in status.reasons.items()]
-    rate = [["points/s", f"{status.rate:.3g}"], ["time left", running.duration_text(left)]] if left is not None else []
+    rate = (
+        [["points/s", f"{status.rate:.3g}"], ["time left", str(timedelta(seconds=round(left)))]]
+        if left is not None
+        else []
+    )
     counts = {name: getattr(status, name) for name in ("points", "done", "refused", "failed", "to_do")}
     record = counts | {"reasons": status.reasons, "rate": status.rate, "seconds_left": left, "damaged": status.damaged}
     rows = [[name.replace("_", " "), count] for name, count in counts.items()]

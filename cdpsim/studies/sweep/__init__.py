@@ -91,8 +91,6 @@ def study(
 
     given = {"what": what, "fixed": fixed or {}, "axes": axes, "together": together, "leave_out": leave_out}
     content = lowest_form({name: value for name, value in given.items() if value})
-    sweep = sweep_of(content, "study")
-    sweep.refuse_too_many()
-    save_study(Path(directory), sweep, "sweep.toml", toml_text(content))
+    save_study(Path(directory), sweep_of(content, "study"), "sweep.toml", toml_text(content))
     run_part(directory, workers=workers, executor=executor)
     return Study(directory)

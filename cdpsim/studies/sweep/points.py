@@ -118,18 +118,21 @@ class Sweep:
             if "." in axis.of:
                 self._check_path(axis)
         self._sizes = [len(dimension[0].values) for dimension in self.dimensions]
-        self._strides = [math.prod(self._sizes[k + 1 :]) for k in range(len(self._sizes))]
         self._boxes = [self._left_out(table) for table in given.leave_out]
         self._made = lru_cache(_MOST_OBJECTS)(self._make)
         self.count = self._count()
+        if self.count > MOST_SWEPT_POINTS:
+            problem = f"are {self.count:,}, and a sweep has at most {MOST_SWEPT_POINTS:,}"
+            raise RequestError("points", f"{problem}; shorten its axes, or make several")
+        if not self.count:
+            raise RequestError("points", "are all left out; shorten [[leave_out]]")
 
     def _check_options(self) -> None:
         question, axes = find_question(self.what), {axis.of: axis.name for axis in self.axes}
         for option in [*self.fixed, *(of for of in axes if "." not in of)]:
             choose_option(option, question.options)
-        for option in question.needed:
-            if option not in self.fixed and option not in axes:
-                raise RequestError(option, f"is missing, and {self.what} needs it; give it in [fixed] or as an axis")
+        if missing := [option for option in question.needed if option not in {*self.fixed, *axes}]:
+            raise RequestError(missing[0], f"is missing, and {self.what} needs it; give it in [fixed] or as an axis")
         for of, name in axes.items():
             if of in self.fixed:
                 raise RequestError(f"axes.{name}", "is fixed, too; leave either out")
@@ -200,14 +203,6 @@ class Sweep:
             counts = after
         return counts[frozenset()]
 
-    def refuse_too_many(self) -> None:
-        """Refuse a sweep without points, and one of more than a process can keep the names of."""
-        if self.count > MOST_SWEPT_POINTS:
-            problem = f"are {self.count:,}, and a sweep has at most {MOST_SWEPT_POINTS:,}"
-            raise RequestError("points", f"{problem}; shorten its axes, or make several")
-        if not self.count:
-            raise RequestError("points", "are all left out; shorten [[leave_out]]")
-
     def in_file_order(self) -> Iterator[PointIndex]:
         """Iterate over all points, the last axis fastest."""
         return filter(self._is_asked, product(*map(range, self._sizes)))
@@ -228,14 +223,6 @@ class Sweep:
 
     def _is_asked(self, index: PointIndex) -> bool:
         return not any(all(index[d] in values for d, values in box.items()) for box in self._boxes)
-
-    def number(self, index: PointIndex) -> int:
-        """Return the number of a point among all combinations."""
-        return sum(k * stride for k, stride in zip(index, self._strides, strict=True))
-
-    def index(self, number: int) -> PointIndex:
-        """Return the point that has a number."""
-        return tuple(number // stride % size for stride, size in zip(self._strides, self._sizes, strict=True))
 
     def name(self, index: PointIndex) -> bytes:
         """Return the name of a point."""
@@ -301,10 +288,10 @@ def _dimensions_of(given: SweepFile) -> tuple[Dimension, ...]:
     if not dimensions:
         raise RequestError("axes", "are missing; write [axes] and at least one list, such as n = [2, 4, 8]")
     every = [axis for dimension in dimensions for axis in dimension]
-    for words in ([axis.name for axis in every], [axis.of for axis in every]):
-        for axis, word in zip(every, words, strict=True):
-            if words.count(word) > 1:
-                raise RequestError(f"axes.{axis.name}", f"{word} is an axis twice; leave either out")
+    for number, axis in enumerate(every):
+        for place in range(2):
+            if axis[place] in [before[place] for before in every[:number]]:
+                raise RequestError(f"axes.{axis.name}", f"{axis[place]} is an axis twice; leave either out")
     return dimensions
 
 
@@ -383,14 +370,12 @@ def _range_numbers(form: AxisTable, first: int | float, last: int | float, subje
     if each is None:
         shares = [k / (most - 1) for k in range(1, int(most) - 1)]
         by = [first * (last / first) ** k if by_factors else first + (last - first) * k for k in shares]
-        return [first, *(_with_digits(value, _SPACED_DIGITS) for value in by), *[last] * (most > 1)]
+        return [first, *(float(f"{value:.{_SPACED_DIGITS}g}") for value in by), *[last] * (most > 1)]
     values = (first * each**k if by_factors else first + each * k for k in range(int(most) + 2))
     within = last + abs(last) * 10**-_EXACT_DIGITS
-    return [_with_digits(value, _EXACT_DIGITS) for value in values if value <= within]
-
-
-def _with_digits(value: int | float, digits: int) -> int | float:
-    return value if isinstance(value, int) else float(f"{value:.{digits}g}")
+    return [
+        value if isinstance(value, int) else float(f"{value:.{_EXACT_DIGITS}g}") for value in values if value <= within
+    ]
 
 
 def lowest_form(value: Any) -> Any:

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,22 @@ from cdpsim.studies.sweep.questions import find_question
 from cdpsim.studies.sweep.store import DONE, FAILED, REFUSED, RETRY, RowFile, Store, opened_study, row_of
 
 _ROWS_AT_ONCE = 10_000
+_FIRST_FAILURES = 3
 _RECENT_SECONDS = 120  # a file that is older is of a process that ended
 
 
 @dataclass
 class StudyStatus:
-    """How far a sweep is: its points, how they ended, the failures by reason, and the rate of running processes."""
+    """How far a sweep is: its points, how they ended, failures by reason, the first ones, and the rate at present."""
 
-    points: int
-    done: int
-    refused: int
-    failed: int
-    reasons: dict[str, int]
-    rate: float
-    damaged: list[str]
+    points: int = 0
+    done: int = 0
+    refused: int = 0
+    failed: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    first: list[str] = field(default_factory=list)
+    rate: float = 0.0
+    damaged: list[str] = field(default_factory=list)
 
     @property
     def to_do(self) -> int:
@@ -42,13 +44,23 @@ class StudyStatus:
 def study_status(folder: Path, part: SweepPart = (1, 1)) -> StudyStatus:
     """Return how far the sweep in a folder is, or a part of it."""
     sweep, store = opened_study(folder)
-    names = [sweep.name(index) for index in sweep.of_part(part)]
-    outcomes = [store.outcome(name) for name in names if name in store]
-    kinds = Counter(kind for kind, _ in outcomes)
-    reasons = Counter(one_line(why) for kind, why in outcomes if kind == FAILED)
-    rate = _present_rate(store) if len(outcomes) < len(names) else 0.0
-    by_reason = dict(sorted(reasons.items()))
-    return StudyStatus(len(names), kinds[DONE], kinds[REFUSED], kinds[FAILED], by_reason, rate, store.damaged)
+    status = StudyStatus(damaged=store.damaged)
+    reasons: Counter[str] = Counter()
+    for index in sweep.of_part(part):
+        status.points += 1
+        name = sweep.name(index)
+        if name in store:
+            kind, why = store.outcome(name)
+            status.done += kind == DONE
+            status.refused += kind == REFUSED
+            status.failed += kind == FAILED
+            if kind == FAILED:
+                reasons[one_line(why)] += 1
+                if len(status.first) < _FIRST_FAILURES:
+                    status.first.append(f"{sweep.words(index)}: {why}")
+    status.reasons = dict(sorted(reasons.items()))
+    status.rate = _present_rate(store) if status.to_do else 0.0
+    return status
 
 
 def _present_rate(store: Store) -> float:
@@ -59,14 +71,6 @@ def _present_rate(store: Store) -> float:
         if begun.isdecimal() and now - written < _RECENT_SECONDS:
             rate += rows / max(written - int(begun) / 1e9, 1.0)
     return rate
-
-
-def failed_points(folder: Path, part: SweepPart, most: int) -> list[str]:
-    """Return the first points of a part that failed, each in words with the reason."""
-    sweep, store = opened_study(folder)
-    failed = {name for name, _ in store.failures()}
-    indices = islice((index for index in sweep.of_part(part) if sweep.name(index) in failed), most)
-    return [f"{sweep.words(index)}: {store.outcome(sweep.name(index))[1]}" for index in indices]
 
 
 def retry_failures(folder: Path) -> int:

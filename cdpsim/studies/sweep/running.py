@@ -13,12 +13,12 @@ import signal
 import sys
 import threading
 import time
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
+from datetime import timedelta
 from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -55,7 +55,6 @@ LINE_SECONDS = 30
 _BLOCK_SECONDS, _FIRST_BLOCK, _LARGEST_BLOCK = 2.0, 4, 4000
 _BLOCKS_IN_FLIGHT = 4  # for each process of an executor
 _MOST_BAD_STARTS, _MOST_KILLED_STARTS = 3, 100  # of processes, one after another, that end before their first point
-_END_SECONDS = 10.0
 _LONGEST_LINE = 300  # characters of why a point has no result
 _USUAL_ARRAY = 1001  # MaxArraySize where Slurm does not say it; indices are below it
 _POLL_SECONDS = 10.0
@@ -82,7 +81,7 @@ def answer(sweep: Sweep, index: PointIndex) -> tuple[str, Any]:
         return FAILED, one_line(f"{type(error).__name__}: {error}", _LONGEST_LINE)
 
 
-def answer_block(folder: str, stamp: str, block: list[int], processes: int) -> tuple[Outcomes, float]:
+def answer_block(folder: str, stamp: str, block: list[PointIndex], processes: int) -> tuple[Outcomes, float]:
     """Append the rows of points of a sweep to this process's file; return how they end, and the seconds it took.
 
     All `processes` share the memory that is free.
@@ -90,13 +89,13 @@ def answer_block(folder: str, stamp: str, block: list[int], processes: int) -> t
     return copy_context().run(_answer_all, Path(folder), _loaded(folder, stamp), block, processes)
 
 
-def _answer_all(folder: Path, sweep: Sweep, block: list[int], processes: int) -> tuple[Outcomes, float]:
+def _answer_all(folder: Path, sweep: Sweep, block: list[PointIndex], processes: int) -> tuple[Outcomes, float]:
     _warm_up()
     COPIES.set(sweep.texts_of_files)
     SHARES.set(processes)
     begun, outcomes = time.monotonic(), Outcomes()
     with RowFile(folder) as rows, expect_many_runs():
-        for index in map(sweep.index, block):
+        for index in block:
             kind, outcome = answer(sweep, index)
             rows.append(row_of(sweep.name(index), kind, outcome))
             outcomes[kind] += 1
@@ -141,13 +140,11 @@ def run_part(
     folder = Path(folder)
     sweep, store = opened_study(folder)
     report_damage(store.damaged)
-    numbers, here = array("q"), 0
-    for here, index in enumerate(sweep.of_part(part), 1):  # noqa: B007
-        if sweep.name(index) not in store:
-            numbers.append(sweep.number(index))
-    say(f"{folder}: {counted(sweep.count, 'point')}, {here:,} here, {here - len(numbers):,} done before")
-    del store, numbers[limit or len(numbers) :]
-    return _Crew(folder, sweep, numbers, workers, executor).run() if numbers else Outcomes()
+    here = list(sweep.of_part(part))
+    to_do = [index for index in here if sweep.name(index) not in store]
+    say(f"{folder}: {counted(sweep.count, 'point')}, {len(here):,} here, {len(here) - len(to_do):,} done before")
+    del store, here
+    return _Crew(folder, sweep, to_do[:limit], workers, executor).run() if to_do else Outcomes()
 
 
 def report_damage(damaged: list[str]) -> None:
@@ -160,15 +157,15 @@ def report_damage(damaged: list[str]) -> None:
 class _Crew:
     """Executors that answer blocks of points, one at a time: processes of this machine, or one that was given."""
 
-    def __init__(self, folder: Path, sweep: Sweep, numbers: "array[int]", workers: int | None, executor: Any) -> None:
+    def __init__(self, folder: Path, sweep: Sweep, to_do: list[PointIndex], workers: int | None, executor: Any) -> None:
         self._folder, self._sweep, self._given = folder, sweep, executor
-        self._left = numbers[::-1]  # taken from the end; points that ended a process wait at the beginning
+        self._left = to_do[::-1]  # taken from the end; points that ended a process wait at the beginning
         self._processes: int = getattr(executor, "_max_workers", 1) if executor else workers or usual_workers()
-        slots = _BLOCKS_IN_FLIGHT * self._processes if executor else min(self._processes, len(numbers))
+        slots = _BLOCKS_IN_FLIGHT * self._processes if executor else min(self._processes, len(to_do))
         self._sizes = [_FIRST_BLOCK] * slots
         self._executors: dict[int, tuple[Executor, Any]] = {}  # each with its process
-        self._in_work: dict[Future[tuple[Outcomes, float]], tuple[int, list[int]]] = {}
-        self._deaths: Counter[int] = Counter()
+        self._in_work: dict[Future[tuple[Outcomes, float]], tuple[int, list[PointIndex]]] = {}
+        self._deaths: Counter[PointIndex] = Counter()
         self._bad_starts = 0
         self.outcomes = Outcomes()
 
@@ -190,7 +187,7 @@ class _Crew:
 
     def _submit(self, slot: int) -> None:
         size = max(1, min(self._sizes[slot], len(self._left) // (2 * len(self._sizes))))
-        block = self._left[: -size - 1 : -1].tolist()
+        block = self._left[: -size - 1 : -1]
         del self._left[-size:]
         executor = self._given or (self._executors[slot][0] if slot in self._executors else None)
         if executor is None:
@@ -223,15 +220,15 @@ class _Crew:
             )
         return slot
 
-    def _bury(self, slot: int, block: list[int]) -> None:
+    def _bury(self, slot: int, block: list[PointIndex]) -> None:
         """Take back what a dead process has not done of a block, and write down a point that ended too many."""
         process = self._executors[slot][1]
         self._end([slot], kill=False)
         files, columns = files_of(self._folder, process.pid), len(find_question(self._sweep.what).columns)
         done = {name: row.outcome[0] for path in files for name, row, _ in rows_in(path, columns, [])}
-        names = {number: self._sweep.name(self._sweep.index(number)) for number in block}
+        names = {index: self._sweep.name(index) for index in block}
         self.outcomes.update(done[name] for name in names.values() if name in done)
-        left = [number for number in block if names[number] not in done]
+        left = [index for index in block if names[index] not in done]
         if not files:
             self._bad_starts += 1
             if self._bad_starts >= (_MOST_BAD_STARTS if process.exitcode >= 0 else _MOST_KILLED_STARTS):
@@ -252,12 +249,13 @@ class _Crew:
 
     def _end(self, slots: list[int], *, kill: bool) -> None:
         for executor, process in [self._executors.pop(slot) for slot in slots]:
-            if kill:
-                process.terminate()
-                process.join(_END_SECONDS)
+            if kill:  # its rows are written
                 process.kill()
             executor.shutdown(cancel_futures=True)
             process.join()
+            for path in files_of(self._folder, process.pid):
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
 
 
 @contextmanager
@@ -296,21 +294,8 @@ def _progress(total: int) -> Callable[[Outcomes | None], None]:
 
 def progress_line(done: int, failed: int, total: int, rate: float) -> str:
     """Return a line about points that are done, at what rate, and how long the others will take."""
-    left = duration_text((total - done) / rate) if rate else "unknown time"
+    left = timedelta(seconds=round((total - done) / rate)) if rate else "unknown time"
     return f"{done:,} of {total:,} points, {failed:,} failed, {rate:.3g} /s, {left} left"
-
-
-def duration_text(seconds: float) -> str:
-    """Return a time for people.
-
-    >>> duration_text(59), duration_text(3700)
-    ('59 s', '1 h 1 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"
 
 
 class SweepJob:
@@ -353,7 +338,7 @@ def run_on_slurm(folder: Path, workers: int, parameters: Mapping[str, Any], *, d
         f"slurm: {counted(parts, 'job')}, {jobs[0].job_id} and on; `cdpsim sweep status {folder}` says how far they are"
     )
     if not detach:
-        wait_for(folder, lambda: all(job.done() for job in jobs))
+        wait_for(folder, jobs)
 
 
 def largest_array() -> int:
@@ -387,7 +372,7 @@ def run_on_dask(folder: Path, address: str, workers: int | None) -> None:
         settings: dict[str, Any] = {"pure": False, "retries": 10**6}
         every = [(k, parts) for k in range(1, parts + 1)]
         tasks = [client.submit(run_dask_part, str(folder.resolve()), part, **settings) for part in every]
-        wait_for(folder, lambda: all(task.done() for task in tasks))
+        wait_for(folder, tasks)
         for task in tasks:
             if task.status == "error":
                 raise RequestError("dask", f"a task failed ({task.exception()}); all rows before are kept")
@@ -399,11 +384,11 @@ def run_dask_part(folder: str, part: SweepPart) -> int:
     return run_part(folder, part, workers=1).total()
 
 
-def wait_for(folder: Path, is_over: Callable[[], bool]) -> None:
+def wait_for(folder: Path, jobs: Sequence[Any]) -> None:
     """Wait until jobs are over, and say now and then how far they are."""
     begun = said = time.monotonic()
     seconds = 0.1
-    while not is_over():
+    while not all(job.done() for job in jobs):
         time.sleep(seconds)
         seconds = min(2 * seconds, _POLL_SECONDS)
         if time.monotonic() - said >= LINE_SECONDS:
@@ -411,4 +396,4 @@ def wait_for(folder: Path, is_over: Callable[[], bool]) -> None:
             status = study_status(folder)
             done = status.points - status.to_do
             say(progress_line(done, status.failed, status.points, status.rate))
-    say(f"{folder}: jobs are over after {duration_text(time.monotonic() - begun)}")
+    say(f"{folder}: jobs are over after {timedelta(seconds=round(time.monotonic() - begun))}")
