@@ -415,6 +415,6 @@ def test_threads_of_one_pool_serve_a_sweep(tmp_path: Path, done: Path) -> None:
 
 def test_a_file_is_no_folder_of_rows(tmp_path: Path) -> None:
     (tmp_path / "rows").write_text("mine")
-    with pytest.raises(RequestError, match="is a file, and rows go into a folder"):
+    with pytest.raises(RequestError, match="rows: is a file; give a folder"):
         cdpsim.study({"n": [2]}, {"schedule": "1f1b"}, tmp_path / "rows")
     assert (tmp_path / "rows").read_text() == "mine"

@@ -225,7 +225,7 @@ class _Crew:
         process = self._executors[slot][1]
         self._end([slot], kill=False)
         files, columns = files_of(self._folder, process.pid), len(find_question(self._sweep.what).columns)
-        done = {name: row.outcome[0] for path in files for name, row, _ in rows_in(path, columns, [])}
+        done = {name: kind for path in files for name, kind, _ in rows_in(path, columns, [])}
         names = {index: self._sweep.name(index) for index in block}
         self.outcomes.update(done[name] for name in names.values() if name in done)
         left = [index for index in block if names[index] not in done]

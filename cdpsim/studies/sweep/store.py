@@ -19,13 +19,14 @@ from hashlib import sha256
 from pathlib import Path
 from socket import gethostname
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 from zlib import crc32
 
 import msgspec
+from msgspec import Meta
 
 from cdpsim.errors import RequestError
-from cdpsim.files.writing import read_bytes, write_file
+from cdpsim.files.writing import check_writable, read_bytes, write_file
 from cdpsim.limits import free_bytes
 from cdpsim.studies.sweep.points import NAME_BYTES, Sweep, sweep_of
 from cdpsim.studies.sweep.questions import find_question
@@ -48,24 +49,8 @@ class SavedSweep(msgspec.Struct, forbid_unknown_fields=True):
     contents: dict[str, dict[str, Any]]
 
 
-class SweepRow(msgspec.Struct, forbid_unknown_fields=True):
-    """A row: the name of a point, and its result, or why it has none; or how many failures of it to forget."""
-
-    id: str
-    crc: str
-    result: list[str | int | float | bool | None] | None = None
-    refused: str | None = None
-    failed: str | None = None
-    retry: int | None = None
-
-    @property
-    def outcome(self) -> tuple[str, Any]:
-        """How the point ended, and its cells or the line that says why it has none."""
-        ((kind, value),) = ((k, v) for k in (DONE, REFUSED, FAILED, RETRY) if (v := getattr(self, k)) is not None)
-        return kind, value
-
-
-_decode_row = msgspec.json.Decoder(SweepRow).decode
+_FORMS = {DONE: list[str | int | float | bool | None], REFUSED: str, FAILED: str, RETRY: Annotated[int, Meta(gt=0)]}
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def row_of(name: bytes, kind: str, outcome: Any) -> bytes:
@@ -130,21 +115,28 @@ def files_of(folder: Path, pid: int) -> list[Path]:
     return [*(folder / ROWS).glob(f"{escape(gethostname())}-{pid}-*.jsonl")]
 
 
-def rows_in(path: Path, columns: int, damaged: list[str]) -> Iterator[tuple[bytes, SweepRow, bytes]]:
-    """Iterate over the rows of a file: the name of the point, the row and its line; add damaged lines to a list."""
+def rows_in(path: Path, columns: int, damaged: list[str]) -> Iterator[tuple[bytes, str, bytes]]:
+    """Iterate over the rows of a file: the name of the point, how it ended, the line; add damaged lines to a list."""
     start = 0
     for line in read_bytes(path, largest_bytes=free_bytes()).split(b"\n")[:-1]:  # without a line that was cut
         crc = b',"crc":"%08x"}' % crc32(line[:-_CRC_LENGTH])
         try:
-            row = _decode_row(line if line.endswith(crc) else b"")
-            name, (kind, value) = bytes.fromhex(row.id), row.outcome
-            if len(name) != NAME_BYTES or (kind == DONE and len(value) != columns) or (kind == RETRY and value < 1):
+            row = _decode(line if line.endswith(crc) else b"")
+            name, kind = bytes.fromhex(row["id"]), [*row][1]
+            value = msgspec.convert(row[kind], _FORMS[kind])
+            if len(row) != 3 or len(name) != NAME_BYTES or (kind == DONE and len(value) != columns):
                 raise ValueError
-        except (ValueError, RecursionError):
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             damaged.append(f"{path}, byte {start:,}")
         else:
-            yield name, row, line
+            yield name, kind, line
         start += len(line) + 1
+
+
+def outcome_of(line: bytes) -> tuple[str, Any]:
+    """Return how the point of a row ended, and its cells or the line that says why it has none."""
+    _, outcome, _ = _decode(line).items()
+    return outcome
 
 
 class Store:
@@ -162,17 +154,17 @@ class Store:
         self._failed: dict[bytes, bytes] = {}
         columns = len(find_question(what).columns)
         for path in sorted((folder / ROWS).glob("*.jsonl")):
-            for name, row, line in rows_in(path, columns, self.damaged):
+            for name, kind, line in rows_in(path, columns, self.damaged):
                 self.rows_of[path] += 1
-                if row.retry is not None:
-                    self._failures[name] -= row.retry
-                elif row.failed is not None:
+                if kind == RETRY:
+                    self._failures[name] -= outcome_of(line)[1]
+                elif kind == FAILED:
                     self._failures[name] += 1
                     self._failed.setdefault(name, line)
                 else:
                     before, other = self._done.setdefault(name, (line, path))
-                    if before != line and _decode_row(before).outcome != row.outcome:
-                        problem = f"has another result of the point {row.id} than {other.name}"
+                    if before != line and outcome_of(before) != outcome_of(line):
+                        problem = f"has another result of the point {name.hex()} than {other.name}"
                         raise RequestError(str(path), f"{problem}; simulate it, and delete the file that is wrong")
 
     def __contains__(self, name: bytes) -> bool:
@@ -180,7 +172,7 @@ class Store:
 
     def outcome(self, name: bytes) -> tuple[str, Any]:
         """Return how a point ended, and its cells or the line that says why it has none."""
-        return _decode_row(self._done[name][0] if name in self._done else self._failed[name]).outcome
+        return outcome_of(self._done[name][0] if name in self._done else self._failed[name])
 
     def failures(self) -> list[tuple[bytes, int]]:
         """Return the points that failed, and how often since they were last to be tried again."""
@@ -191,11 +183,7 @@ def save_study(folder: Path, sweep: Sweep, name: str, text: str) -> None:
     """Write what a sweep is into its folder; go on with one that has more axes or values, refuse another one."""
     if (folder / STUDY).exists():
         _refuse_another(folder, load_study(folder), sweep)
-    if folder.exists() and not folder.is_dir():
-        raise RequestError(str(folder), "is a file, and rows go into a folder; give another name")
-    if not folder.parent.is_dir():
-        raise RequestError(str(folder), f"there is no folder {str(folder.parent)!r}; create it first")
-    folder.mkdir(exist_ok=True)
+    check_writable(folder, (name, STUDY), force=True).mkdir(exist_ok=True)
     study = SavedSweep(_FOLDER_FORM, RESULTS, sweep.given, sweep.contents)
     for file, data in ((folder / name, text.encode()), (folder / STUDY, msgspec.json.encode(study) + b"\n")):
         if not file.exists() or file.read_bytes() != data:
