@@ -325,17 +325,19 @@ def test_workers_and_an_executor_are_one_too_many(tmp_path: Path) -> None:
 
 
 def test_progress_is_a_line_with_the_rate_and_what_is_left(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter([0.0, 20.0, 25.0, 51.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    show = running._progress(1000)
-    show(Outcomes(result=99))
-    assert capsys.readouterr().err == ""
-    show(Outcomes(result=98, failed=2))
-    assert capsys.readouterr().err == "cdpsim: 100 of 1,000 points, 2 failed, 4 /s, 0:03:45 left\n"
-    show(Outcomes(result=508, failed=2))
-    assert capsys.readouterr().err == ""
+    crew = running._Crew(tmp_path, saved(tmp_path), [(0, 0, 0)] * 1000, 1, None)
+    for outcomes, said in (
+        (Outcomes(result=99), ""),
+        (Outcomes(result=98, failed=2), "cdpsim: 100 of 1,000 points, 2 failed, 4 /s, 0:03:45 left\n"),
+        (Outcomes(result=508, failed=2), ""),
+    ):
+        crew.outcomes = outcomes
+        crew._show()
+        assert capsys.readouterr().err == said
     assert running.progress_line(0, 0, 7, 0.0) == "0 of 7 points, 0 failed, 0 /s, unknown time left"
 
 

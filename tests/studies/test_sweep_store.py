@@ -374,7 +374,7 @@ def change_folder(folder: Path, draw: random.Random) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="makes pipes")
 @pytest.mark.parametrize("change", [change_rows, change_study, change_folder])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 def test_a_damaged_folder_ends_in_a_line_that_names_the_file_or_has_points_to_do(
     done: Path, tmp_path: Path, command: Command, change: Callable[[Path, random.Random], None], seed: int
 ) -> None:

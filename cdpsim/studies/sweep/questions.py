@@ -8,6 +8,7 @@ from dataclasses import fields
 from fractions import Fraction
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from math import isfinite
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -77,33 +78,21 @@ def _break_even(options: PointOptions) -> Cells:
     return list(find_break_even(runner, cluster, share).to_builtins().values())
 
 
-def _superposition(options: PointOptions) -> Cells:
-    return list(superpose(**options).row().values())
-
-
 def _pyramid_cells(options: PointOptions) -> Cells:
     found = pyramid(simulate(Request.from_builtins(options)))
-    return [
-        *(found[name] for name in _PYRAMID_COLUMNS[:-1]),
-        " ".join(str(each["devices"]) for each in found["stages"]),
-    ]
+    widths = " ".join(str(each["devices"]) for each in found["stages"])
+    return [*(found[name] for name in _PYRAMID_COLUMNS[:-1]), widths]
 
 
 _PYRAMID_COLUMNS = ("n", "devices", "bound", "period", "period_is", "devices_of_stages")
-_SUPERPOSITION_COLUMNS = (*(name for name in Superposition._fields[:4]), "dp_bytes", "cdp_bytes", "reduction")
 
 # The options of a candidate that a plan varies, and figures that are no options.
 _CANDIDATE_OPTIONS = ("schedule", "n", "m", "chunks", "replicas", "shard", "zero", "rule", "recompute")
 _BEST_FIGURES = ("devices", "batch", "step", "samples", "memory", "staleness")
 # The time of a search is no option, as its result would depend on the machine.
 _PLAN_LIMITS = ("model", "cluster", "devices", "batch", "memory", "schedules", "staleness", "objective", "fewer")
-_PLAN_COLUMNS = (
-    *(f"best_{name}" for name in (*_CANDIDATE_OPTIONS, *_BEST_FIGURES)),
-    "fits",
-    "status",
-    "candidates",
-    "simulated",
-)
+_BEST_COLUMNS = tuple(f"best_{name}" for name in (*_CANDIDATE_OPTIONS, *_BEST_FIGURES))
+_PLAN_COLUMNS = (*_BEST_COLUMNS, "fits", "status", "candidates", "simulated")
 
 
 def _best_plan(options: PointOptions) -> Cells:
@@ -122,7 +111,10 @@ QUESTIONS: dict[str, Question] = {
         ("schedule", "cluster"), (*OPTION_NAMES, "share"), tuple(field.name for field in fields(BreakEven)), _break_even
     ),
     "superpose": Question(
-        ("model", "n"), ("model", "n", "axis", "contents", "by_layer"), _SUPERPOSITION_COLUMNS, _superposition
+        ("model", "n"),
+        ("model", "n", "axis", "contents", "by_layer"),
+        (*Superposition._fields[:4], "dp_bytes", "cdp_bytes", "reduction"),
+        lambda options: [*superpose(**options).row().values()],
     ),
     "plan": Question(("batch",), (*_PLAN_LIMITS, *PLAN_OPTIONS), _PLAN_COLUMNS, _best_plan),
     "pyramid": Question(("schedule",), OPTION_NAMES, _PYRAMID_COLUMNS, _pyramid_cells),
@@ -161,12 +153,9 @@ def _others() -> dict[str, EntryPoint]:
 
 def cell(value: Any) -> Any:
     """Return a figure as JSON has it: a fraction as a text in lowest terms, and so what is not finite."""
-    if type(value) is int or type(value) is str or value is None or type(value) is bool:
-        return value
     if isinstance(value, Fraction):
         return json_number(simplified(value))
     number = value.item() if hasattr(value, "item") else value
     if isinstance(number, float):
-        number = float(number)
-        return number if number - number == 0 else str(number)
+        return float(number) if isfinite(number) else str(float(number))
     return number

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -168,10 +168,12 @@ class _Crew:
         self._deaths: Counter[PointIndex] = Counter()
         self._bad_starts = 0
         self.outcomes = Outcomes()
+        self._total, self._bar = len(to_do), progress_bar("points", total=len(to_do), unit="")
+        self._begun = self._said = time.monotonic()
 
     def run(self) -> Outcomes:
         """Do all points; on an exception all that is done is kept."""
-        show, idle = _progress(len(self._left)), [*range(len(self._sizes))]
+        idle = [*range(len(self._sizes))]
         try:
             while True:
                 while idle and self._left:
@@ -180,10 +182,21 @@ class _Crew:
                     return self.outcomes
                 done, _ = wait(self._in_work, LINE_SECONDS, FIRST_COMPLETED)
                 idle += map(self._receive, done)
-                show(self.outcomes)
+                self._show()
         finally:
             self._end([*self._executors], kill=bool(self._in_work))
-            show(None)
+            if self._bar is not None:
+                self._bar.close()
+
+    def _show(self) -> None:
+        """Show how many points are done: in a bar on a terminal, elsewhere in a line each 30 seconds."""
+        done, failed, now = self.outcomes.total(), self.outcomes[FAILED], time.monotonic()
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{failed} failed" if failed else "", refresh=False)
+            self._bar.update(done - self._bar.n)
+        elif now - self._said >= LINE_SECONDS or (done >= 100 and self._said == self._begun):
+            self._said = now
+            say(progress_line(done, failed, self._total, done / max(now - self._begun, 1e-9)))
 
     def _submit(self, slot: int) -> None:
         size = max(1, min(self._sizes[slot], len(self._left) // (2 * len(self._sizes))))
@@ -267,29 +280,6 @@ def _without_main() -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
-
-
-def _progress(total: int) -> Callable[[Outcomes | None], None]:
-    """Return what shows how many points are done, until None: a bar on a terminal, elsewhere a line each 30 seconds."""
-    bar = progress_bar("points", total=total, unit="")
-    begun = said = time.monotonic()
-
-    def show(outcomes: Outcomes | None) -> None:
-        nonlocal said
-        now = time.monotonic()
-        if outcomes is None:
-            if bar is not None:
-                bar.close()
-            return
-        done, failed = outcomes.total(), outcomes[FAILED]
-        if bar is not None:
-            bar.set_postfix_str(f"{failed} failed" if failed else "", refresh=False)
-            bar.update(done - bar.n)
-        elif now - said >= LINE_SECONDS or (done >= 100 and said == begun):
-            said = now
-            say(progress_line(done, failed, total, done / max(now - begun, 1e-9)))
-
-    return show
 
 
 def progress_line(done: int, failed: int, total: int, rate: float) -> str:
