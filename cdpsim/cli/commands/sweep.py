@@ -2,7 +2,6 @@
 
 import argparse
 import signal
-from collections.abc import Callable
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -56,12 +55,9 @@ def sweep_command(args: argparse.Namespace) -> int:
             raise RequestError(f"--{option.replace('_', '-')}", f"is of a run, and not of {args.what}; leave it out")
     if args.output is not None and args.what != "table":
         raise RequestError("-o", "is of a table; leave it out")
-    actions: dict[str, Callable[[argparse.Namespace, str], int]] = {
-        "status": _print_status,
-        "table": _write_results,
-        "retry": _retry,
-    }
-    return actions[args.what](args, form)
+    if args.what == "status":
+        return _print_status(Path(args.directory), form)
+    return _write_results(args) if args.what == "table" else _retry(Path(args.directory))
 
 
 def _run_sweep(args: argparse.Namespace, form: str) -> int:
@@ -149,8 +145,8 @@ def _report_failures(folder: Path, part: SweepPart) -> int:
     return 1
 
 
-def _print_status(args: argparse.Namespace, form: str) -> int:
-    status = study_status(Path(args.directory))
+def _print_status(folder: Path, form: str) -> int:
+    status = study_status(folder)
     left = status.to_do / status.rate if status.rate else None
     reasons = [[f"failed: {reason}", count] for reason, count in status.reasons.items()]
     rate = (
@@ -166,17 +162,16 @@ def _print_status(args: argparse.Namespace, form: str) -> int:
     return 1 if status.failed else 0
 
 
-def _write_results(args: argparse.Namespace, _: str) -> int:
+def _write_results(args: argparse.Namespace) -> int:
     if args.output is None:
         raise RequestError("-o", f"is missing; name the table: {', '.join(TABLE_FORMS)}")
-    folder = Path(args.directory)
-    rows, points = write_table(folder, args.output, force=args.force)
+    rows, points = write_table(Path(args.directory), args.output, force=args.force)
     if rows < points:
         say(f"{rows:,} of {counted(points, 'point')}; the others are to do")
     return 0
 
 
-def _retry(args: argparse.Namespace, _: str) -> int:
-    count = retry_failures(Path(args.directory))
+def _retry(folder: Path) -> int:
+    count = retry_failures(folder)
     say(f"{counted(count, 'failure')} forgotten; the next run tries these points again")
     return 0

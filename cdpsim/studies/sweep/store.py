@@ -49,7 +49,7 @@ class SavedSweep(msgspec.Struct, forbid_unknown_fields=True):
     contents: dict[str, dict[str, Any]]
 
 
-_FORMS = {DONE: list[str | int | float | bool | None], REFUSED: str, FAILED: str, RETRY: Annotated[int, Meta(gt=0)]}
+_VALUES = {DONE: list[str | int | float | bool | None], REFUSED: str, FAILED: str, RETRY: Annotated[int, Meta(gt=0)]}
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -123,7 +123,7 @@ def rows_in(path: Path, columns: int, damaged: list[str]) -> Iterator[tuple[byte
         try:
             row = _decode(line if line.endswith(crc) else b"")
             name, kind = bytes.fromhex(row["id"]), [*row][1]
-            value = msgspec.convert(row[kind], _FORMS[kind])
+            value = msgspec.convert(row[kind], _VALUES[kind])
             if len(row) != 3 or len(name) != NAME_BYTES or (kind == DONE and len(value) != columns):
                 raise ValueError
         except (ValueError, KeyError, TypeError, IndexError, RecursionError):
