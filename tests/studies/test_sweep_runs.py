@@ -129,6 +129,42 @@ def test_workers_that_cannot_begin_are_refused(tmp_path: Path, monkeypatch: pyte
         run_part(tmp_path, workers=2)
 
 
+@pytest.mark.slow
+@NEEDS_PROCESSES
+def test_a_worker_that_dies_between_blocks_is_replaced(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    receive = running._Crew._receive
+
+    def receive_and_kill(crew: Any, future: Any) -> int:
+        slot = receive(crew, future)
+        if not killed:
+            (process,) = crew._executors[slot]._processes.values()
+            process.kill()
+            process.join()
+            time.sleep(0.5)  # until its pool knows
+            killed.append(slot)
+        return slot
+
+    monkeypatch.setattr(running._Crew, "_receive", receive_and_kill)
+    saved(tmp_path)
+    assert run_part(tmp_path, workers=1) == {"result": 18}
+    assert csv_of(tmp_path) == table
+
+
+def test_workers_that_cannot_start_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor.submit", fail)
+    saved(tmp_path)
+    with pytest.raises(
+        RequestError, match=r"workers: cannot be started \(Resource temporarily unavailable\); give fewer"
+    ):
+        run_part(tmp_path, workers=2)
+
+
 def test_a_worker_of_another_sweep_is_refused(tmp_path: Path) -> None:
     saved(tmp_path)
     with pytest.raises(RequestError, match="got another sweep meanwhile"):

@@ -366,8 +366,8 @@ def change_study(folder: Path, draw: random.Random) -> None:
 
 def change_folder(folder: Path, draw: random.Random) -> None:
     """Put what is no file of rows in its place, or beside it, or in the place of study.json."""
-    path = draw.choice([file_of(folder), folder / "rows" / "other.jsonl", folder / "study.json"])
-    path.unlink(missing_ok=True)
+    path = draw.choice([file_of(folder), folder / "rows" / "other.jsonl", folder / "study.json", folder / "rows"])
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     makers: list[Callable[[Path], object]] = [os.mkfifo, Path.mkdir, Path.touch, lambda p: p.symlink_to("/dev/zero")]
     draw.choice(makers)(path)
 

@@ -160,16 +160,15 @@ class Sweep:
             raise RequestError("axes", f"unknown path {short_repr(axis.of)}; it begins with model. or cluster.")
         if not self.contents.get(of):
             raise RequestError("axes", f"{axis.of} is of a {of} file, and the sweep has none; give a {of} in [fixed]")
-        refusals: list[RequestError] = []
-        for content in self.contents[of].values():
-            for value in axis.values:
-                try:
-                    _READERS[of](_with_value(content, keys, value, of), of)
-                except RequestError as error:
-                    refusals.append(error)
-                else:
-                    return
-        raise RequestError(f"axes.{axis.name}", f"no value can be read: {refusals[0]}")
+        refusal = None
+        for content, value in product(self.contents[of].values(), axis.values):
+            try:
+                _READERS[of](_with_value(content, keys, value, of), of)
+            except RequestError as error:
+                refusal = refusal or error
+            else:
+                return
+        raise RequestError(f"axes.{axis.name}", f"no value can be read: {refusal}")
 
     def _left_out(self, table: Mapping[str, Any]) -> dict[int, set[int]]:
         """Return which values of which dimensions a combination to leave out has; refuse what no axis has."""

@@ -15,8 +15,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from datetime import timedelta
 from functools import cache, lru_cache
@@ -126,7 +126,8 @@ def begin_worker() -> None:
     for name in ("SIGINT", "SIGUSR2"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    os.dup2(2, 1)
+    with suppress(OSError):  # without stderr
+        os.dup2(2, 1)
 
 
 def run_part(
@@ -160,10 +161,10 @@ class _Crew:
     def __init__(self, folder: Path, sweep: Sweep, to_do: list[PointIndex], workers: int | None, executor: Any) -> None:
         self._folder, self._sweep, self._given = folder, sweep, executor
         self._left = to_do[::-1]  # taken from the end; points that ended a process wait at the beginning
-        self._processes: int = getattr(executor, "_max_workers", 1) if executor else workers or usual_workers()
-        slots = _BLOCKS_IN_FLIGHT * self._processes if executor else min(self._processes, len(to_do))
-        self._sizes = [_FIRST_BLOCK] * slots
-        self._executors: dict[int, tuple[Executor, Any]] = {}  # each with its process
+        own = min(workers or usual_workers(), len(to_do))
+        self._processes: int = getattr(executor, "_max_workers", 1) if executor else own
+        self._sizes = [_FIRST_BLOCK] * self._processes * (_BLOCKS_IN_FLIGHT if executor else 1)
+        self._executors: dict[int, ProcessPoolExecutor] = {}  # each of one process
         self._in_work: dict[Future[tuple[Outcomes, float]], tuple[int, list[PointIndex]]] = {}
         self._deaths: Counter[PointIndex] = Counter()
         self._bad_starts = 0
@@ -184,7 +185,8 @@ class _Crew:
                 idle += map(self._receive, done)
                 self._show()
         finally:
-            self._end([*self._executors], kill=bool(self._in_work))
+            for slot in [*self._executors]:
+                self._end(slot, kill=bool(self._in_work))
             if self._bar is not None:
                 self._bar.close()
 
@@ -202,15 +204,18 @@ class _Crew:
         size = max(1, min(self._sizes[slot], len(self._left) // (2 * len(self._sizes))))
         block = self._left[: -size - 1 : -1]
         del self._left[-size:]
-        executor = self._given or (self._executors[slot][0] if slot in self._executors else None)
-        if executor is None:
-            executor = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), begin_worker)
-        before = multiprocessing.active_children()
-        with _without_main():
-            future = executor.submit(answer_block, str(self._folder), self._sweep.stamp, block, self._processes)
-        if not self._given and slot not in self._executors:
-            (process,) = {*multiprocessing.active_children()} - {*before}
-            self._executors[slot] = executor, process
+        future: Future[tuple[Outcomes, float]] = Future()
+        try:
+            with _without_main():
+                if not self._given and slot not in self._executors:
+                    spawn = multiprocessing.get_context("spawn")
+                    self._executors[slot] = ProcessPoolExecutor(1, spawn, begin_worker)
+                executor = self._given or self._executors[slot]
+                future = executor.submit(answer_block, str(self._folder), self._sweep.stamp, block, self._processes)
+        except BrokenExecutor as error:  # it died since its last block
+            future.set_exception(error)
+        except OSError as error:
+            raise RequestError("workers", f"cannot be started ({error.strerror or error}); give fewer") from None
         self._in_work[future] = slot, block
 
     def _receive(self, future: "Future[tuple[Outcomes, float]]") -> int:
@@ -235,8 +240,7 @@ class _Crew:
 
     def _bury(self, slot: int, block: list[PointIndex]) -> None:
         """Take back what a dead process has not done of a block, and write down a point that ended too many."""
-        process = self._executors[slot][1]
-        self._end([slot], kill=False)
+        process = self._end(slot, kill=False)
         files, columns = files_of(self._folder, process.pid), len(find_question(self._sweep.what).columns)
         done = {name: kind for path in files for name, kind, _ in rows_in(path, columns, [])}
         names = {index: self._sweep.name(index) for index in block}
@@ -260,15 +264,19 @@ class _Crew:
                 self.outcomes[FAILED] += 1
         self._left.extend(left[::-1])
 
-    def _end(self, slots: list[int], *, kill: bool) -> None:
-        for executor, process in [self._executors.pop(slot) for slot in slots]:
-            if kill:  # its rows are written
-                process.kill()
-            executor.shutdown(cancel_futures=True)
+    def _end(self, slot: int, *, kill: bool) -> Any:
+        """End a process, whose rows are written, and return it."""
+        executor = self._executors.pop(slot)
+        process: Any = next(iter(executor._processes.values()), None)  # none, if it could not be started
+        if process is not None and kill:
+            process.kill()
+        executor.shutdown(cancel_futures=True)
+        if process is not None:
             process.join()
             for path in files_of(self._folder, process.pid):
-                with path.open("rb") as file:
+                with path.open("ab") as file:
                     os.fsync(file.fileno())
+        return process
 
 
 @contextmanager

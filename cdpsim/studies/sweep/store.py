@@ -35,7 +35,7 @@ from cdpsim.version import RESULTS
 ROWS, STUDY = "rows", "study.json"
 DONE, REFUSED, FAILED, RETRY = "result", "refused", "failed", "retry"
 SYNC_ROWS, SYNC_SECONDS = 1000, 1.0
-_FOLDER_FORM = 2  # of the folder
+_FOLDER_FORM = 2
 _STARTED = time.time_ns()
 _CRC_LENGTH = len(',"crc":"00000000"}')
 
@@ -71,8 +71,11 @@ class RowFile:
         self._unsynced, self._synced = 0, time.monotonic()
 
     def __enter__(self) -> Self:
-        self.path.parent.mkdir(exist_ok=True)
-        self._file = self.path.open("a+b", buffering=0)
+        try:
+            self.path.parent.mkdir(exist_ok=True)
+            self._file = self.path.open("a+b", buffering=0)
+        except OSError as error:
+            raise self._refusal(error) from None
         if end := self._file.tell():
             self._file.seek(end - 1)
             if self._file.read() != b"\n":  # cut since this process wrote it
@@ -92,7 +95,7 @@ class RowFile:
                 line = line[self._file.write(line) :]
         except OSError as error:
             self._file.truncate(end)
-            raise self._no_space(error) from None
+            raise self._refusal(error) from None
         self._unsynced += 1
         if self._unsynced >= SYNC_ROWS or time.monotonic() - self._synced >= SYNC_SECONDS:
             self._sync()
@@ -101,12 +104,12 @@ class RowFile:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise self._no_space(error) from None
+            raise self._refusal(error) from None
         self._unsynced, self._synced = 0, time.monotonic()
 
-    def _no_space(self, error: OSError) -> RequestError:
+    def _refusal(self, error: OSError) -> RequestError:
         reason = (error.strerror or str(error)).lower()
-        problem = f"{reason}; all rows before are kept: free some space, and give the command again"
+        problem = f"{reason}; all rows before are kept: free some space or mend the folder, and give the command again"
         return RequestError(str(self._folder), problem)
 
 
