@@ -186,7 +186,7 @@ def save_study(folder: Path, sweep: Sweep, name: str, text: str) -> None:
     """Write what a sweep is into its folder; go on with one that has more axes or values, refuse another one."""
     if (folder / STUDY).exists():
         _refuse_another(folder, load_study(folder), sweep)
-    check_writable(folder, (name, STUDY), force=True).mkdir(exist_ok=True)
+    check_writable(folder, (), force=True).mkdir(exist_ok=True)
     study = SavedSweep(_FOLDER_FORM, RESULTS, sweep.given, sweep.contents)
     for file, data in ((folder / name, text.encode()), (folder / STUDY, msgspec.json.encode(study) + b"\n")):
         if not file.exists() or file.read_bytes() != data:
