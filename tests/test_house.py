@@ -59,7 +59,7 @@ LINES = {
     "invariants": 2530,
     "runs": 1795,
     "api": 190,
-    "studies": 6175,
+    "studies": 6186,
     "draw": 5755,
     "export": 1135,
     "cli": 1875,

@@ -40,13 +40,14 @@ _STARTED = time.time_ns()
 _CRC_LENGTH = len(',"crc":"00000000"}')
 
 
-class SavedSweep(msgspec.Struct, forbid_unknown_fields=True):
+class SavedSweep(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """The content of study.json."""
 
     form: int
     results: int
     sweep: Any
     contents: dict[str, dict[str, Any]]
+    crc: str | None = None
 
 
 _VALUES = {DONE: list[str | int | float | bool | None], REFUSED: str, FAILED: str, RETRY: Annotated[int, Meta(gt=0)]}
@@ -54,9 +55,20 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def row_of(name: bytes, kind: str, outcome: Any) -> bytes:
-    """Return the line of a row: a JSON object with the crc of all before it."""
-    body = msgspec.json.encode({"id": name.hex(), kind: outcome})[:-1]
-    return b'%s,"crc":"%08x"}\n' % (body, crc32(body))
+    """Return the line of a row."""
+    return _with_crc(msgspec.json.encode({"id": name.hex(), kind: outcome}))
+
+
+def _with_crc(content: bytes) -> bytes:
+    """Return a line: a JSON object with the crc of all before it."""
+    return b'%s,"crc":"%08x"}\n' % (content[:-1], crc32(content[:-1]))
+
+
+def _whole(line: bytes) -> bytes:
+    """Return a line, without its end, that was neither cut nor changed; refuse any other."""
+    if not line.endswith(b',"crc":"%08x"}' % crc32(line[:-_CRC_LENGTH])):
+        raise ValueError("its crc is of another content")
+    return line
 
 
 class RowFile:
@@ -122,9 +134,8 @@ def rows_in(path: Path, columns: int, damaged: list[str]) -> Iterator[tuple[byte
     """Iterate over the rows of a file: the name of the point, how it ended, the line; add damaged lines to a list."""
     start = 0
     for line in read_bytes(path, largest_bytes=free_bytes()).split(b"\n")[:-1]:  # without a line that was cut
-        crc = b',"crc":"%08x"}' % crc32(line[:-_CRC_LENGTH])
         try:
-            row = _decode(line if line.endswith(crc) else b"")
+            row = _decode(_whole(line))
             name, kind = bytes.fromhex(row["id"]), [*row][1]
             value = msgspec.convert(row[kind], _VALUES[kind])
             if len(row) != 3 or len(name) != NAME_BYTES or (kind == DONE and len(value) != columns):
@@ -187,8 +198,8 @@ def save_study(folder: Path, sweep: Sweep, name: str, text: str) -> None:
     if (folder / STUDY).exists():
         _refuse_another(folder, load_study(folder), sweep)
     check_writable(folder, (), force=True).mkdir(exist_ok=True)
-    study = SavedSweep(_FOLDER_FORM, RESULTS, sweep.given, sweep.contents)
-    for file, data in ((folder / name, text.encode()), (folder / STUDY, msgspec.json.encode(study) + b"\n")):
+    study = _with_crc(msgspec.json.encode(SavedSweep(_FOLDER_FORM, RESULTS, sweep.given, sweep.contents)))
+    for file, data in ((folder / name, text.encode()), (folder / STUDY, study)):
         if not file.exists() or file.read_bytes() != data:
             write_file(file, [data], force=True)
 
@@ -214,7 +225,7 @@ def load_study(folder: Path, stamp: str | None = None) -> Sweep:
     if stamp is not None and stamp != sha256(content).hexdigest():
         raise RequestError(str(folder), "got another sweep meanwhile; all rows are kept: give the command again")
     try:
-        study = msgspec.json.decode(content, type=SavedSweep)
+        study = msgspec.json.decode(_whole(content.rstrip()), type=SavedSweep)
         if (study.form, study.results) == (_FOLDER_FORM, RESULTS):
             sweep = sweep_of(study.sweep, "sweep", contents=study.contents)
             sweep.stamp = sha256(content).hexdigest()
