@@ -46,7 +46,7 @@ ROOMS = [
 ]
 # The lines of Python that a room may have: a commit that needs more changes the number, and its message says why.
 LINES = {
-    "files": 1050,
+    "files": 1061,
     "numeric": 1145,
     "cluster": 1410,
     "model": 1835,
@@ -59,7 +59,7 @@ LINES = {
     "invariants": 2530,
     "runs": 1795,
     "api": 190,
-    "studies": 6890,
+    "studies": 6186,
     "draw": 5755,
     "export": 1135,
     "cli": 1875,
