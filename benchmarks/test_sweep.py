@@ -10,53 +10,50 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
-
-from cdpsim.studies.sweep.axes import sweep_of
-from cdpsim.studies.sweep.contents import sweep_plan_of
-from cdpsim.studies.sweep.evaluator import Evaluator
-from cdpsim.studies.sweep.points import Points, SweepPart, SweepPlan
-from cdpsim.studies.sweep.running import points_to_do, run_part
-from cdpsim.studies.sweep.store import Segment, Store, head_of, row_of, save_study
+from cdpsim.studies.sweep.points import Sweep, sweep_of
+from cdpsim.studies.sweep.running import answer, run_part
+from cdpsim.studies.sweep.store import RowFile, Store, row_of, save_study
 
 MILLION = 1_000_000
 
 
-def plan(points: int) -> SweepPlan:
+def spread(points: int) -> Sweep:
     """`1f1b` of 8 x 16 with real costs, on so many clusters."""
     spaced = {"count": points // 100, "spacing": "log"}
     network = {"of": "cluster.topology.network.bandwidth", "from": "10 GB/s", "to": "100 GB/s", **spaced}
     achieved = {"of": "cluster.devices.achieved", "from": 0.2, "to": 0.695, "step": 0.005}
     fixed = {"model": "gpt2", "cluster": "a100-nodes", "schedule": "1f1b", "n": 8, "m": 16}
-    return sweep_plan_of(sweep_of({"fixed": fixed, "axes": {"network": network, "share": achieved}}, "sweep"), Path())
+    return sweep_of({"fixed": fixed, "axes": {"network": network, "share": achieved}}, "sweep")
 
 
-def named(points: Points) -> int:
+def named(sweep: Sweep) -> int:
     """Enumerate all points and name each."""
-    return sum(len(points.name(index)) for index in points.in_working_order())
+    return sum(len(sweep.name(index)) for index in sweep.in_working_order())
 
 
-def filled(folder: Path, points: Points) -> int:
+def filled(folder: Path, sweep: Sweep) -> int:
     """Write a row of each point, all with the metrics of one; return their bytes."""
-    evaluator = Evaluator(points.plan)
-    cells: Any = msgspec.json.decode(evaluator.row(0)[1])["result"]
-    with Segment(folder, head_of(points.plan)) as segment:
-        for index in points.in_working_order():
-            segment.append(row_of(points.name(index), points.values(index), "result", cells))
-    return segment.path.stat().st_size
+    kind, cells = answer(sweep, next(sweep.in_file_order()))
+    with RowFile(folder) as rows:
+        for index in sweep.in_working_order():
+            rows.append(row_of(sweep.name(index), kind, cells))
+    return rows.path.stat().st_size
 
 
 def test_a_million_points_are_named(benchmark: Any) -> None:
-    points = Points(plan(MILLION))
-    assert benchmark.pedantic(named, (points,), rounds=1) == 16 * MILLION
+    assert benchmark.pedantic(named, (spread(MILLION),), rounds=1) == 16 * MILLION
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1_000_000
 
 
 def test_a_million_rows_are_appended_and_read(benchmark: Any, tmp_path: Path) -> None:
-    points = Points(plan(MILLION))
-    assert filled(tmp_path, points) < 400 * MILLION
-    numbers, done = benchmark.pedantic(lambda: points_to_do(Store(tmp_path), points, SweepPart()), rounds=1)
-    assert (len(numbers), done) == (0, MILLION)
+    sweep = spread(MILLION)
+    assert filled(tmp_path, sweep) < 450 * MILLION
+
+    def done() -> int:
+        store = Store(tmp_path, sweep.what)
+        return sum(sweep.name(index) in store for index in sweep.in_working_order())
+
+    assert benchmark.pedantic(done, rounds=1) == MILLION
 
 
 def children_seconds() -> float:
@@ -73,10 +70,10 @@ def compare_workers(points: int) -> None:
     """Print the time of a sweep by one worker and by two: wall clock, of the workers' processors, of the parent's."""
     for workers in (1, 2):
         with TemporaryDirectory() as folder:
-            save_study(Path(folder), plan(points), "sweep.toml", "# a benchmark")
+            save_study(Path(folder), spread(points), "sweep.toml", "# a benchmark")
             wall, children, own = time.monotonic(), children_seconds(), own_seconds()
             run_part(folder, workers=workers)
-            size = sum(path.stat().st_size for path in Path(folder).glob("parts/*.jsonl"))
+            size = sum(path.stat().st_size for path in Path(folder).glob("rows/*.jsonl"))
             print(
                 f"{workers} workers: {points} points, {time.monotonic() - wall:.1f} s, workers' processors "
                 f"{children_seconds() - children:.1f} s, the parent's {own_seconds() - own:.2f} s, "

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from math import inf, isqrt
 from pathlib import Path
 
@@ -26,10 +27,11 @@ MOST_TASKS = 2**28  # nodes have 32-bit numbers, and a task may bring several
 BYTES_PER_MESSAGE = {"auto": (250, 40), "fast": (250, 40), "simpy": (600, 40)}
 # Messages of one collective up to which dependencies are counted by laying them out, although they will not fit.
 MOST_MESSAGES_LAID_OUT = 10**6
+SHARES: ContextVar[int] = ContextVar("shares", default=1)  # processes that share what is free
 
 
 def free_bytes() -> int:
-    """Return the memory that a process may still take: the system's, or its container's if that has less."""
+    """Return the share of this process in free memory: the system's, or its container's if that has less."""
     sizes = [_physical_bytes()]
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -38,7 +40,7 @@ def free_bytes() -> int:
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
         sizes.append(max(limit - used, 0))
-    return min(sizes)
+    return min(sizes) // SHARES.get()
 
 
 def _physical_bytes() -> int:

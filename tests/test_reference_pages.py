@@ -35,7 +35,7 @@ from cdpsim.program import Category, Content, Op, Stream
 from cdpsim.request.options import OPTION_NAMES
 from cdpsim.request.sharing import option_words
 from cdpsim.schedules import Schedule
-from cdpsim.studies.sweep.axes import MOST_SWEPT_POINTS, AxisTable, SweepFile
+from cdpsim.studies.sweep.points import MOST_SWEPT_POINTS, AxisTable, SweepFile
 from cdpsim.studies.sweep.questions import question_names
 from cdpsim.trace import ROUNDS_HEADER, RUNS_HEADER, TABLES, WIDER_TABLES, names_of
 from tests.helpers.command_options import load_extension

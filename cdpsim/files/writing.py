@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import NamedTuple
 
 from cdpsim.errors import RequestError
@@ -27,6 +28,7 @@ class Touched(NamedTuple):
 
 
 _TOUCHED: ContextVar[Touched | None] = ContextVar("touched", default=None)
+COPIES: ContextVar[Mapping[str, str]] = ContextVar("copies", default=MappingProxyType({}))  # of texts, by path
 _REMEDIES = {
     errno.ENOENT: "check its spelling",
     errno.EACCES: "choose another path, or change its permissions",
@@ -47,8 +49,8 @@ def inputs_kept() -> Iterator[None]:
         _TOUCHED.reset(token)
 
 
-def read_text(path: str | Path, *, largest_bytes: int = LARGEST_TEXT_BYTES, rewritten: bool = False) -> str:
-    """Return the text of a regular file: UTF-8, not empty, and at most 16 MiB large, or as large as the caller says.
+def read_bytes(path: str | Path, *, largest_bytes: int = LARGEST_TEXT_BYTES, rewritten: bool = False) -> bytes:
+    """Return the content of a regular file of at most 16 MiB, or as large as the caller says.
 
     A file that is `rewritten` is no input: the command that reads it may overwrite it.
     """
@@ -56,21 +58,30 @@ def read_text(path: str | Path, *, largest_bytes: int = LARGEST_TEXT_BYTES, rewr
     subject = str(file)
     with _refuse_system_errors(file):
         status = file.stat()
-        mode = status.st_mode
-        if stat.S_ISDIR(mode):
+        size = status.st_size
+        if stat.S_ISDIR(status.st_mode):
             raise RequestError(subject, "is a folder; give a file")
         # Opening a pipe would wait for its writer.
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(status.st_mode):
             raise RequestError(subject, "is not a regular file; copy its content into one")
         with file.open("rb") as opened:
             # Python allocates as much as it is asked for; the kernel's files say that they have no bytes.
-            content = opened.read(min(largest_bytes, max(status.st_size, LARGEST_TEXT_BYTES)) + 1)
+            content = opened.read(max(size, LARGEST_TEXT_BYTES) + 1) if size <= largest_bytes else b""
         touched = _TOUCHED.get()
         if not (rewritten or touched is None or _file_id(status) in touched.written):
             touched.read.add(_file_id(status))
     detail(f"read {subject}: {len(content):,} bytes")
-    if len(content) > largest_bytes:
+    if max(size, len(content)) > largest_bytes:
         raise RequestError(subject, f"is larger than {largest_bytes >> 20} MiB; give a smaller file")
+    return content
+
+
+def read_text(path: str | Path, *, largest_bytes: int = LARGEST_TEXT_BYTES, rewritten: bool = False) -> str:
+    """Return the text of a file that `read_bytes` reads: UTF-8, and not empty; or the text of `COPIES` in its place."""
+    if (copy := COPIES.get().get(str(path))) is not None:
+        return copy
+    content = read_bytes(path, largest_bytes=largest_bytes, rewritten=rewritten)
+    subject = str(Path(path))
     if not content.strip():
         raise RequestError(subject, "is empty; was it written to its end?")
     if b"\0" in content:

@@ -10,7 +10,7 @@ import pytest
 import cdpsim
 from cdpsim.studies.sweep import questions, running
 from cdpsim.studies.sweep.running import run_part
-from cdpsim.studies.sweep.store import Segment, head_of, load_study, row_of
+from cdpsim.studies.sweep.store import RowFile, row_of
 from tests.conftest import Command
 from tests.helpers.every_row import every_row
 from tests.helpers.sweeps import FILE, InThisProcess, saved, serial_rows, shown
@@ -72,10 +72,10 @@ def test_parts_and_limits_do_what_they_say(file: Path, command: Command) -> None
 
 @pytest.mark.slow
 def test_failures_are_exit_code_1_with_the_first_three_until_they_are_tried_again(file: Path, command: Command) -> None:
-    points = saved(Path("out"))
-    with Segment(Path("out"), head_of(load_study(Path("out")))) as segment:
-        for index in list(points.in_file_order())[:4]:
-            segment.append(row_of(points.name(index), points.values(index), "failed", "killed by signal 9"))
+    sweep = saved(Path("out"))
+    with RowFile(Path("out")) as rows:
+        for index in [*sweep.in_file_order()][:4]:
+            rows.append(row_of(sweep.name(index), "failed", "killed by signal 9"))
     done = command("sweep", file, "-o", "out")
     assert done.code == 1
     assert done.err.splitlines()[-5:] == [
@@ -125,6 +125,9 @@ def test_a_sweep_s_own_copy_of_the_file_goes_on(file: Path, command: Command) ->
         ("table out", "-o: is missing; name the table: .csv, .jsonl, .parquet"),
         ("table out -o t.xlsx", "t.xlsx: its form is unknown; end its name in .csv, .jsonl, .parquet"),
         ("sweep.toml -o out --on moon", "on: unknown on 'moon'; known are local, slurm, dask://ADDRESS"),
+        ("sweep.toml -o out --on=", "on: unknown on ''; known are local, slurm, dask://ADDRESS"),
+        ("sweep.toml -o out --on slurm --slurm=", "--slurm: '' is no NAME=VALUE"),
+        ("zero.toml --dry-run", "/dev/zero: is not a regular file; copy its content into one"),
         ("sweep.toml -o out --slurm time=60", "--slurm: goes with --on slurm, and this is --on local; leave it out"),
         ("sweep.toml -o out --detach", "--detach: goes with --on slurm, and this is --on local; leave it out"),
         (
@@ -143,6 +146,7 @@ def test_what_cannot_be_asked_is_one_line_and_exit_code_2(
     thousand = "{ from = 1, to = 1000, step = 1 }"
     axes = "".join(f"{name} = {thousand}\n" for name in ("n", "m", "chunks"))
     Path("huge.toml").write_text(f'[fixed]\nschedule = "1f1b"\n[axes]\n{axes}')
+    Path("zero.toml").write_text('[axes]\nn = [2]\nschedule = ["/dev/zero"]\n')
     done = command("sweep", *words.split())
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(f"cdpsim: error: {problem}")
@@ -161,11 +165,11 @@ def test_a_table_is_not_overwritten_without_force(file: Path, command: Command) 
 @pytest.mark.slow
 def test_a_damaged_line_is_shown_by_status(file: Path, command: Command) -> None:
     command("sweep", file, "-o", "out", "--limit", "3", "--workers", "1")
-    (segment,) = Path("out/parts").glob("*.jsonl")
-    segment.write_bytes(segment.read_bytes().replace(b'"gpipe"', b'"gpipE"', 1))
+    (path,) = Path("out/rows").glob("*.jsonl")
+    path.write_bytes(path.read_bytes().replace(b'"gpipe"', b'"gpipE"', 1))
     status = command("sweep", "status", "out")
     assert " 2\n" in status.out
-    assert f"1 damaged line is no row: {segment}, byte " in status.err
+    assert f"1 damaged line is no row: {path}, byte " in status.err
 
 
 def test_parquet_has_the_same_rows(file: Path, command: Command) -> None:

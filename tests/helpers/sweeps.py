@@ -1,6 +1,8 @@
 """Small sweeps, their results by a plain loop, and workers of sweeps that do harm."""
 
 import csv
+import os
+import signal
 from concurrent.futures import Future
 from io import StringIO
 from itertools import product
@@ -8,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import cdpsim
-from cdpsim.studies.sweep.axes import sweep_of
-from cdpsim.studies.sweep.contents import sweep_plan_of
-from cdpsim.studies.sweep.points import Points, SweepPlan
+from cdpsim.studies.sweep import questions
+from cdpsim.studies.sweep.points import Sweep, sweep_of
+from cdpsim.studies.sweep.running import begin_worker
 from cdpsim.studies.sweep.store import load_study, save_study
 
 SCHEDULES = ["gpipe", "1f1b", "zb-h1"]
@@ -36,21 +38,16 @@ METRICS = (
 )
 
 
-def plan(content: dict[str, Any], folder: Path | None = None) -> SweepPlan:
-    """The plan of a sweep that is written as a dict."""
-    return sweep_plan_of(sweep_of(content, "sweep"), folder or Path())
+def sweep(content: dict[str, Any], folder: Path | None = None) -> Sweep:
+    """The sweep that is written as a dict."""
+    return sweep_of(content, "sweep", folder)
 
 
-def points(content: dict[str, Any]) -> Points:
-    """The points of a sweep that is written as a dict."""
-    return Points(plan(content))
-
-
-def saved(folder: Path, content: dict[str, Any] | None = None) -> Points:
-    """The points of a sweep that is saved in a folder, ready to run."""
+def saved(folder: Path, content: dict[str, Any] | None = None) -> Sweep:
+    """A sweep that is saved in a folder, ready to run."""
     axes = {"schedule": SCHEDULES, "n": STAGES, "m": MICRO_BATCHES}
-    save_study(folder, plan(content or {"axes": axes}), "sweep.toml", "# of a test")
-    return Points(load_study(folder))
+    save_study(folder, sweep(content or {"axes": axes}), "sweep.toml", "# of a test")
+    return load_study(folder)
 
 
 def serial_rows() -> list[dict[str, str]]:
@@ -73,24 +70,32 @@ def shown(table: str) -> list[dict[str, str]]:
     return [{name: row[name] for name in names} for row in csv.DictReader(StringIO(table))]
 
 
-# Instead of the program of a worker: with this before it, a point of four stages kills its process.
-POISON = """
-import os, signal
-from cdpsim.studies.sweep import questions, worker
-evaluate = questions.evaluate
-def poisoned(schedule, n, **options):
-    if n == {n} and {condition}:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return evaluate(schedule, n, **options)
-questions.evaluate = poisoned
-"""
+def begin_poisoned(n: int, schedule: str = "", m: int = 0, once: str = "") -> None:
+    """Begin a worker that a point of n stages kills: of any schedule and m, or these; the first one makes `once`."""
+    begin_worker()
+    evaluate = cdpsim.evaluate
+
+    def poisoned(name: str, stages: int, **options: Any) -> Any:
+        if stages == n and schedule in ("", name) and m in (0, options["m"]) and not (once and Path(once).exists()):
+            if once:
+                Path(once).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return evaluate(name, stages, **options)
+
+    vars(questions)["evaluate"] = lambda schedule, n, **options: poisoned(schedule, n, **options)
 
 
-def poisoned_program(program: str, n: int, condition: str = "True") -> str:
-    """The program of a worker that a point of n stages kills, where a condition is true."""
-    first, rest = program.split("; from cdpsim", 1)
-    harm = POISON.format(n=n, condition=condition).replace("{", "{{").replace("}", "}}")
-    return f"{first}\n{harm}\nfrom cdpsim{rest}"
+def begin_and_end() -> None:
+    """Begin a worker that ends itself."""
+    os._exit(3)
+
+
+def begin_with_little_room() -> None:
+    """Begin a worker whose files have room for a few rows."""
+    import resource
+
+    begin_worker()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 
 
 class InThisProcess:

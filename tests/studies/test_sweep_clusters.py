@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from cdpsim import RequestError
-from cdpsim.studies.sweep import clusters
-from cdpsim.studies.sweep.clusters import SweepJob, largest_array, run_on_dask, run_on_slurm
-from cdpsim.studies.sweep.evaluator import OutcomeCounts
+from cdpsim.studies.sweep import running
 from cdpsim.studies.sweep.points import SweepPart
 from cdpsim.studies.sweep.results import study_status
+from cdpsim.studies.sweep.running import Outcomes, SweepJob, largest_array, run_on_dask, run_on_slurm
 from tests.conftest import Command
 from tests.helpers.sweeps import FILE, saved
 
@@ -127,7 +126,7 @@ def test_a_job_whose_time_is_up_is_queued_again_with_its_part(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "submitit", ModuleType("submitit"))
     monkeypatch.setitem(sys.modules, "submitit.helpers", helpers)
     job = SweepJob()
-    assert job.checkpoint("sweep", SweepPart(2, 3)) == (job, "sweep", SweepPart(2, 3))
+    assert job.checkpoint("sweep", (2, 3)) == (job, "sweep", (2, 3))
 
 
 class Task:
@@ -178,17 +177,17 @@ def test_each_worker_of_a_dask_cluster_does_a_part(
 ) -> None:
     parts: list[tuple[str, SweepPart]] = []
 
-    def run_part(folder: str, part: SweepPart, workers: int) -> OutcomeCounts:
+    def run_part(folder: str, part: SweepPart, workers: int) -> Outcomes:
         assert workers == 1
         parts.append((folder, part))
-        return OutcomeCounts(result=9)
+        return Outcomes(result=9)
 
-    monkeypatch.setattr(clusters, "run_part", run_part)
+    monkeypatch.setattr(running, "run_part", run_part)
     file = tmp_path / "sweep.toml"
     file.write_text(FILE)
     done = command("sweep", file, "-o", tmp_path / "out", "--on", "dask://10.0.0.1:8786")
     assert done.err.endswith("0 done, 0 refused, 0 failed, 18 to do\n")
-    assert parts == [(str(tmp_path / "out"), SweepPart(k, 2)) for k in (1, 2)]
+    assert parts == [(str(tmp_path / "out"), (k, 2)) for k in (1, 2)]
 
 
 def test_a_cluster_that_is_not_there_is_refused(tmp_path: Path, dask: None, monkeypatch: pytest.MonkeyPatch) -> None:

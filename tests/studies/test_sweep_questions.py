@@ -16,12 +16,19 @@ from cdpsim.studies.sweep.questions import GROUP, QUESTIONS, Question, cell, fin
 DOUBLED = Question(("number",), ("number",), ("doubled",), lambda options: [2 * options["number"]])
 
 
+def __getattr__(name: str) -> object:
+    if name == "BROKEN":
+        return 1 / 0
+    raise AttributeError(name)
+
+
 @pytest.fixture(autouse=True)
 def others(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Four packages with a question, of which one has the name of ours."""
+    """Five packages with a question, of which one has the name of ours."""
     found = {
         "double": "tests.studies.test_sweep_questions:DOUBLED",
         "gone": "tests.studies.no_such_module:QUESTION",
+        "broken": "tests.studies.test_sweep_questions:BROKEN",
         "word": "tests.studies.test_sweep_questions:GROUP",
         "compare": "tests.studies.test_sweep_questions:DOUBLED",
     }
@@ -33,7 +40,7 @@ def others(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_question_of_another_package_is_asked(tmp_path: Path) -> None:
-    assert question_names() == [*QUESTIONS, "double", "gone", "word"]
+    assert question_names() == [*QUESTIONS, "double", "gone", "broken", "word"]
     table = study({"number": [1, 2, 3]}, {}, tmp_path / "sweep", what="double", executor=Here()).table()
     assert table["doubled"] == [2, 4, 6]
 
@@ -45,8 +52,9 @@ def test_ours_keep_their_names() -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("gone", "'gone' cannot be imported: .*no_such_module.*; install what it needs"),
-        ("word", "'word' is no question; mend the package that brings it"),
+        ("gone", "'gone' of tests.studies.no_such_module cannot be imported: ModuleNotFoundError: .*; install what it"),
+        ("broken", "'broken' of tests.studies.test_sweep_questions cannot be imported: ZeroDivisionError: .*, or mend"),
+        ("word", "'word' of tests.studies.test_sweep_questions is no question; mend that package"),
         ("duble", "unknown what 'duble'"),
     ],
 )

@@ -8,9 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,17 +18,20 @@ import pytest
 
 import cdpsim
 from cdpsim import RequestError, Study
-from cdpsim.studies.sweep import running, worker, workers
-from cdpsim.studies.sweep.axes import canonical
-from cdpsim.studies.sweep.evaluator import Evaluator, OutcomeCounts
-from cdpsim.studies.sweep.points import SweepPart
-from cdpsim.studies.sweep.questions import QUESTIONS, completed, shortened
-from cdpsim.studies.sweep.results import failed_points, rate_of, study_status, write_table
-from cdpsim.studies.sweep.running import duration_text, run_part
-from cdpsim.studies.sweep.store import Segment, Store, head_of, load_study
-from cdpsim.studies.sweep.worker import serve_blocks
-from cdpsim.studies.sweep.workers import MOST_DEATHS, BlocksToDo
-from tests.helpers.sweeps import FILE, InThisProcess, poisoned_program, saved, serial_rows, shown
+from cdpsim.studies.sweep import questions, running
+from cdpsim.studies.sweep.results import study_status, write_table
+from cdpsim.studies.sweep.running import Outcomes, run_part
+from cdpsim.studies.sweep.store import Store, load_study
+from tests.helpers.sweeps import (
+    FILE,
+    InThisProcess,
+    begin_and_end,
+    begin_poisoned,
+    begin_with_little_room,
+    saved,
+    serial_rows,
+    shown,
+)
 
 NEEDS_PROCESSES = pytest.mark.skipif(sys.platform != "linux", reason="kills processes by their ids")
 
@@ -57,7 +60,7 @@ def test_a_table_has_the_metrics_of_a_loop_over_evaluate(table: str) -> None:
 @pytest.mark.parametrize("count", [2, pytest.param(7, marks=pytest.mark.long)])
 def test_more_workers_make_the_same_bytes(table: str, tmp_path: Path, count: int) -> None:
     saved(tmp_path)
-    assert run_part(tmp_path, workers=count).result == 18
+    assert run_part(tmp_path, workers=count) == {"result": 18}
     assert csv_of(tmp_path) == table
 
 
@@ -65,10 +68,10 @@ def test_parts_in_any_order_make_the_same_bytes(table: str, tmp_path: Path) -> N
     saved(tmp_path)
     order = list(range(1, 14))
     random.Random(5).shuffle(order)
-    done = [run_part(tmp_path, SweepPart(k, 13), executor=InThisProcess()).all for k in order]
+    done = [run_part(tmp_path, (k, 13), executor=InThisProcess()).total() for k in order]
     assert sum(done) == 18
     assert csv_of(tmp_path) == table
-    assert run_part(tmp_path, SweepPart(1, 1), executor=InThisProcess()).all == 0
+    assert run_part(tmp_path, executor=InThisProcess()) == {}
 
 
 @pytest.mark.slow
@@ -94,138 +97,121 @@ def test_so_many_points_at_most_are_done_and_the_next_run_goes_on(table: str, tm
 def test_a_point_that_ends_every_worker_fails_and_the_others_do_not(
     table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        workers, "_PROGRAM", poisoned_program(workers._PROGRAM, 4, 'schedule == "zb-h1" and options["m"] == 8')
-    )
+    monkeypatch.setattr(running, "begin_worker", partial(begin_poisoned, 4, "zb-h1", 8))
     saved(tmp_path)
-    counts = run_part(tmp_path, workers=2)
-    assert (counts.result, counts.failed) == (17, 1)
+    assert run_part(tmp_path, workers=2) == {"result": 17, "failed": 1}
     status = study_status(tmp_path)
     assert (status.done, status.failed, status.reasons) == (17, 1, {"killed by signal 9": 1})
-    words = failed_points(tmp_path, SweepPart(), 3)
-    assert words == ["schedule=zb-h1, n=4, m=8: killed by signal 9"]
+    assert status.first == ["schedule=zb-h1, n=4, m=8: killed by signal 9"]
     *others, last = csv_of(tmp_path).splitlines()
     assert others == table.splitlines()[:-1]
     assert last.startswith("zb-h1,4,8,,")
     assert last.endswith(",killed by signal 9")
-    assert run_part(tmp_path, workers=1).all == 0
+    assert run_part(tmp_path, workers=1) == {}
 
 
 @pytest.mark.slow
 @NEEDS_PROCESSES
 def test_a_worker_that_dies_once_costs_nothing(table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     marker = tmp_path / "died"
-    once = f"not os.path.exists({str(marker)!r}) and not os.mkdir({str(marker)!r})"
-    monkeypatch.setattr(workers, "_PROGRAM", poisoned_program(workers._PROGRAM, 3, once))
+    monkeypatch.setattr(running, "begin_worker", partial(begin_poisoned, 3, once=str(marker)))
     saved(tmp_path)
-    counts = run_part(tmp_path, workers=2)
-    assert (counts.result, counts.failed, marker.exists()) == (18, 0, True)
+    assert run_part(tmp_path, workers=2) == {"result": 18}
+    assert marker.exists()
     assert csv_of(tmp_path) == table
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_begin_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_PROGRAM", "import sys; sys.exit(3)  # {path} {folder} {stamp} {parent}")
+    monkeypatch.setattr(running, "begin_worker", begin_and_end)
     saved(tmp_path)
     with pytest.raises(RequestError, match=r"workers: end before they begin \(exit code 3\)"):
         run_part(tmp_path, workers=2)
 
 
-def test_a_worker_of_another_sweep_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "_PROGRAM", workers._PROGRAM.replace("{stamp!r}", "'another'"))
-    saved(tmp_path)
-    with pytest.raises(RequestError, match="got another sweep meanwhile"):
-        run_part(tmp_path, workers=1)
-
-
 @pytest.mark.slow
-def test_a_worker_without_space_ends_the_sweep_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    harm = (
-        "import errno\nfrom cdpsim.studies.sweep import store\ndef write(*_): raise OSError(errno.ENOSPC, 'No space')\n"
-    )
-    first, rest = workers._PROGRAM.split("; from cdpsim", 1)
-    monkeypatch.setattr(workers, "_PROGRAM", f"{first}\n{harm}store.write_bytes = write\nfrom cdpsim{rest}")
+@NEEDS_PROCESSES
+def test_a_worker_that_dies_between_blocks_is_replaced(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    receive = running._Crew._receive
+
+    def receive_and_kill(crew: Any, future: Any) -> int:
+        slot = receive(crew, future)
+        if not killed:
+            (process,) = crew._executors[slot]._processes.values()
+            process.kill()
+            process.join()
+            time.sleep(0.5)  # until its pool knows
+            killed.append(slot)
+        return slot
+
+    monkeypatch.setattr(running._Crew, "_receive", receive_and_kill)
     saved(tmp_path)
-    with pytest.raises(RequestError, match="no space; all rows before are kept: free some space"):
+    assert run_part(tmp_path, workers=1) == {"result": 18}
+    assert csv_of(tmp_path) == table
+
+
+def test_workers_that_cannot_start_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor.submit", fail)
+    saved(tmp_path)
+    with pytest.raises(
+        RequestError, match=r"workers: cannot be started \(Resource temporarily unavailable\); give fewer"
+    ):
         run_part(tmp_path, workers=2)
 
 
-class Replies(list[dict[str, Any]]):
-    """A stream that keeps the replies of a worker."""
-
-    def write(self, line: bytes) -> int:
-        self.append(json.loads(line))
-        return len(line)
-
-
-def test_a_worker_answers_each_block_with_counts(tmp_path: Path) -> None:
-    from io import BytesIO
-
-    saved(tmp_path, {"axes": {"schedule": ["1f1b", "dualpipe-v"], "n": [2, 3], "m": [4]}})
-    plan, replies = load_study(tmp_path), Replies()
-    with Segment(tmp_path, head_of(plan)) as segment:
-        serve_blocks(Evaluator(plan), segment, BytesIO(b"[0,1]\n[2]\n[3]\n"), replies)
-    assert replies[0]["segment"] == str(segment.path)
-    assert [(r["result"], r["refused"]) for r in replies[1:]] in ([(2, 0), (0, 1), (0, 1)], [(2, 0), (1, 0), (0, 1)])
-
-
-def test_a_worker_that_cannot_write_says_why_and_answers_no_more(tmp_path: Path) -> None:
-    from io import BytesIO
-
-    def append(*_: object) -> None:
-        raise RequestError("out", "is full")
-
+def test_a_worker_of_another_sweep_is_refused(tmp_path: Path) -> None:
     saved(tmp_path)
-    replies, segment = Replies(), SimpleNamespace(path="segment", append=append)
-    serve_blocks(Evaluator(load_study(tmp_path)), segment, BytesIO(b"[0]\n[1]\n"), replies)  # type: ignore[arg-type]
-    assert [reply["error"] for reply in replies] == [[], ["out", "is full"]]
+    with pytest.raises(RequestError, match="got another sweep meanwhile"):
+        running.answer_block(str(tmp_path), "another", [], 1)
 
 
-def test_signals_sync_rows_and_those_that_end_a_process_exit_with_128_and_their_number(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    serves: dict[int, Any] = {}
-    done: list[object] = []
-    monkeypatch.setattr("signal.signal", serves.__setitem__)
-    monkeypatch.setattr("os._exit", done.append)
-    worker._sync_on_signals(SimpleNamespace(sync=lambda: done.append("synced")))  # type: ignore[arg-type]
-    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
-        serves[number](number, None)
-    assert done == ["synced", "synced", 143, "synced", 130]
+@pytest.mark.slow
+@NEEDS_PROCESSES
+def test_a_worker_without_space_ends_the_sweep_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows before are kept, and none is torn."""
+    monkeypatch.setattr(running, "begin_worker", begin_with_little_room)
+    saved(tmp_path)
+    with pytest.raises(RequestError, match="file too large; all rows before are kept: free some space"):
+        run_part(tmp_path, workers=1)
+    status = study_status(tmp_path)
+    assert 0 < status.done < 18
+    assert not status.damaged
+    (path,) = tmp_path.glob("rows/*")
+    assert path.read_bytes().count(b"\n") == status.done
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end it")
-def test_a_worker_whose_parent_has_ended_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where Linux was asked too late, or cannot be asked."""
-    asked: list[tuple[int, ...]] = []
-    library = SimpleNamespace(prctl=lambda *words: asked.append(words))
-    monkeypatch.setattr("ctypes.CDLL", lambda name: library)
-    worker._end_with(os.getppid())
-    assert asked == [(1, signal.SIGKILL)]  # PR_SET_PDEATHSIG of linux/prctl.h
-    with pytest.raises(SystemExit):
-        worker._end_with(os.getpid())
+@pytest.mark.slow
+def test_a_script_that_does_not_expect_it_can_run_workers(tmp_path: Path) -> None:
+    """A process of multiprocessing would run such a script again, where it has no `if __name__ == "__main__"`."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import cdpsim\n"
+        f"found = cdpsim.study({{'n': [2, 4]}}, {{'schedule': '1f1b'}}, {str(tmp_path / 'out')!r}, workers=2)\n"
+        "print(found.status().done)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    said = subprocess.run([sys.executable, str(script)], env=environment, check=True, capture_output=True, text=True)
+    assert said.stdout == "2\n"
 
 
-def test_blocks_get_smaller_towards_the_end_and_suspects_come_last() -> None:
-    blocks = BlocksToDo(range(100), 2)
-    sizes = [len(blocks.take(40)), len(blocks.take(40))]
-    assert sizes == [25, 18]
-    assert blocks.give_back([1, 2, 3], begun=True) is None
-    assert blocks.give_back([7, 8], begun=False) is None
-    assert blocks.take(40) == [2, 3, 7, 8]
-    rest = []
-    while block := blocks.take(40):
-        rest += block
-    assert rest == [*range(43, 100), 1]
-    for _ in range(MOST_DEATHS - 2):
-        assert blocks.give_back([1], begun=True) is None
-        assert blocks.take(9) == [1]
-    assert blocks.give_back([1], begun=True) == 1
-    assert blocks.take(9) == []
+def test_workers_share_the_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A point for which there is too little here may be tried again: elsewhere, or by fewer workers."""
+    monkeypatch.setattr("cdpsim.limits._physical_bytes", lambda: 100 * 10**6)
+    saved(tmp_path, {"what": "pyramid", "fixed": {"schedule": "multi-cdp"}, "axes": {"n": [100]}})
+    stamp = load_study(tmp_path).stamp
+    few, _ = running.answer_block(str(tmp_path), stamp, [(0,)], 1)
+    many, _ = running.answer_block(str(tmp_path), stamp, [(0,)], 4)
+    assert (few, many) == ({"result": 1}, {"failed": 1})
+    assert "but 25 MB is free here" in "".join(path.read_text() for path in tmp_path.glob("rows/*"))
 
 
 def test_a_fault_is_a_failure_of_its_point_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cdpsim.studies.sweep import questions
-
     evaluate = cdpsim.evaluate
 
     def faulty(schedule: str, n: int, **options: Any) -> Any:
@@ -235,10 +221,11 @@ def test_a_fault_is_a_failure_of_its_point_alone(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(questions, "evaluate", faulty)
     saved(tmp_path)
-    assert run_part(tmp_path, executor=InThisProcess()) == OutcomeCounts(result=12, failed=6)
+    assert run_part(tmp_path, executor=InThisProcess()) == {"result": 12, "failed": 6}
     assert study_status(tmp_path).reasons == {r"ZeroDivisionError: of\na test": 6}
-    assert failed_points(tmp_path, SweepPart(), 2) == [
-        rf"schedule=gpipe, n=4, m={m}: ZeroDivisionError: of\na test" for m in (4, 8)
+    assert study_status(tmp_path).first == [
+        rf"schedule={schedule}, n=4, m={m}: ZeroDivisionError: of\na test"
+        for schedule, m in (("gpipe", 4), ("gpipe", 8), ("1f1b", 4))
     ]
 
 
@@ -354,20 +341,6 @@ def test_a_plan_without_room_has_the_candidate_of_least_memory(tmp_path: Path) -
     assert (table["fits"], table["best_memory"]) == ([False], [smallest["memory"]])
 
 
-def test_metrics_that_follow_from_others_come_back_to_the_last_bit() -> None:
-    question = QUESTIONS["compare"]
-    for options in (
-        {"m": 8},
-        {"m": 16, "model": "gpt2", "cluster": "a100-nodes"},
-        {"m": 5, "model": "vit-b16", "cluster": "v100-node"},
-    ):
-        metrics = cdpsim.evaluate("1f1b", 4, **options)
-        cells = [getattr(metrics, name) for name in question.columns]
-        stored = shortened(question, cells)
-        assert completed(question, json.loads(canonical(stored))) == cells
-        assert stored.count("=") >= 2
-
-
 def test_a_pool_that_breaks_is_refused_in_one_line(tmp_path: Path) -> None:
     from concurrent.futures import Future
     from concurrent.futures.process import BrokenProcessPool
@@ -388,29 +361,33 @@ def test_workers_and_an_executor_are_one_too_many(tmp_path: Path) -> None:
 
 
 def test_progress_is_a_line_with_the_rate_and_what_is_left(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter([0.0, 20.0, 25.0, 51.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    tick = running._Progress(1000)
-    tick(OutcomeCounts(result=99))
-    assert capsys.readouterr().err == ""
-    tick(OutcomeCounts(result=98, failed=2))
-    assert capsys.readouterr().err == "cdpsim: 100 of 1,000 points, 2 failed, 4 /s, 3 min 45 s left\n"
-    tick(OutcomeCounts(result=508, failed=2))
-    assert capsys.readouterr().err == ""
-    assert duration_text(float("inf")) == "unknown time"
+    crew = running._Crew(tmp_path, saved(tmp_path), [(0, 0, 0)] * 1000, 1, None)
+    for outcomes, said in (
+        (Outcomes(result=99), ""),
+        (Outcomes(result=98, failed=2), "cdpsim: 100 of 1,000 points, 2 failed, 4 /s, 0:03:45 left\n"),
+        (Outcomes(result=508, failed=2), ""),
+    ):
+        crew.outcomes = outcomes
+        crew._show()
+        assert capsys.readouterr().err == said
+    assert running.progress_line(0, 0, 7, 0.0) == "0 of 7 points, 0 failed, 0 /s, unknown time left"
 
 
-def test_the_rate_is_that_of_segments_that_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    logs = {"a": [(1000, 0, "begins"), (1010, 50, "has")], "b": [(1000, 0, "begins"), (1010, 70, "ends")]}
-    logs["c"] = [(100, 0, "begins"), (110, 50, "has")]
-    (tmp_path / "parts").mkdir()
-    for name, lines in logs.items():
-        text = "".join(json.dumps({"time": t, "rows": rows, "is": what}) + "\n" for t, rows, what in lines)
-        (tmp_path / "parts" / f"{name}.log").write_text(text + '{"time')
-    monkeypatch.setattr("cdpsim.studies.sweep.results.time.time", lambda: 1012.0)
-    assert rate_of(tmp_path) == 5.0
+def test_the_rate_is_that_of_files_that_are_written(tmp_path: Path) -> None:
+    saved(tmp_path)
+    run_part(tmp_path, limit=6, executor=InThisProcess())
+    (path,) = tmp_path.glob("rows/*")
+    written = path.stat().st_mtime
+    path = path.rename(path.with_name(f"here-1-1-{int((written - 12) * 1e9)}.jsonl"))
+    assert study_status(tmp_path).rate == pytest.approx(0.5, rel=1e-3)
+    os.utime(path, (written - 1000, written - 1000))
+    assert study_status(tmp_path).rate == 0
+    path.rename(path.with_name("other.jsonl")).touch()
+    assert study_status(tmp_path).rate == 0
 
 
 def children_of(pid: int) -> list[int]:
@@ -448,7 +425,7 @@ def test_a_killed_parent_takes_its_workers_with_it_and_the_next_run_goes_on(tabl
     file = tmp_path / "sweep.toml"
     file.write_text(FILE)
     process = sweep_process(tmp_path / "sweep", file)
-    while not list(tmp_path.glob("sweep/parts/*.jsonl")) and process.poll() is None:
+    while not list(tmp_path.glob("sweep/rows/*.jsonl")) and process.poll() is None:
         pass
     workers_of = children_of(process.pid)
     process.kill()
@@ -468,12 +445,12 @@ def test_an_interrupted_sweep_keeps_its_rows(table: str, tmp_path: Path, number:
     file = tmp_path / "sweep.toml"
     file.write_text(FILE.replace("to = 4", "to = 60"))
     process = sweep_process(tmp_path / "sweep", file)
-    while not list(tmp_path.glob("sweep/parts/*.jsonl")) and process.poll() is None:
+    while not list(tmp_path.glob("sweep/rows/*.jsonl")) and process.poll() is None:
         pass
     process.send_signal(number)
     said = process.communicate()[1].decode()
     assert (process.returncode, said.count("\n")) == (code, 1), said
-    assert not Store(tmp_path / "sweep").damaged
+    assert not Store(tmp_path / "sweep", "compare").damaged
     saved(tmp_path / "sweep")
     run_part(tmp_path / "sweep", executor=InThisProcess())
     assert csv_of(tmp_path / "sweep") == table
@@ -490,14 +467,21 @@ def test_two_sweeps_at_once_in_one_folder_make_the_same_table(table: str, tmp_pa
     assert csv_of(tmp_path / "sweep") == table
 
 
-def kill_now_and_then(process: "subprocess.Popen[bytes]", folder: Path, draw: random.Random) -> Iterator[int]:
-    """Kill a random worker of a sweep every 0.3 seconds, of those that have written a row, and yield its id."""
+def writes_rows(pid: int) -> bool:
+    """Return whether a process has a file of rows open."""
+    try:
+        return any(file.readlink().suffix == ".jsonl" for file in Path(f"/proc/{pid}/fd").iterdir())
+    except FileNotFoundError:
+        return False
+
+
+def kill_now_and_then(process: "subprocess.Popen[bytes]", draw: random.Random) -> Iterator[int]:
+    """Kill a random worker of a sweep every 0.3 seconds, of those that write rows, and yield its id."""
     while True:
         try:
             process.wait(0.3)
         except subprocess.TimeoutExpired:
-            begun = {path.name.rsplit("-", 3)[1] for path in folder.glob("parts/*.jsonl")}
-            if found := [pid for pid in children_of(process.pid) if str(pid) in begun]:
+            if found := [*filter(writes_rows, children_of(process.pid))]:
                 os.kill(worker := draw.choice(found), signal.SIGKILL)
                 yield worker
         else:
@@ -516,15 +500,15 @@ def test_kills_of_workers_and_of_the_parent_change_no_byte(tmp_path: Path, seed:
     assert ended(sweep_process(quiet, file)) == 0
     draw, folder = random.Random(seed), tmp_path / "killed"
     process = sweep_process(folder, file)
-    for deaths, _ in enumerate(kill_now_and_then(process, folder, draw)):
+    for deaths, _ in enumerate(kill_now_and_then(process, draw)):
         if deaths == 11:
             process.kill()
     process.communicate()
     assert process.returncode in (0, -signal.SIGKILL)
-    rows = sum(path.read_bytes().count(b'{"id"') for path in folder.glob("parts/*.jsonl"))
-    done = len(Store(folder))
+    rows = sum(path.read_bytes().count(b"\n") for path in folder.glob("rows/*.jsonl"))
+    done = study_status(folder).done
     process = sweep_process(folder, file)
-    kills = sum(1 for _ in kill_now_and_then(process, folder, draw))
+    kills = sum(1 for _ in kill_now_and_then(process, draw))
     assert ended(process) == 0
     assert kills
     assert csv_of(folder) == csv_of(quiet)

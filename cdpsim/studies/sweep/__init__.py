@@ -27,11 +27,10 @@ class Study:
     """A sweep in a folder: its points, and the results of those that are done."""
 
     def __init__(self, directory: str | Path) -> None:
-        from cdpsim.studies.sweep.points import Points
         from cdpsim.studies.sweep.store import load_study
 
         self.directory = Path(directory)
-        self.points = Points(load_study(self.directory)).count
+        self.points = load_study(self.directory).count
 
     def __len__(self) -> int:
         return self.points
@@ -85,23 +84,13 @@ def study(
         workers = whole_number("workers", workers, at_least=1)
         if executor is not None:
             raise RequestError("workers", "are those of this machine, and an executor has its own; leave either out")
-    content = {"what": what, "fixed": fixed or {}, "axes": axes, "together": together, "leave_out": leave_out}
-    _save({name: value for name, value in content.items() if value}, Path(directory))
-    from cdpsim.studies.sweep.running import run_part
-
-    run_part(directory, workers=workers, executor=executor)
-    return Study(directory)
-
-
-def _save(given: Mapping[str, Any], folder: Path) -> None:
-    """Save a sweep of plain dicts and lists into a folder, where relative paths begin in the current one."""
     from cdpsim.files.config import toml_text
-    from cdpsim.studies.sweep.axes import lowest_form, sweep_of
-    from cdpsim.studies.sweep.contents import sweep_plan_of
-    from cdpsim.studies.sweep.points import Points
+    from cdpsim.studies.sweep.points import lowest_form, sweep_of
+    from cdpsim.studies.sweep.running import run_part
     from cdpsim.studies.sweep.store import save_study
 
-    content = lowest_form(given)
-    plan = sweep_plan_of(sweep_of(content, "study"), Path())
-    Points(plan).refuse_too_many()
-    save_study(folder, plan, "sweep.toml", toml_text(content))
+    given = {"what": what, "fixed": fixed or {}, "axes": axes, "together": together, "leave_out": leave_out}
+    content = lowest_form({name: value for name, value in given.items() if value})
+    save_study(Path(directory), sweep_of(content, "study"), "sweep.toml", toml_text(content))
+    run_part(directory, workers=workers, executor=executor)
+    return Study(directory)

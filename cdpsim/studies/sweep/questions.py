@@ -8,6 +8,7 @@ from dataclasses import fields
 from fractions import Fraction
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from math import isfinite
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -38,16 +39,13 @@ _NO_METRICS = ("steps", "setting", "untied", "asked")  # of a measured run: quan
 class Question(NamedTuple):
     """A question: the options that it takes, the columns of its answer, and the function that finds it.
 
-    `needed` are options that it cannot do without. `follow` has columns that follow from others, and `multiples` those
-    that are a whole multiple of another one: these are stored only where they are not.
+    It cannot do without those that are `needed`.
     """
 
     needed: Sequence[str]
     options: Sequence[str]
     columns: Sequence[str]
     ask: Callable[[PointOptions], Cells]
-    follow: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {}
-    multiples: Mapping[str, str] = {}
 
 
 MEASURED_FIELDS = tuple(field.name for field in fields(Measured) if field.name not in _NO_METRICS)
@@ -79,33 +77,21 @@ def _break_even(options: PointOptions) -> Cells:
     return list(find_break_even(runner, cluster, share).to_builtins().values())
 
 
-def _superposition(options: PointOptions) -> Cells:
-    return list(superpose(**options).row().values())
-
-
 def _pyramid_cells(options: PointOptions) -> Cells:
     found = pyramid(simulate(Request.from_builtins(options)))
-    return [
-        *(found[name] for name in _PYRAMID_COLUMNS[:-1]),
-        " ".join(str(each["devices"]) for each in found["stages"]),
-    ]
+    widths = " ".join(str(each["devices"]) for each in found["stages"])
+    return [*(found[name] for name in _PYRAMID_COLUMNS[:-1]), widths]
 
 
 _PYRAMID_COLUMNS = ("n", "devices", "bound", "period", "period_is", "devices_of_stages")
-_SUPERPOSITION_COLUMNS = (*(name for name in Superposition._fields[:4]), "dp_bytes", "cdp_bytes", "reduction")
 
 # The options of a candidate that a plan varies, and metrics that are no options.
 _CANDIDATE_OPTIONS = ("schedule", "n", "m", "chunks", "replicas", "shard", "zero", "rule", "recompute")
 _BEST_METRICS = ("devices", "batch", "step", "samples", "memory", "staleness")
 # The time of a search is no option, as its result would depend on the machine.
 _PLAN_LIMITS = ("model", "cluster", "devices", "batch", "memory", "schedules", "staleness", "objective", "fewer")
-_PLAN_COLUMNS = (
-    *(f"best_{name}" for name in (*_CANDIDATE_OPTIONS, *_BEST_METRICS)),
-    "fits",
-    "status",
-    "candidates",
-    "simulated",
-)
+_BEST_COLUMNS = tuple(f"best_{name}" for name in (*_CANDIDATE_OPTIONS, *_BEST_METRICS))
+_PLAN_COLUMNS = (*_BEST_COLUMNS, "fits", "status", "candidates", "simulated")
 
 
 def _best_plan(options: PointOptions) -> Cells:
@@ -118,29 +104,16 @@ def _best_plan(options: PointOptions) -> Cells:
     return [*(asked.get(name) for name in _CANDIDATE_OPTIONS), *metrics, *words]
 
 
-# A row of a million is short where it does not say twice what it has.
-_FOLLOWING: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-    "micro_batch_rate": lambda row: row["micro_batches"] / row["step"],
-    "sample_rate": lambda row: row["micro_batch_rate"] * (row["batch"] // row["micro_batches"]),
-    "sample_time": lambda row: 1 / row["sample_rate"],
-    "per_device": lambda row: (row["token_rate"] or row["sample_rate"] or row["micro_batch_rate"]) / row["devices"],
-    "hfu": lambda row: row["mfu"],
-}
-
 QUESTIONS: dict[str, Question] = {
-    "compare": Question(
-        ("schedule",),
-        (*OPTION_NAMES, "devices", "batch"),
-        MEASURED_FIELDS,
-        _measured,
-        _FOLLOWING,
-        {"token_rate": "sample_rate"},
-    ),
+    "compare": Question(("schedule",), (*OPTION_NAMES, "devices", "batch"), MEASURED_FIELDS, _measured),
     "breakeven": Question(
         ("schedule", "cluster"), (*OPTION_NAMES, "share"), tuple(field.name for field in fields(BreakEven)), _break_even
     ),
     "superpose": Question(
-        ("model", "n"), ("model", "n", "axis", "contents", "by_layer"), _SUPERPOSITION_COLUMNS, _superposition
+        ("model", "n"),
+        ("model", "n", "axis", "contents", "by_layer"),
+        (*Superposition._fields[:4], "dp_bytes", "cdp_bytes", "reduction"),
+        lambda options: [*superpose(**options).row().values()],
     ),
     "plan": Question(("batch",), (*_PLAN_LIMITS, *PLAN_OPTIONS), _PLAN_COLUMNS, _best_plan),
     "pyramid": Question(("schedule",), OPTION_NAMES, _PYRAMID_COLUMNS, _pyramid_cells),
@@ -160,12 +133,15 @@ def find_question(name: str) -> Question:
     """Return a question by its name; one of another package is imported, and refused if that lacks something."""
     if choose("what", name, question_names()) in QUESTIONS:
         return QUESTIONS[name]
+    entry = _others()[name]
+    package = entry.dist.name if entry.dist else entry.module
     try:
-        found = _others()[name].load()
-    except ImportError as error:
-        raise RequestError("what", f"{name!r} cannot be imported: {error}; install what it needs") from None
+        found = entry.load()
+    except (Exception, SystemExit) as error:  # it is the code of others
+        problem = f"{name!r} of {package} cannot be imported: {type(error).__name__}: {error}"
+        raise RequestError("what", f"{problem}; install what it needs, or mend it") from None
     if not isinstance(found, Question):
-        raise RequestError("what", f"{name!r} is no question; mend the package that brings it")
+        raise RequestError("what", f"{name!r} of {package} is no question; mend that package")
     return found
 
 
@@ -176,47 +152,9 @@ def _others() -> dict[str, EntryPoint]:
 
 def cell(value: Any) -> Any:
     """Return a figure as JSON has it: a fraction as a text in lowest terms, and so what is not finite."""
-    if type(value) is int or type(value) is str or value is None or type(value) is bool:
-        return value
     if isinstance(value, Fraction):
         return json_number(simplified(value))
     number = value.item() if hasattr(value, "item") else value
     if isinstance(number, float):
-        number = float(number)
-        return number if number - number == 0 else str(number)
+        return float(number) if isfinite(number) else str(float(number))
     return number
-
-
-FOLLOWS = "="  # in the place of a figure that follows from others
-
-
-def shortened(question: Question, cells: Cells) -> list[Any]:
-    """Return the cells of a row as they are stored: those that follow from others are not repeated."""
-    row = dict(zip(question.columns, map(cell, cells), strict=True))
-    stored = row.copy()
-    for name, rule in question.follow.items():
-        if _follows(rule, row, row[name]):
-            stored[name] = FOLLOWS
-    for name, base in question.multiples.items():
-        if row[name] and row[base] and row[base] * (times := round(row[name] / row[base])) == row[name]:
-            stored[name] = f"{FOLLOWS}{times}"
-    return list(stored.values())
-
-
-def _follows(rule: Callable[[Mapping[str, Any]], Any], row: Mapping[str, Any], value: Any) -> bool:
-    try:
-        return value is not None and type(derived := rule(row)) is type(value) and derived == value
-    except (TypeError, ZeroDivisionError):
-        return False
-
-
-def completed(question: Question, cells: Cells) -> list[Any]:
-    """Return the cells of a stored row with those that follow from others."""
-    row = dict(zip(question.columns, cells, strict=True))
-    for name, rule in question.follow.items():
-        for other, base in question.multiples.items():
-            if isinstance(row[other], str) and row[base] != FOLLOWS:
-                row[other] = row[base] * int(row[other].removeprefix(FOLLOWS))
-        if row[name] == FOLLOWS:
-            row[name] = rule(row)
-    return list(row.values())
