@@ -200,13 +200,13 @@ by_word = [
 ]
 print(json.dumps({
     "proved": found.proved,
-    "spared": sum(fate == "cannot be better" for fate in search.fate) > 10,
+    "spared": sum(one.fate == "cannot be better" for one in search.space.candidates) > 10,
     "best": float(found.rows[0]["step"]) == min(every.values())[0],
-    "front": {(float(one.step), one.memory) for one in search.measured.values()}
+    "front": {(float(one.measured.step), one.measured.memory) for one in search.space.candidates if one.measured}
     >= {point for point in every.values() if not beaten(point)},
     "too high": [
         number for number, (time, memory) in every.items()
-        if search.least[number].step > time * (1 + 1e-12) or search.least[number].memory > memory
+        if (least := search.space.candidates[number].least).step > time * (1 + 1e-12) or least.memory > memory
     ],
     "words matter": by_word[1] < 0.9 * by_word[0] and by_word[2] < 0.9 * by_word[0],
 }))

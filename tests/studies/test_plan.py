@@ -24,8 +24,7 @@ from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.studies.plan.bounds import Bound, Bounds
 from cdpsim.studies.plan.plan_table import plan_table
-from cdpsim.studies.plan.search import FATES, OPEN, REFUSED, SIMULATED, TOO_LARGE, WORSE
-from cdpsim.studies.plan.space import Candidate, find_candidates
+from cdpsim.studies.plan.space import FATES, OPEN, REFUSED, SIMULATED, TOO_LARGE, WORSE, Candidate, find_candidates
 from cdpsim.studies.plan.wanted import read_wanted
 from tests.helpers.every_row import every_row
 
@@ -112,7 +111,7 @@ def check_against_all(found: Plan, limit: float, top: int, objective: str) -> No
     front = [k for k in fitting if not any(dominates(other, fitting[k]) for other in fitting.values())]
     front = first_of_equals(sorted(front, key=lambda k: (*fitting[k], k)), every)
     assert [row.options for row in found.front] == [candidates[k].options for k in front]
-    fates = found.search.fate
+    fates = [one.fate for one in candidates]
     for k, fate in enumerate(fates):
         assert (fate == REFUSED) == (k not in every), fate
         assert fate != TOO_LARGE or every[k].memory > limit
@@ -321,11 +320,11 @@ def test_no_candidate_is_better_than_its_bounds_however_data_ranks_exchange(exch
     names = ["dp", "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1"]
     cluster = Cluster(devices=(Devices(),), link=Link(latency=0.25, bandwidth=2.0**21))
     found = plan(model, cluster, devices=8, batch=16, memory="1 TB", schedules=names, top=10**6, **exchange)
-    assert found.search.measured
-    for k, one in found.search.measured.items():
-        least = found.search.least[k]
-        assert least.step <= float(one.step) * (1 + 1e-12), found.search.space.candidates[k].options
-        assert least.memory <= one.memory, found.search.space.candidates[k].options
+    simulated = [one for one in found.search.space.candidates if one.measured]
+    assert simulated
+    for one in simulated:
+        assert one.least.step <= one.point.step * (1 + 1e-10), one.options
+        assert one.least.memory <= one.point.memory, one.options
 
 
 def test_seconds_change_nothing_of_what_is_proved() -> None:
@@ -497,7 +496,7 @@ def test_forms_have_all_rows() -> None:
     assert {row["command"] for row in rows} == {row.command for row in [*found.rows, *found.front]}
     every = found.to_builtins(candidates=True)["candidates"]
     assert len(every) == content["searched"]["candidates"]
-    assert [row["fate"] for row in every] == found.search.fate
+    assert [row["fate"] for row in every] == [one.fate for one in found.search.space.candidates]
     assert found.status in str(found).splitlines()
     assert "proved" in repr(found)
     assert found.rows[0].command in str(found)
@@ -507,7 +506,7 @@ def test_forms_have_all_rows() -> None:
 def test_a_frame_has_every_candidate() -> None:
     pytest.importorskip("pandas")
     found = plan(devices=4, batch=8, schedules="1f1b,gpipe")
-    assert found.frame()["fate"].tolist() == found.search.fate
+    assert found.frame()["fate"].tolist() == [one.fate for one in found.search.space.candidates]
 
 
 @pytest.mark.slow

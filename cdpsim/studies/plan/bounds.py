@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cdpsim.cluster.devices import NONE
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.limits import UNLIMITED
 from cdpsim.numeric.columns import Ints
@@ -101,19 +102,29 @@ def _probe(case: Request) -> Probe:
         step = folded.figures.period if folded else few
     except (RequestError, Stalled):  # which the simulation of a candidate shows
         return Probe(0.0, 0.0, np.zeros((1, STASHES + 1), dtype=np.int64))
-    if case.rendezvous:  # other messages may let tasks wait less for each other, and leave them their work
-        busy = figures_of(passes)
-        step = least = busy.period * (1 - busy.bubble) * case.shape.m / one.request.shape.m
-    elif (one.program.messages.micro_batch[_exchanges(one.program)] < 0).all():
+    program, shape = one.program, one.request.shape
+    busy = figures_of(passes)
+    work = ROUNDING * float(busy.period) * (1 - busy.bubble) * case.shape.m / shape.m  # of a device, in the mean
+    if case.rendezvous or NONE in case.cluster.overlaps(program.devices):
+        step = least = work  # as other messages may let tasks wait less for each other
+    elif _has_copies(program):
+        least = work  # as ranks may exchange in other parts what copies do
+    elif (program.messages.micro_batch[_exchanges(program)] < 0).all():
         least += step - few
     exact = 1.0 if case.in_slots else ROUNDING
-    return Probe(exact * float(step), exact * float(least), certainly_held(one.program))
+    return Probe(exact * float(step), exact * float(least), certainly_held(program))
 
 
 def _exchanges(program: Program) -> Ints:
     """Return the messages that stages do not pass on: what copies of a stage exchange, which ranks may share."""
     messages = program.messages
     return np.flatnonzero((messages.op != Op.P2P) | ~np.isin(messages.content, _BETWEEN_STAGES))
+
+
+def _has_copies(program: Program) -> bool:
+    """Return whether any stage is on several devices."""
+    tasks = program.tasks
+    return len(np.unique(tasks.device[: program.compute] * program.n + tasks.stage[: program.compute])) > program.n
 
 
 def _without_exchanges(one: Run) -> Run:

@@ -14,8 +14,8 @@ from cdpsim.request.description import MEMORY_NOTE
 from cdpsim.request.options import DEFAULTS, flag_of
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison_columns import SPLIT_NOTE
-from cdpsim.studies.plan.search import FATES, INTERRUPTED, REFUSED, TOO_LARGE, WORSE, Search
-from cdpsim.studies.plan.space import values_left_out
+from cdpsim.studies.plan.search import INTERRUPTED, Search
+from cdpsim.studies.plan.space import FATES, REFUSED, TOO_LARGE, WORSE, Candidate, values_left_out
 from cdpsim.studies.plan.wanted import SIZE_AXES, Wanted
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Plan:
         return plan_table(self).rstrip("\n")
 
     def __repr__(self) -> str:
-        return one_line(f"Plan({counted(len(self.search.fate), 'candidate')}, {self.status})", 200)
+        return one_line(f"Plan({counted(len(self.search.space.candidates), 'candidate')}, {self.status})", 200)
 
     def _repr_html_(self) -> str:
         return PrintedTable(_columns(self, self.rows), self.rows, heads=_head_lines(self))._repr_html_()
@@ -122,15 +122,15 @@ class Plan:
     @property
     def fitting(self) -> list[Measured]:
         """The figures of all candidates that were simulated and fit, in their order."""
-        return [self.search.measured[number] for number in sorted(self.search.points)]
+        return [one.measured for one in self.search.fitting if one.measured]
 
     @property
     def searched(self) -> dict[str, Any]:
         """The number of all candidates, and of those with each fate: of those that cannot be asked, by the subject."""
-        counts = Counter(self.search.fate)
-        subjects = Counter(refusal.subject for refusal in self.search.refusals.values())
+        counts = Counter(one.fate for one in self.search.space.candidates)
+        subjects = Counter(one.refusal.subject for one in self.search.space.candidates if one.refusal)
         named: dict[str, Any] = {fate: counts[fate] for fate in FATES}
-        return {"candidates": len(self.search.fate), **named, REFUSED: dict(subjects.most_common())}
+        return {"candidates": counts.total(), **named, REFUSED: dict(subjects.most_common())}
 
     @property
     def in_slots(self) -> bool:
@@ -140,23 +140,21 @@ class Plan:
     @property
     def candidates(self) -> PrintedTable:
         """A row for each candidate: its options, its fate and the reason, its bounds and its figures."""
-        search = self.search
+        every = self.search.space.candidates
+        shown = ("step", "samples", "memory", "staleness")
+        figures = {id(one): one.measured.value for one in every if one.measured}
 
         def figure(name: str) -> Column:
-            return Column(name, lambda k: search.measured[k].value(name) if k in search.measured else None)
-
-        def least(name: str) -> Any:
-            return lambda k: getattr(search.least[k], name) or None if k in search.least else None
+            return Column(name, lambda one: figures[id(one)](name) if one.measured else None)
 
         columns = [
-            *_option_columns(self.wanted, lambda k: search.space.candidates[k].options),
-            Column("fate", lambda k: search.fate[k]),
-            Column("why", lambda k: str(search.refusals[k]) if k in search.refusals else None),
-            *(Column(f"least_{name}", least(name)) for name in ("step", "memory")),
-            Column("devices", lambda k: search.space.candidates[k].devices),
-            *map(figure, ("step", "samples", "memory", "staleness")),
+            *_option_columns(self.wanted),
+            *(Column("fate"), Column("why", lambda one: str(one.refusal) if one.refusal else None)),
+            *(Column("least_step", lambda one: one.least.step or None),),
+            *(Column("least_memory", lambda one: one.least.memory or None), Column("devices")),
+            *map(figure, shown),
         ]
-        return PrintedTable(columns, range(len(search.fate)))
+        return PrintedTable(columns, every)
 
     def frame(self) -> "pd.DataFrame":
         """Return all candidates with their options, fates and figures as a DataFrame of pandas."""
@@ -177,19 +175,16 @@ class Plan:
 def plan_of(search: Search) -> Plan:
     """Return the plan that a search has found."""
 
-    def row(number: int, others: Sequence[int] = ()) -> PlanRow:
-        options = [search.space.candidates[each].options for each in (number, *others)]
-        return PlanRow(options[0], search.measured[number], tuple(map(command_of, options[1:])))
+    def row(one: Candidate, others: Sequence[Candidate] = ()) -> PlanRow:
+        assert one.measured is not None
+        return PlanRow(one.options, one.measured, tuple(command_of(other.options) for other in others))
 
-    fresh = search.best(stale=False)
-    first = search.points[fresh[0][0]].key(search.wanted.objective)[0] if fresh else float("inf")
-    better = [
-        each for each in search.best(stale=True) if search.points[each[0]].key(search.wanted.objective)[0] < first
-    ]
-    rows = [row(*each) for each in [*fresh, *better]]
-    front = [row(*each) for each in search.merged(search.front())]
-    smallest = None if search.smallest is None else row(search.smallest)
-    return Plan(rows, front, _status(search, rows), search.wanted.objective, search.wanted, search, smallest)
+    fresh, objective = search.best(stale=False), search.wanted.objective
+    first = fresh[0][0].point.key(objective)[0] if fresh else float("inf")
+    better = [each for each in search.best(stale=True) if each[0].point.key(objective)[0] < first]
+    rows, front = [row(*each) for each in [*fresh, *better]], [row(*each) for each in search.front()]
+    smallest = row(search.smallest) if search.smallest else None
+    return Plan(rows, front, _status(search, rows), objective, search.wanted, search, smallest)
 
 
 def _status(search: Search, rows: Sequence[PlanRow]) -> str:
@@ -257,7 +252,7 @@ def _numbered(plan: Plan, heading: str, rows: Sequence[PlanRow], first: int) -> 
 def _columns(plan: Plan, rows: Sequence[PlanRow]) -> list[Column]:
     """Return the columns of rows: options, for people those in which they differ, and figures."""
     slots, front = plan.in_slots, {id(row.options) for row in plan.front}
-    options = _option_columns(plan.wanted, lambda row: row.options)
+    options = _option_columns(plan.wanted)
     given = {column.name for column in with_words(options, rows)}
     rate = Column(
         "samples",
@@ -283,13 +278,13 @@ def _columns(plan: Plan, rows: Sequence[PlanRow]) -> list[Column]:
     ]
 
 
-def _option_columns(wanted: Wanted, options_of: Any) -> list[Column]:
+def _option_columns(wanted: Wanted) -> list[Column]:
     """Return the columns of options: sizes, and those with several values."""
     several = {name for name, known in wanted.values().items() if len(known) > 1} - {"schedule", *SIZE_AXES}
     names = ["schedule", *SIZE_AXES, *sorted(several)]
 
     def column(name: str) -> Column:
-        return Column(name, lambda row: _plain_option(options_of(row).get(name)))
+        return Column(name, lambda row: _plain_option(row.options.get(name)))
 
     return [column(name) for name in names]
 

@@ -1,96 +1,39 @@
 """The search of a plan: candidates are simulated in the order of their bounds, until no other one can be better."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from time import monotonic
-from typing import NamedTuple
+from typing import Any
 
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.files.progress import ticker
 from cdpsim.numeric.paths import expect_many_runs
-from cdpsim.studies.compare import Measured
 from cdpsim.studies.evaluate import evaluate
 from cdpsim.studies.plan.bounds import Bounds
-from cdpsim.studies.plan.space import Candidate, Space
-from cdpsim.studies.plan.wanted import OBJECTIVES, Wanted
+from cdpsim.studies.plan.space import OPEN, REFUSED, SIMULATED, TOO_LARGE, WORSE, Candidate, Space
+from cdpsim.studies.plan.wanted import Wanted
 
-REFUSED, TOO_LARGE, WORSE, SIMULATED, OPEN = FATES = (
-    *("cannot be asked", "too large", "cannot be better", "simulated", "open"),
-)
 INTERRUPTED = "interrupted"
+Merged = list[tuple[Candidate, list[Candidate]]]  # candidates, each with the others that equal it in every figure
 _FEW_CANDIDATES, _FEW_SECONDS = 500, 10  # for fewer, compiled code is not worth loading
 _ENOUGH_STEPS = 12  # of a run: its makespan, which plans do not show, follows from that of fewer
-_NEARLY = 1e-3  # the share by which figures of rows differ that count as one
-_COMPARED = (
-    "step",
-    "memory",
-    "devices",
-    "staleness",
-    "sent",
-)  # figures in which rows that count as one are equal
 _LAST_TRIES = 1.5  # seconds behind its end in which a search without a row looks for one that fits
 
 
-class Point(NamedTuple):
-    """The figures of a candidate, each of which is the better the less it is."""
-
-    step: float
-    memory: float
-    devices: int
-    staleness: float
-
-    def key(self, objective: str) -> tuple[float, ...]:
-        """Return the figures in the order in which an objective sorts."""
-        first = OBJECTIVES[objective]
-        return (getattr(self, first), *(value for name, value in self._asdict().items() if name != first))
-
-    def dominates(self, other: "Point") -> bool:
-        """Return whether it is at least as good in all figures, and better in one."""
-        return self != other and all(mine <= its for mine, its in zip(self, other, strict=True))
-
-
-def point_of(measured: Measured) -> Point:
-    """Return the figures of a run; all candidates have the same batch.
-
-    Steps are equal if eleven digits are: those behind depend on the order of sums and the size of ticks.
-    """
-    step = float(f"{float(measured.step):.11g}")
-    return Point(step, float(measured.memory), measured.devices, measured.staleness)
-
-
-@dataclass
 class Search:
-    """The state of a search.
+    """The state of a search; `stopped` says why it ended before its end, `smallest` needs least memory if none fits."""
 
-    `least` has the least figures of each candidate that can be asked, with a step and a memory of 0 until it is
-    `bounded`, and `fate` the word for what has become of each. `stopped` says why the search ended before its end.
-    """
-
-    space: Space
-    wanted: Wanted
-    least: dict[int, Point] = field(init=False)
-    fate: list[str] = field(init=False)
-    refusals: dict[int, RequestError] = field(init=False)
-    bounded: set[int] = field(default_factory=set)
-    measured: dict[int, Measured] = field(default_factory=dict)
-    points: dict[int, Point] = field(default_factory=dict)  # of those that have been simulated and fit
-    smallest: int | None = None  # where none fits, the one that needs least memory
-    stopped: str = ""
-
-    def __post_init__(self) -> None:
-        every = [*enumerate(self.space.candidates)]
-        self.refusals = {number: one.refusal for number, one in every if one.refusal}
-        self.fate = [REFUSED if one.refusal else OPEN for _, one in every]
-        self.least = {k: Point(0.0, 0.0, one.devices, one.staleness) for k, one in every if not one.refusal}
-        self._bounds = Bounds(self.space.cases)
-        sizes = [case.cluster.memory_bytes(case.cluster.count or 1).max() for case in self.space.cases]
-        self._most = float(max(sizes, default=0.0)) if self.wanted.memory is None else self.wanted.memory
-        self._tick: Callable[[int], object] = lambda added: None
+    def __init__(self, space: Space, wanted: Wanted) -> None:
+        self.space, self.wanted, self.stopped = space, wanted, ""
+        self.smallest: Candidate | None = None
+        self._bounds, self._asked = Bounds(space.cases), [one for one in space.candidates if not one.refusal]
+        sizes = [case.cluster.memory_bytes(case.cluster.count or 1).max() for case in space.cases]
+        self._most = float(max(sizes, default=0.0)) if wanted.memory is None else wanted.memory
+        self._tick: Any = ticker(2 * len(self._asked), "plan")
 
     def run(self) -> "Search":
-        """Simulate candidates until the best are known, also of those without staleness, and then the front."""
-        self._tick = ticker(2 * len(self.least), "plan")
-        many = len(self.least) > _FEW_CANDIDATES and (self.wanted.seconds or _FEW_SECONDS) >= _FEW_SECONDS
+        """Simulate candidates until the best are known, and then the front."""
+        seconds = self.wanted.seconds
+        many = len(self._asked) > _FEW_CANDIDATES and (seconds is None or seconds >= _FEW_SECONDS)
         try:
             with expect_many_runs(many):
                 self._search()
@@ -98,149 +41,135 @@ class Search:
             self.stopped = INTERRUPTED
         finally:
             self._tick(0)
-        if not self.stopped:
-            self.fate = [WORSE if fate == OPEN else fate for fate in self.fate]
+        for one in [] if self.stopped else self._open():
+            one.fate = WORSE
         return self
 
     def _search(self) -> None:
         for share in (0.5, 1.0):  # of the time, up to which bounds are looked for
             self._bound_all(share)
             self._find_best()
-            if len(self.bounded) == len(self.least):
+            if all(one.bounded for one in self._asked):
                 break
         self._find_front()
-        if not self.points and not self.wanted.is_late():
+        if not self.fitting and not self.wanted.is_late():
             self._find_smallest()
         if self.wanted.is_late() or not self.space.complete:
             self.stopped = f"stopped after {self.wanted.seconds:g} s"
             self._find_any()
 
-    def best(self, *, stale: bool) -> list[tuple[int, list[int]]]:
-        """Return the best rows known with staleness or without, each with the others that equal it in every figure."""
-        numbers = [number for number, point in self.points.items() if (point.staleness > 0) == stale]
-        return self.merged(sorted(numbers, key=lambda number: self._key(number, self.points)), self.wanted.top)
+    @property
+    def fitting(self) -> list[Candidate]:
+        """The candidates that have been simulated and fit."""
+        return [one for one in self._asked if one.fits]
 
-    def merged(self, numbers: Iterable[int], most: int | None = None) -> list[tuple[int, list[int]]]:
-        """Return candidates in their order, each with the later ones that equal it in every figure."""
-        kept: list[tuple[int, list[int]]] = []
-        for number in numbers:
-            one = self.measured[number]
-            same = next((others for first, others in kept if _are_equal(self.measured[first], one)), None)
-            if same is not None:
-                same.append(number)
-            elif len(kept) != most:
-                kept.append((number, []))
-        return kept
+    def best(self, *, stale: bool) -> Merged:
+        """Return the best rows that are known, with staleness or without."""
+        found = (one for one in self.fitting if (one.staleness > 0) == stale)
+        return merged(sorted(found, key=lambda one: one.point.key(self.wanted.objective)), self.wanted.top)
 
-    def front(self) -> list[int]:
+    def front(self) -> Merged:
         """Return the candidates that no other one dominates, the fastest first."""
-        every = {*self.points.values()}
-        found = [number for number, one in self.points.items() if not any(other.dominates(one) for other in every)]
-        return sorted(found, key=lambda number: (*self.points[number], number))
+        every = {one.point for one in self.fitting}
+        found = [one for one in self.fitting if not any(point.dominates(one.point) for point in every)]
+        return merged(sorted(found, key=lambda one: one.point))
 
     def best_left(self) -> float:
         """Return the best value of the objective that a candidate has, or that one could have that is open."""
-        left = [self.least[number] for number, fate in enumerate(self.fate) if fate == OPEN]
-        known = [*left, *self.points.values()] if self.space.complete else [Point(0.0, 0.0, 0, 0.0)]
-        return min((point.key(self.wanted.objective)[0] for point in known), default=float("inf"))
+        points = [one.least for one in self._asked if one.fate == OPEN] + [one.point for one in self.fitting]
+        values = (point.key(self.wanted.objective)[0] for point in points)
+        return min(values, default=float("inf")) if self.space.complete else 0.0
 
-    def fits(self, measured: Measured) -> bool:
-        """Return whether no device needs more memory than it may hold."""
-        return measured.fits if self.wanted.memory is None else measured.memory <= self.wanted.memory
-
-    def _key(self, number: int, points: Mapping[int, Point]) -> tuple[float, ...]:
-        return (*points[number].key(self.wanted.objective), number)
-
-    def _candidate(self, number: int) -> Candidate:
-        return self.space.candidates[number]
-
-    def _passes(self, number: int) -> int:
-        shape = self.space.cases[self._candidate(number).case].shape
-        return shape.n * shape.m
-
-    def _open(self) -> list[int]:
+    def _open(self) -> list[Candidate]:
         """Return the candidates with bounds that may be simulated, the best bounds first."""
-        numbers = (number for number in self.bounded if self.fate[number] == OPEN)
-        return sorted(numbers, key=lambda number: self._key(number, self.least))
+        found = (one for one in self._asked if one.bounded and one.fate == OPEN)
+        return sorted(found, key=lambda one: one.least.key(self.wanted.objective))
+
+    def _passes(self, one: Candidate) -> int:
+        return self.space.cases[one.case].shape.n * self.space.cases[one.case].shape.m
 
     def _bound_all(self, share: float) -> None:
         """Find the bounds of all candidates, those of small programs first."""
-        for number in sorted(self.least.keys() - self.bounded, key=lambda number: (self._passes(number), number)):
+        for one in sorted((one for one in self._asked if not one.bounded), key=self._passes):
             if self.wanted.is_late(share):
                 return
-            self.bounded.add(number)
-            one = self._candidate(number)
             step, memory = self._bounds.of(one.case, one.options)
-            if self.fate[number] == OPEN:
-                self.least[number] = Point(step, memory, one.devices, one.staleness)
-                self.fate[number] = TOO_LARGE if memory > self._most else OPEN
+            one.bounded, one.least = True, one.least._replace(step=step, memory=memory)
+            if one.fate == OPEN and memory > self._most:
+                one.fate = TOO_LARGE
             self._tick(1)
 
     def _find_best(self) -> None:
         """Simulate candidates until the first rows without staleness are known, and then the better ones with it."""
+        objective, top = self.wanted.objective, self.wanted.top
         for stale in (False, True):
-            rows, first = self.best(stale=stale), self.best(stale=False)[:1] if stale else []
-            for number in self._open():
-                least = self._key(number, self.least)
-                done = len(rows) >= self.wanted.top and self._key(rows[-1][0], self.points) <= least
-                useless = first and self._key(first[0][0], self.points)[0] <= least[0]
-                if done or useless or self.wanted.is_late():
+            rows, ahead = self.best(stale=stale), self.best(stale=False)[:1] if stale else []
+            for one in self._open():
+                last = rows[-1][0].point.key(objective) if len(rows) >= top else (float("inf"),)
+                least = one.least.key(objective)
+                beaten = ahead and ahead[0][0].point.key(objective)[0] <= least[0]
+                if last <= least or beaten or self.wanted.is_late():
                     break
-                if (self.least[number].staleness > 0) == stale and self._simulate(number):
-                    last = self._key(rows[-1][0], self.points) if len(rows) >= self.wanted.top else (float("inf"),)
-                    rows = self.best(stale=stale) if self._key(number, self.points) < last else rows
+                if (one.staleness > 0) == stale and self._simulate(one) and one.point.key(objective) < last:
+                    rows = self.best(stale=stale)
 
     def _find_front(self) -> None:
         """Simulate candidates that no other one dominates, whatever their figures are."""
-        for number in self._open():
+        points = {one.point for one in self.fitting}
+        for one in self._open():
             if self.wanted.is_late():
                 return
-            if not any(point.dominates(self.least[number]) for point in self.points.values()):
-                self._simulate(number)
+            if not any(point.dominates(one.least) for point in points) and self._simulate(one):
+                points.add(one.point)
 
     def _find_smallest(self) -> None:
         """Simulate candidates that are too large until no other one can need less memory."""
-        for number in sorted(self.least, key=lambda number: (self.least[number].memory, number)):
-            known = [one.memory for one in self.measured.values()]
-            if self.wanted.is_late() or (known and min(known) <= self.least[number].memory):
+        for one in sorted(self._asked, key=lambda one: one.least.memory):
+            least = self.smallest.point.memory if self.smallest else float("inf")
+            if self.wanted.is_late() or least <= one.least.memory:
                 break
-            if number not in self.measured and number not in self.refusals:
-                self._simulate(number)
-        self.smallest = min(self.measured, key=lambda k: (self.measured[k].memory, k), default=None)
+            if not one.measured and one.fate != REFUSED:
+                self._simulate(one)
+            if one.measured and one.point.memory < least:
+                self.smallest = one
 
     def _find_any(self) -> None:
         """Simulate candidates until one fits: those that split most first."""
 
-        def size(number: int) -> tuple[float, ...]:
-            one = self._candidate(number)
+        def size(one: Candidate) -> tuple[float, ...]:
             shape, whole = self.space.cases[one.case].shape, one.options.get("recompute", "none") == "none"
             places = shape.parts // shape.chunks * one.options.get("shard", 1)
-            return (one.staleness > 0, whole, -places, -one.options.get("zero", 0), self._passes(number), number)
+            return (one.staleness > 0, whole, -places, -one.options.get("zero", 0), self._passes(one))
 
         begun = monotonic()
-        for number in sorted((number for number in self.least if self.fate[number] == OPEN), key=size):
-            if self.points or monotonic() - begun > _LAST_TRIES:
+        for one in sorted((one for one in self._asked if one.fate == OPEN), key=size):
+            if self.fitting or monotonic() - begun > _LAST_TRIES:
                 break
-            self._simulate(number)
+            self._simulate(one)
 
-    def _simulate(self, number: int) -> bool:
+    def _simulate(self, one: Candidate) -> bool:
         """Simulate a candidate; return whether it fits."""
         try:
             limits = {"steps": _ENOUGH_STEPS, "max_memory": self.wanted.max_memory}
-            measured = evaluate(**{**limits, **self._candidate(number).options})
+            one.measured = evaluate(**{**limits, **one.options})
         except (RequestError, Stalled) as error:
-            self.refusals[number] = error if isinstance(error, RequestError) else RequestError("stalled", str(error))
-            self.fate[number] = REFUSED
+            one.refusal = error if isinstance(error, RequestError) else RequestError("stalled", str(error))
+            one.fate = REFUSED
             return False
         finally:
             self._tick(1)
-        self.measured[number] = measured
-        if self.fate[number] == OPEN:
-            self.fate[number] = SIMULATED
-        if self.fits(measured):
-            self.points[number] = point_of(measured)
-        return number in self.points
+        one.fate = SIMULATED if one.fate == OPEN else one.fate
+        one.fits = one.measured.fits if self.wanted.memory is None else one.measured.memory <= self.wanted.memory
+        return one.fits
 
 
-def _are_equal(kept: Measured, other: Measured) -> bool:
-    return all(abs(other.value(name) - kept.value(name)) <= _NEARLY * abs(kept.value(name)) for name in _COMPARED)
+def merged(candidates: Iterable[Candidate], most: int | None = None) -> Merged:
+    """Return the first candidates that differ, each with the later ones that equal it in every figure."""
+    kept: Merged = []
+    for one in candidates:
+        same = next((others for first, others in kept if first.equals(one)), None)
+        if same is not None:
+            same.append(one)
+        elif len(kept) != most:
+            kept.append((one, []))
+    return kept

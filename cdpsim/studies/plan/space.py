@@ -1,10 +1,11 @@
 """The candidates of a plan: all options of a request for each of them, or why it cannot be asked."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
-from cdpsim.errors import RequestError, UnknownName
+from cdpsim.errors import RequestError
 from cdpsim.files.units import counted
 from cdpsim.limits import UNLIMITED
 from cdpsim.model import UNIT_MODELS
@@ -15,18 +16,41 @@ from cdpsim.request.taken import accepts
 from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.schedules.rule import RULES
 from cdpsim.schedules.state import MOST_SPLIT
+from cdpsim.studies.compare import Measured
 from cdpsim.studies.equal_shapes import equal_shape, samples_of
 from cdpsim.studies.plan.bounds import case_of
-from cdpsim.studies.plan.wanted import SIZE_AXES, Variant, Wanted
+from cdpsim.studies.plan.wanted import OBJECTIVES, SIZE_AXES, Variant, Wanted
 
 Found = TypeVar("Found")
+REFUSED, TOO_LARGE, WORSE, SIMULATED, OPEN = FATES = (
+    *("cannot be asked", "too large", "cannot be better", "simulated", "open"),
+)
 _IN_STATE = (*SHARING, "compress", "prefetch")  # all that these do is in the request's state and prefetch
 _LEAST_SECONDS = 1.0  # for the list of candidates
 _GROUPED = (None, 1, 2, 4)  # stages of data parallelism: all layers, or groups of them
 
 
-class Candidate(NamedTuple):
-    """The options of a request, its devices and its staleness; the refusal of one that cannot be asked.
+class Point(NamedTuple):
+    """The figures of a candidate, each of which is the better the less it is."""
+
+    step: float
+    memory: float
+    devices: int
+    staleness: float
+
+    def key(self, objective: str) -> tuple[float, ...]:
+        """Return the figures in the order in which an objective sorts."""
+        first = getattr(self, OBJECTIVES[objective])
+        return (first, *(value for name, value in self._asdict().items() if name != OBJECTIVES[objective]))
+
+    def dominates(self, other: "Point") -> bool:
+        """Return whether it is at least as good in all figures, and better in one."""
+        return self != other and all(mine <= its for mine, its in zip(self, other, strict=True))
+
+
+@dataclass(eq=False)
+class Candidate:
+    """The options of a request, and what has become of it: a refusal, bounds, a simulation.
 
     `case` is the number of the same request without data ranks.
     """
@@ -37,6 +61,31 @@ class Candidate(NamedTuple):
     staleness: float = 0.0
     refusal: RequestError | None = None
     near: tuple[int, ...] = ()  # of a refusal of the batch: batches that it could have
+    fits: bool = False  # once it is simulated
+    bounded: bool = False
+    measured: Measured | None = None
+
+    def __post_init__(self) -> None:
+        self.fate = REFUSED if self.refusal else OPEN
+        self.least = Point(0.0, 0.0, self.devices, self.staleness)  # the least figures that are known
+
+    @cached_property
+    def point(self) -> Point:
+        """The figures of its simulation; all candidates have the same batch.
+
+        Steps are equal if eleven digits are: those behind depend on the order of sums and the size of ticks.
+        """
+        assert self.measured is not None
+        step, memory = float(f"{float(self.measured.step):.11g}"), float(self.measured.memory)
+        return Point(step, memory, self.measured.devices, self.measured.staleness)
+
+    def equals(self, other: "Candidate") -> bool:
+        """Return whether the figures of another simulation differ by a thousandth at most."""
+        if not self.measured or not other.measured:
+            return False
+        mine = (*self.point, float(self.measured.sent))
+        its = (*other.point, float(other.measured.sent))
+        return all(abs(a - b) <= abs(a) / 1000 for a, b in zip(mine, its, strict=True))
 
 
 class Space(NamedTuple):
@@ -141,8 +190,8 @@ class _Lister:
             return
         for data in _data_axes(self.wanted, structure.schedule, structure.ranks, variant):
             options = {**structure.options, **data, **variant.options}
+            case, staleness, refusal = -1, 0.0, None
             key: tuple[object, ...] = variant.key
-            one = Candidate(options, structure.devices)
             few = data if "reshard" in variant.options else {name: min(size, 3) for name, size in data.items()}
             try:
                 case, staleness = self._once(("case", sizes, variant.key), self._read_case, structure, variant)
@@ -151,11 +200,9 @@ class _Lister:
                 if self.wanted.staleness is not None and staleness > self.wanted.staleness:
                     problem = f"is {staleness:.3g} on average, more than {self.wanted.staleness:g}; allow more"
                     raise RequestError("staleness", problem)
-                one = one._replace(case=case, staleness=staleness)
-            except UnknownName:
-                raise
             except RequestError as error:
-                one = one._replace(refusal=error)
+                refusal = error
+            one = Candidate(options, structure.devices, case, staleness, refusal)
             yield (sizes, *data.items(), key), one
 
     def _once(self, key: object, read: Callable[..., Found], *given: Any) -> Found:

@@ -17,6 +17,7 @@ from cdpsim.request.options import DEFAULTS, OPTIONS, TRAINING, read_value
 from cdpsim.request.reading import read_cluster, read_model
 from cdpsim.request.taken import accepts
 from cdpsim.schedules import SCHEDULES, Schedule, find_schedule
+from cdpsim.schedules.rule import find_rule
 from cdpsim.studies.comparison import listed_values
 
 # The figure by which an objective sorts first.
@@ -189,7 +190,7 @@ def _size_axes(options: Mapping[str, Any], devices: int, *, slots: bool) -> dict
 
     def read(name: str, value: object) -> Any:
         if name == "rule":
-            return str(value)
+            return find_rule(str(value)) and str(value)
         return read_value(name, value) if name in OPTIONS else whole_number(name, value, at_least=1)
 
     given = {name: listed_values(name, options[name]) for name in SIZE_AXES if options.get(name) is not None}
