@@ -37,11 +37,7 @@ _OWN_OPTIONS = (
     argument("--schedules", metavar="NAME,...", choices=NAMES, help="only these (default: all)"),
     argument("--staleness", metavar="S", help="at most so much, in steps; 0: synchronous training"),
     argument("--seconds", metavar="S", help="end the search after so long, and say how good others could be"),
-    argument(
-        "--max-memory",
-        metavar="SIZE",
-        help="take at most so much memory of this machine, such as '8 GB'",
-    ),
+    argument("--max-memory", metavar="SIZE", help="what the search may take of this machine's memory: '8 GB'"),
     *output_arguments("draw it: .svg, .png, .pdf, .pgf; or all candidates, .csv or .json", required=False),
     argument_group(
         "how it searches",

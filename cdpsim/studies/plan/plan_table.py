@@ -47,11 +47,6 @@ class PlanRow:
         """The command line that shows its figures."""
         return command_of(self.options)
 
-    @property
-    def name(self) -> str:
-        """The schedule, and how many candidates equal the row."""
-        return f"{self.options['schedule']} (+{len(self.equal)} equal)" if self.equal else str(self.options["schedule"])
-
     def to_builtins(self) -> dict[str, Any]:
         """Return its request, its command and its figures."""
         options = {name: _plain_option(value) for name, value in self.options.items()}
@@ -140,21 +135,20 @@ class Plan:
     @property
     def candidates(self) -> PrintedTable:
         """A row for each candidate: its options, its fate and the reason, its bounds and its figures."""
-        every = self.search.space.candidates
-        shown = ("step", "samples", "memory", "staleness")
-        figures = {id(one): one.measured.value for one in every if one.measured}
 
         def figure(name: str) -> Column:
-            return Column(name, lambda one: figures[id(one)](name) if one.measured else None)
+            return Column(name, lambda one: one.measured.value(name) if one.measured else None)
 
         columns = [
             *_option_columns(self.wanted),
-            *(Column("fate"), Column("why", lambda one: str(one.refusal) if one.refusal else None)),
-            *(Column("least_step", lambda one: one.least.step or None),),
-            *(Column("least_memory", lambda one: one.least.memory or None), Column("devices")),
-            *map(figure, shown),
+            Column("fate"),
+            Column("why", lambda one: str(one.refusal) if one.refusal else None),
+            Column("least_step", lambda one: one.least.step or None),
+            Column("least_memory", lambda one: one.least.memory or None),
+            Column("devices"),
+            *map(figure, ("step", "samples", "memory", "staleness")),
         ]
-        return PrintedTable(columns, every)
+        return PrintedTable(columns, self.search.space.candidates)
 
     def frame(self) -> "pd.DataFrame":
         """Return all candidates with their options, fates and figures as a DataFrame of pandas."""
@@ -261,7 +255,7 @@ def _columns(plan: Plan, rows: Sequence[PlanRow]) -> list[Column]:
         words=lambda row: f"{row['rate']:.4g}" if slots else short_text(row["samples"] or row["rate"], "/s"),
     )
     return [
-        Column("schedule", lambda row: row.options["schedule"], words=lambda row: row.name),
+        Column("schedule", lambda row: row["schedule"], words=lambda row: row["schedule"] + _equals_text(row)),
         *(Column(one.name, one.value, None if one.name in given else "") for one in options[1:]),
         Column("devices", lambda row: row["devices"], None if plan.wanted.fewer else ""),
         Column(
@@ -276,6 +270,10 @@ def _columns(plan: Plan, rows: Sequence[PlanRow]) -> list[Column]:
         Column("equal", lambda row: len(row.equal), ""),
         Column("command", lambda row: row.command, ""),
     ]
+
+
+def _equals_text(row: PlanRow) -> str:
+    return f" (+{len(row.equal)} equal)" if row.equal else ""
 
 
 def _option_columns(wanted: Wanted) -> list[Column]:
