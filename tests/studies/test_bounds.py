@@ -268,7 +268,8 @@ def test_a_probe_serves_all_that_differ_in_data_ranks(monkeypatch: pytest.Monkey
     assert len(made) == 1
     assert len({least.step for least in found}) == 1
     memory = [least.memory for least in found]
-    assert memory == sorted({*memory}, reverse=True)
+    assert memory[1:] == sorted({*memory}, reverse=True)
+    assert memory[0] == memory[1]
 
 
 CYCLIC = {name: each for name, each in SCHEDULES.items() if each.order.accumulates}

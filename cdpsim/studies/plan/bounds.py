@@ -20,7 +20,6 @@ from cdpsim.program import Category, Content, EdgeKind, Op, Program
 from cdpsim.request import Request
 from cdpsim.runs import Run
 from cdpsim.runs.few_steps import steps_at_rest
-from cdpsim.runs.figures import figures_of
 from cdpsim.runs.micro_batches import fold_micro_batches
 from cdpsim.runs.playing import run
 from cdpsim.schedules.state import ZERO, Home
@@ -97,28 +96,35 @@ def _probe(case: Request) -> Probe:
     try:
         folded = fold_micro_batches(case)
         one = folded.run if folded else steps_at_rest(case).run()
-        passes = _without_exchanges(one)
-        few, least = one.steady_state.period, passes.steady_state.period
-        step = folded.figures.period if folded else few
+        rest = one.steady_state
+        step = folded.figures.period if folded else rest.period
+        passes = _without_exchanges(rest.run)
+        settled = passes.steady_state
     except (RequestError, Stalled):  # which the simulation of a candidate shows
         return Probe(0.0, 0.0, np.zeros((1, STASHES + 1), dtype=np.int64))
-    program, shape = one.program, one.request.shape
-    busy = figures_of(passes)
-    work = ROUNDING * float(busy.period) * (1 - busy.bubble) * case.shape.m / shape.m  # of a device, in the mean
+    program = passes.program
+    work = _mean_work(passes) * case.shape.m / one.request.shape.m
+    alike = settled.run.program is program and not _has_copies(program)  # as ranks exchange in other parts
     if case.rendezvous or NONE in case.cluster.overlaps(program.devices):
         step = least = work  # as other messages may let tasks wait less for each other
-    elif _has_copies(program):
-        least = work  # as ranks may exchange in other parts what copies do
-    elif (program.messages.micro_batch[_exchanges(program)] < 0).all():
-        least += step - few
+    elif not alike or (program.messages.micro_batch[_exchanges(program)] >= 0).any():
+        least = work
+    else:
+        least = float(settled.period + step - rest.period)
     exact = 1.0 if case.in_slots else ROUNDING
-    return Probe(exact * float(step), exact * float(least), certainly_held(program))
+    return Probe(exact * float(step), exact * float(least), certainly_held(one.program))
 
 
 def _exchanges(program: Program) -> Ints:
     """Return the messages that stages do not pass on: what copies of a stage exchange, which ranks may share."""
     messages = program.messages
     return np.flatnonzero((messages.op != Op.P2P) | ~np.isin(messages.content, _BETWEEN_STAGES))
+
+
+def _mean_work(one: Run) -> float:
+    """Return how long a device computes in a step, in the mean."""
+    lanes = np.count_nonzero(np.diff(one.program.lane_start))
+    return ROUNDING * float(one.costs.duration[: one.program.compute].sum()) / (lanes * one.program.steps)
 
 
 def _has_copies(program: Program) -> bool:
