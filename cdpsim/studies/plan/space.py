@@ -379,6 +379,11 @@ def refuse_without_candidates(space: Space, wanted: Wanted) -> None:
         problem = f"no candidate trains on {counted(wanted.batch, 'sample')} on {counted(wanted.devices, 'device')}"
         which = f"batches are {' and '.join(nearest)}" if len(nearest) > 1 else f"batch is {nearest[0]}"
         raise RequestError("batch", f"{problem}; the nearest {which}")
+    if near and wanted.is_late(least=_LEAST_SECONDS):
+        devices = counted(wanted.devices, "device")
+        raise RequestError(
+            "batch", f"{wanted.batch} samples are no training step on {devices}; give more, or fewer devices"
+        )
     if not refusals:
         given = ", ".join(wanted.axes) or "schedules"
         raise RequestError(given, f"leave no candidate on {wanted.devices} devices; allow more values")
