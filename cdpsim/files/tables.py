@@ -1,13 +1,14 @@
-"""Tables as text, CSV, Markdown, LaTeX and JSON.
+"""The one writer of tables: rows and named columns as text, CSV, JSON, LaTeX, HTML or a DataFrame.
 
-Text, Markdown and LaTeX are for people: their cells are words. CSV and JSON are for programs: numbers are numbers, in
-SI units, to the last digit.
+Text, LaTeX and HTML are for people: their cells are words. CSV, JSON and DataFrames are for programs: numbers are
+numbers, in SI units, to the last digit.
 """
 
 import csv
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from html import escape
 from io import StringIO
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cdpsim.errors import RequestError, one_line, suggestion
+from cdpsim.files.units import short_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,9 +28,131 @@ DataRow = Sequence[object]  # of numbers, texts, truths and None
 
 LATEX_NEEDS = "% needs \\usepackage{booktabs}\n"
 LONGEST_CELL = 300  # characters of a cell for people
+LINE = 100  # characters of a line for people, beyond which columns are dropped
 _NUMERIC = re.compile(r"-?[0-9]+([./][0-9]+)?")
 # The beginning of a spreadsheet's formula; also full-width.
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    `name` is for programs, and `heading` for people; by default they are the same, with spaces for underscores. A
+    column without a name is for people alone, one whose heading is "" for programs alone. `value` gives a row's value;
+    by default it is the row's item or attribute of that name. `words` gives its words, by default those of the value in
+    its `unit`, with `digits`. Where a line is too long, the column of the highest `rank` goes first; rank 0 stays.
+    """
+
+    name: str
+    value: Callable[[Any], Any] | None = None
+    heading: str | None = None
+    unit: str = ""
+    digits: int = 4
+    words: Callable[[Any], str | None] | None = None
+    rank: int = 0
+
+    @property
+    def title(self) -> str:
+        """The heading for people."""
+        return self.name.replace("_", " ") if self.heading is None else self.heading
+
+    def value_of(self, row: Any) -> Any:
+        """Return a row's value."""
+        if self.value is not None:
+            return self.value(row)
+        return row[self.name] if isinstance(row, Mapping) else getattr(row, self.name)
+
+    def words_of(self, row: Any) -> str | None:
+        """Return a row's words; None where it has no value."""
+        return self.words(row) if self.words is not None else value_words(self.value_of(row), self.unit, self.digits)
+
+
+def value_words(value: Any, unit: str = "", digits: int = 4) -> str | None:
+    """Return a value in words: yes or no, a number with a unit or with so many digits, or its text; None for None."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if unit:
+        return short_text(float(value), unit, digits)
+    if isinstance(value, float):
+        return f"{value:.10g}" if value.is_integer() else f"{value:.{digits}g}"
+    return str(value)
+
+
+@dataclass(frozen=True)
+class PrintedTable:
+    """Rows and columns, in each form: `printed` writes one, `str` is text, and notebooks show HTML.
+
+    `record` is all that JSON says, by default the rows by the names of columns. For people, `heads` are lines above the
+    table and `notes` lines below it; a line of the table has at most `width` characters, if enough columns may go. In
+    LaTeX, `latex` writes a cell, by default as plain words.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    record: object = None
+    heads: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    width: int = LINE
+    latex: Callable[[str], str] | None = None
+
+    def __str__(self) -> str:
+        return self.printed().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        header, rows, dropped = self._for_people()
+        return as_html(header, rows, *self.heads, *dropped, *self.notes)
+
+    def printed(self, form: str = "text") -> str:
+        """Return the table in one of `FORMATS`."""
+        if form == "json":
+            return as_json(self.records() if self.record is None else self.record)
+        if form == "csv":
+            columns = self._for_programs()
+            return as_csv([*columns], [[each.value_of(row) for each in columns.values()] for row in self.rows])
+        header, rows, dropped = self._for_people()
+        table = as_latex(header, rows, self.latex) if form == "latex" else as_text(header, rows)
+        return with_notes(table, form, [*dropped, *self.notes], self.heads)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the rows as programs read them, by the names of columns."""
+        columns = self._for_programs()
+        return [{name: each.value_of(row) for name, each in columns.items()} for row in self.rows]
+
+    def frame(self) -> "pd.DataFrame":
+        """Return the rows as a DataFrame of pandas, by the names of columns."""
+        columns = self._for_programs()
+        return data_frame({name: [each.value_of(row) for row in self.rows] for name, each in columns.items()})
+
+    def _for_programs(self) -> dict[str, Column]:
+        return {column.name: column for column in self.columns if column.name}
+
+    def _for_people(self) -> tuple[list[str], list[list[str]], list[str]]:
+        """Return headings, rows of cells, and a line on the columns that were dropped, in this order."""
+        shown = [column for column in self.columns if column.heading != ""]
+        cells = {
+            id(column): [column.title, *(_words_or_dash(column.words_of(row)) for row in self.rows)] for column in shown
+        }
+        dropped = []
+        for column in sorted(shown, key=lambda column: -column.rank):
+            if not column.rank or sum(2 + max(map(len, texts)) for texts in cells.values()) - 2 <= self.width:
+                break
+            del cells[id(column)]
+            dropped.append(column.title)
+        header, *rows = ([*row] for row in zip(*cells.values(), strict=True))
+        words = f"not shown in a line of {self.width} characters: {', '.join(dropped)} (CSV and JSON have all)"
+        return header, rows, [words] * bool(dropped)
+
+
+def _words_or_dash(words: str | None) -> str:
+    return "-" if words is None else one_line(words, LONGEST_CELL)
+
+
+def with_words(columns: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
+    """Return the columns in which any row has words."""
+    return [column for column in columns if any(column.words_of(row) is not None for row in rows)]
 
 
 def as_text(header: TextRow, rows: Sequence[TextRow]) -> str:
@@ -79,9 +203,9 @@ def _markdown_text(text: str) -> str:
     return text.translate(_MARKDOWN)
 
 
-def as_latex(header: TextRow, rows: Sequence[TextRow]) -> str:
-    """Return a LaTeX tabular, its source aligned."""
-    top, *body = ([*map(latex_text, row)] for row in [header, *rows])
+def as_latex(header: TextRow, rows: Sequence[TextRow], cell: Callable[[str], str] | None = None) -> str:
+    """Return a LaTeX tabular, its source aligned; `cell` writes one, by default as plain words."""
+    top, *body = ([*map(cell or latex_text, row)] for row in [header, *rows])
     return LATEX_NEEDS + latex_tabular("l" * len(header), [top], body)
 
 

@@ -21,7 +21,7 @@ _ROOM_OF_ALL_NAMES = 60  # of the names in a row
 _ONE_PLACE = {*(name for name, each in SCHEDULES.items() if each.order.one_place), *ZERO_NAMES}
 
 
-class Column(NamedTuple):
+class MeasuredColumn(NamedTuple):
     """A column of the table: its name, its unit with real costs, its heading; for people a shorter one, and digits."""
 
     name: str
@@ -32,39 +32,39 @@ class Column(NamedTuple):
 
 
 MEASURED_COLUMNS = (
-    Column("devices", "", "devices"),
-    Column("n", "", "n"),
-    Column("m", "", "m"),
-    Column("chunks", "", "chunks"),
-    Column("replicas", "", "replicas"),
-    Column("batch", "", "batch"),
-    Column("makespan", "s", "makespan"),
-    Column("step", "s", "step"),
-    Column("sample_time", "s", "sample time"),
-    Column("rate", "/s", "micro-batches"),
-    Column("samples", "/s", "samples"),
-    Column("tokens", "/s", "tokens"),
-    Column("per_device", "/s", "per device", "/device", 3),
-    Column("mfu", "%", "MFU"),
-    Column("hfu", "%", "HFU"),
-    Column("bubble", "%", "bubble"),
-    Column("exposed", "%", "exposed"),
-    Column("imbalance", "%", "imbalance"),
-    Column("memory", "B", "memory"),
-    Column("fits", "", "fits"),
-    Column("activations", "B", "activations"),
-    Column("parameters", "B", "parameters"),
-    Column("gradients", "B", "gradients"),
-    Column("optimizer", "B", "optimizer"),
-    Column("communication", "B", "communication"),
-    Column("versions", "", "versions"),
-    Column("staleness", "", "staleness", "stale", 3),
-    Column("messages", "", "messages"),
-    Column("rounds", "", "rounds"),
-    Column("sent", "B", "sent"),
+    MeasuredColumn("devices", "", "devices"),
+    MeasuredColumn("n", "", "n"),
+    MeasuredColumn("m", "", "m"),
+    MeasuredColumn("chunks", "", "chunks"),
+    MeasuredColumn("replicas", "", "replicas"),
+    MeasuredColumn("batch", "", "batch"),
+    MeasuredColumn("makespan", "s", "makespan"),
+    MeasuredColumn("step", "s", "step"),
+    MeasuredColumn("sample_time", "s", "sample time"),
+    MeasuredColumn("rate", "/s", "micro-batches"),
+    MeasuredColumn("samples", "/s", "samples"),
+    MeasuredColumn("tokens", "/s", "tokens"),
+    MeasuredColumn("per_device", "/s", "per device", "/device", 3),
+    MeasuredColumn("mfu", "%", "MFU"),
+    MeasuredColumn("hfu", "%", "HFU"),
+    MeasuredColumn("bubble", "%", "bubble"),
+    MeasuredColumn("exposed", "%", "exposed"),
+    MeasuredColumn("imbalance", "%", "imbalance"),
+    MeasuredColumn("memory", "B", "memory"),
+    MeasuredColumn("fits", "", "fits"),
+    MeasuredColumn("activations", "B", "activations"),
+    MeasuredColumn("parameters", "B", "parameters"),
+    MeasuredColumn("gradients", "B", "gradients"),
+    MeasuredColumn("optimizer", "B", "optimizer"),
+    MeasuredColumn("communication", "B", "communication"),
+    MeasuredColumn("versions", "", "versions"),
+    MeasuredColumn("staleness", "", "staleness", "stale", 3),
+    MeasuredColumn("messages", "", "messages"),
+    MeasuredColumn("rounds", "", "rounds"),
+    MeasuredColumn("sent", "B", "sent"),
 )
 # With --runs, beside the step.
-QUANTILE_COLUMNS = tuple(Column(quantile, "s", f"step {quantile}") for quantile in ("5%", "50%", "95%"))
+QUANTILE_COLUMNS = tuple(MeasuredColumn(quantile, "s", f"step {quantile}") for quantile in ("5%", "50%", "95%"))
 # The columns of a table without --columns; "" is the rate.
 _SPEED_COLUMNS = ("devices", "5%", "50%", "95%", "", "per_device", "mfu")
 _DEFAULT_COLUMNS = (*_SPEED_COLUMNS, "bubble", "exposed", "memory", "fits", "staleness")
@@ -226,7 +226,7 @@ def comparison_table(comparison: Comparison, form: str = "text", columns: str | 
     return with_notes(format_table(form, records, names, cells), form, comparison.notes, comparison.heads)
 
 
-def known_columns(*, quantiles: bool) -> dict[str, Column]:
+def known_columns(*, quantiles: bool) -> dict[str, MeasuredColumn]:
     """Return all columns by their names on a command line; a comparison of many runs also has quantiles."""
     before = next(k for k, column in enumerate(MEASURED_COLUMNS) if column.name == "step") + 1
     columns = (*MEASURED_COLUMNS[:before], *QUANTILE_COLUMNS * quantiles, *MEASURED_COLUMNS[before:])
@@ -238,12 +238,12 @@ def column_names(text: str, known: Collection[str]) -> list[str]:
     return [choose("columns", name.strip(), known) for name in text.split(",")]
 
 
-def _filled(columns: Sequence[Column], rows: Sequence[Measured]) -> list[Column]:
+def _filled(columns: Sequence[MeasuredColumn], rows: Sequence[Measured]) -> list[MeasuredColumn]:
     """Return the columns in which any row has a value."""
     return [column for column in columns if any(row.value(column.name) is not None for row in rows)]
 
 
-def _fitting_columns(comparison: Comparison) -> list[Column]:
+def _fitting_columns(comparison: Comparison) -> list[MeasuredColumn]:
     """Return the default columns that have values, without the least important ones where a line is too long."""
     rows = comparison.measured
     rate = rate_column(rows)
@@ -260,7 +260,7 @@ def _fitting_columns(comparison: Comparison) -> list[Column]:
 
 
 def _table_cells(
-    comparison: Comparison, columns: Sequence[Column], form: str, *, short: bool = True
+    comparison: Comparison, columns: Sequence[MeasuredColumn], form: str, *, short: bool = True
 ) -> tuple[list[str], list[list[Any]]]:
     """Return the headings and the cells of a table; a `short` one has rules where rows of a schedule differ in them.
 
@@ -298,7 +298,7 @@ def _middle_cut(name: str, room: int) -> str:
     return name if len(name) <= room else f"{name[: room - kept - 1]}…{name[-kept:]}"
 
 
-def measured_cell(measured: Measured, column: Column, form: str, *, slots: bool) -> Any:
+def measured_cell(measured: Measured, column: MeasuredColumn, form: str, *, slots: bool) -> Any:
     """Return the cell of a column in a table of that format: the number itself in CSV, else a text."""
     value = measured.value(column.name)
     if form == "csv" or value is None:

@@ -5,6 +5,7 @@ import html
 import io
 import json
 import re
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -13,6 +14,8 @@ import pytest
 from cdpsim import RequestError
 from cdpsim.files.tables import (
     FORMATS,
+    Column,
+    PrintedTable,
     as_csv,
     as_json,
     as_latex,
@@ -21,6 +24,7 @@ from cdpsim.files.tables import (
     check_format,
     latex_tabular,
     latex_text,
+    with_words,
 )
 
 HEADER = ("name", "size", "about")
@@ -165,3 +169,95 @@ def test_formats_are_known_by_name() -> None:
     assert [check_format(name) for name in FORMATS] == ["text", "json", "csv", "markdown", "latex"]
     with pytest.raises(RequestError, match="format: unknown format 'mardown'; did you mean 'markdown'"):
         check_format("mardown")
+
+
+@dataclass
+class _Row:
+    name: str
+    step: float
+    memory: int | None = None
+    exposed: float = 0.5
+
+
+COLUMNS = (
+    Column("name", words=lambda row: f"{row.name}*"),
+    Column("step", unit="s"),
+    Column("least_memory", lambda row: row.memory, unit="B", rank=1),
+    Column("fits", lambda row: row.memory is not None),
+    Column("", lambda row: 1 / row.exposed, "times", rank=2),
+    Column("exposed", heading="", unit="%"),
+)
+WRITTEN = PrintedTable(
+    COLUMNS, [_Row("a", 0.0025), _Row("=b", 1.5, 25 * 10**8)], heads=["8 devices"], notes=["* at its own batch"]
+)
+
+
+def test_a_table_is_text_with_the_lines_that_belong_to_it() -> None:
+    assert (
+        WRITTEN.printed()
+        == f"{WRITTEN}\n"
+        == (
+            "8 devices\n\n"
+            "name  step    least memory  fits  times\n"
+            "----  ------  ------------  ----  -----\n"
+            "a*    2.5 ms  -             no        2\n"
+            "=b*   1.5 s   2.5 GB        yes       2\n"
+            "\n* at its own batch\n"
+        )
+    )
+
+
+def test_programs_read_names_and_values() -> None:
+    """Columns without a name are for people alone, and notes, too."""
+    assert WRITTEN.printed("csv") == (
+        "name,step,least_memory,fits,exposed\na,0.0025,,false,0.5\n'=b,1.5,2500000000,true,0.5\n"
+    )
+    records = [
+        {"name": "a", "step": 0.0025, "least_memory": None, "fits": False, "exposed": 0.5},
+        {"name": "=b", "step": 1.5, "least_memory": 2500000000, "fits": True, "exposed": 0.5},
+    ]
+    assert json.loads(WRITTEN.printed("json")) == WRITTEN.records() == records
+    assert WRITTEN.frame().drop(columns="least_memory").to_dict("records") == [
+        {name: value for name, value in row.items() if name != "least_memory"} for row in records
+    ]
+    assert json.loads(replace(WRITTEN, record={"n": 4}).printed("json")) == {"n": 4}
+
+
+@pytest.mark.parametrize(
+    ("width", "dropped", "line"),
+    [(38, "times", 32), (32, "times", 32), (31, "times, least memory", 18), (5, "times, least memory", 18)],
+)
+def test_a_line_that_is_too_long_loses_columns_by_their_ranks_and_says_which(
+    width: int, dropped: str, line: int
+) -> None:
+    """Those of rank 0 stay, however long the line is."""
+    narrow = replace(WRITTEN, width=width)
+    words = f"not shown in a line of {width} characters: {dropped} (CSV and JSON have all)"
+    text = narrow.printed()
+    assert text.endswith(f"\n\n{words}\n* at its own batch\n")
+    assert len(text.splitlines()[3]) == line
+    assert f"% {words}\n" in narrow.printed("latex")
+    assert f"<p>{words}</p>" in narrow._repr_html_()
+    assert narrow.printed("csv") == WRITTEN.printed("csv")
+    assert "not shown" not in replace(WRITTEN, width=39).printed()
+
+
+def test_rows_may_be_mappings_and_columns_without_words_may_go() -> None:
+    columns, rows = (Column("a_b"), Column("c"), Column("d", words=lambda _: None)), [{"a_b": "", "c": None, "d": 1}]
+    assert PrintedTable(columns, rows).printed() == "a b  c  d\n---  -  -\n     -  -\n"
+    assert [column.name for column in with_words(columns, rows)] == ["a_b"]
+    assert PrintedTable(columns, []).printed() == "a b  c  d\n---  -  -\n"
+
+
+def test_latex_may_have_a_writer_of_cells() -> None:
+    table = PrintedTable([Column("x")], [{"x": "N_2"}], latex=lambda text: f"${text}$")
+    assert "\n$N_2$ \\\\\n" in table.printed("latex")
+    assert "\nN\\_2 \\\\\n" in replace(table, latex=None).printed("latex")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(4, "4"), (4.0, "4"), (1 / 3, "0.3333"), (Fraction(1, 3), "1/3"), (True, "yes"), ("", ""), (None, None)],
+)
+def test_values_without_a_unit_have_words(value: object, words: str | None) -> None:
+    assert Column("x").words_of({"x": value}) == words
