@@ -11,7 +11,7 @@ from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURINGS
 from cdpsim.errors import RequestError, choose
 from cdpsim.files.notes import ticker
-from cdpsim.files.tables import as_csv, as_json
+from cdpsim.files.tables import as_json
 from cdpsim.files.writing import check_writable, write_file
 from cdpsim.request import Request
 from cdpsim.schedules import find_schedule
@@ -19,7 +19,6 @@ from cdpsim.schedules.actions import Actions, write_actions
 from cdpsim.studies.breakeven import BreakEven, StepCurve
 from cdpsim.studies.comparison_columns import Comparison
 from cdpsim.studies.plan import Plan
-from cdpsim.studies.plan.plan_table import candidate_cells
 from cdpsim.trace import Trace
 
 STYLES = ("paper", "gantt")
@@ -196,7 +195,7 @@ def write_plan(plan: Plan, path: str | Path, *, look: Look = AS_DRAWN, force: bo
     check_plan(path, look=look, force=force)
     ending = Path(path).suffix.lower()
     if ending == ".csv":
-        write_file(path, [as_csv(*candidate_cells(plan))], force=force)
+        write_file(path, [plan.candidates.printed("csv")], force=force)
     elif ending == ".json":
         write_file(path, [as_json(plan.to_builtins(candidates=True))], force=force)
     else:

@@ -124,7 +124,7 @@ print(json.dumps({{
     "compare": [[row.schedule, row.asked] for row in compared.measured],
     "untaken": compared.untaken,
     "sweep": ["lucky" in QUESTIONS[name].options for name in ("compare", "breakeven", "pyramid", "plan")],
-    "plan": sorted({{str(row.options.get("lucky")) for row in found.rows}}),
+    "plan": [word for word in ("nine", "seven") if word in str([[row.command, row.equal] for row in found.rows])],
     "plan options": "lucky" in PLAN_OPTIONS,
     "page": lines,
 }}))
@@ -190,7 +190,7 @@ found = plan(
 )
 search, every = found.search, {}
 for number, candidate in enumerate(search.space.candidates):
-    if candidate.refusal is None and candidate.twin is None:
+    if candidate.refusal is None:
         one = evaluate(**candidate.options)
         every[number] = float(one.step), one.memory
 beaten = lambda point: any(a <= point[0] and b <= point[1] and (a, b) != point for a, b in every.values())
@@ -200,13 +200,13 @@ by_word = [
 ]
 print(json.dumps({
     "proved": found.proved,
-    "spared": sum(fate == "cannot be better" for fate in search.fate) > 10,
+    "spared": sum(one.fate == "cannot be better" for one in search.space.candidates) > 10,
     "best": float(found.rows[0]["step"]) == min(every.values())[0],
-    "front": {(float(one.step), one.memory) for one in search.measured.values()}
+    "front": {(float(one.measured.step), one.measured.memory) for one in search.space.candidates if one.measured}
     >= {point for point in every.values() if not beaten(point)},
     "too high": [
         number for number, (time, memory) in every.items()
-        if search.least[number, 0] > time * (1 + 1e-12) or search.least[number, 1] > memory
+        if (least := search.space.candidates[number].least).step > time * (1 + 1e-12) or least.memory > memory
     ],
     "words matter": by_word[1] < 0.9 * by_word[0] and by_word[2] < 0.9 * by_word[0],
 }))

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from math import floor, log10
 from typing import Any
@@ -23,9 +23,9 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.studies.plan.bounds import Bound, Bounds
-from cdpsim.studies.plan.plan_table import candidate_cells, option_columns, plan_table
-from cdpsim.studies.plan.search import FATES, OPEN, REFUSED, SIMULATED, TOO_LARGE, TWIN, WORSE
-from cdpsim.studies.plan.space import Candidate
+from cdpsim.studies.plan.plan_table import plan_table
+from cdpsim.studies.plan.space import FATES, OPEN, REFUSED, SIMULATED, TOO_LARGE, WORSE, Candidate, find_candidates
+from cdpsim.studies.plan.wanted import read_wanted
 from tests.helpers.every_row import every_row
 
 WAITING = [name for name, schedule in SCHEDULES.items() if schedule.order.waits]
@@ -63,15 +63,36 @@ def metrics(one: Measured) -> tuple[float, ...]:
     return round(step, 10 - floor(log10(step))), *others
 
 
+def listed(model: Any = "unit", cluster: Any = "unit", **options: Any) -> list[Candidate]:
+    """All candidates, also those that cannot be asked."""
+    names = ("devices", "batch", "memory", "schedules", "staleness", "max_memory", "seconds")
+    limits = {"fewer": False, "objective": "samples", "top": 1} | {name: options.pop(name, None) for name in names}
+    return find_candidates(read_wanted(model, cluster, limits, options)).candidates
+
+
 def simulated_all(found: Plan) -> dict[int, Measured]:
-    """All candidates of a plan that can be asked and are no twins, simulated; refuse one that cannot be."""
+    """All candidates of a plan that can be asked, simulated; refuse one that cannot be."""
     candidates = enumerate(found.search.space.candidates)
-    asked = {k: one.options for k, one in candidates if one.refusal is None and one.twin is None}
-    return {k: evaluate(**options, steps=12) for k, options in asked.items()}
+    return {k: evaluate(**one.options, steps=12) for k, one in candidates if one.refusal is None}
 
 
 def dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return all(a <= b for a, b in zip(one, other, strict=True)) and one != other
+
+
+def first_of_equals(order: Iterable[int], every: Mapping[int, Measured]) -> list[int]:
+    """The candidates that differ from all earlier ones by more than a thousandth in some figure."""
+    kept: list[int] = []
+    for k in order:
+        if not any(
+            all(
+                abs(getattr(every[k], name) - getattr(every[first], name)) <= getattr(every[first], name) / 1000
+                for name in (*FIGURES, "sent")
+            )
+            for first in kept
+        ):
+            kept.append(k)
+    return kept
 
 
 def check_against_all(found: Plan, limit: float, top: int, objective: str) -> None:
@@ -81,17 +102,18 @@ def check_against_all(found: Plan, limit: float, top: int, objective: str) -> No
     first = [OBJECTIVES[objective], *(name for name in FIGURES if name != OBJECTIVES[objective])]
     key = {k: (*(each[FIGURES.index(name)] for name in first), k) for k, each in fitting.items()}
     order = sorted(fitting, key=key.__getitem__)
-    fresh = [k for k in order if not fitting[k][3]][:1]
-    rows = list(dict.fromkeys([*order[:1], *fresh, *order]))[: max(min(top, len(order)), len({*order[:1], *fresh}))]
+    fresh = first_of_equals((k for k in order if not fitting[k][3]), every)[:top]
+    stale = first_of_equals((k for k in order if fitting[k][3]), every)[:top]
+    rows = fresh + [k for k in stale if not fresh or key[k][0] < key[fresh[0]][0]]
     candidates = found.search.space.candidates
     assert [row.options for row in found.rows] == [candidates[k].options for k in rows]
     assert [row.measured for row in found.rows] == [every[k] for k in rows]
     front = [k for k in fitting if not any(dominates(other, fitting[k]) for other in fitting.values())]
-    assert sorted(str(row.options) for row in found.front) == sorted(str(candidates[k].options) for k in front)
-    fates = found.search.fate
-    assert sum(Counter(fates).values()) == len(candidates)
+    front = first_of_equals(sorted(front, key=lambda k: (*fitting[k], k)), every)
+    assert [row.options for row in found.front] == [candidates[k].options for k in front]
+    fates = [one.fate for one in candidates]
     for k, fate in enumerate(fates):
-        assert (fate in (REFUSED, TWIN)) == (k not in every), fate
+        assert (fate == REFUSED) == (k not in every), fate
         assert fate != TOO_LARGE or every[k].memory > limit
         assert fate != OPEN
         assert fate != WORSE or k not in {*rows, *front}
@@ -153,12 +175,14 @@ def every_request(model: Model, cluster: Cluster, devices: int, batch: int) -> I
 def test_candidates_are_all_requests_with_these_devices_and_this_batch(name: str) -> None:
     """Each of them, and no others: found by trying all sizes."""
     model, cluster, schedule = stages(6, samples=2), box(), SCHEDULES[name]
-    found = plan(model, cluster, devices=4, batch=16, schedules=[name], recompute="none", seconds=0)
-    asked = {sizes_of(one.options) for one in found.search.space.candidates if one.refusal is None}
+    found = listed(model, cluster, devices=4, batch=16, schedules=[name], recompute="none")
+    asked = {sizes_of(one.options) for one in found if one.refusal is None}
     expected = set()
     for options in every_request(model, cluster, 4, 16):
-        if (options.get("n") is None) != schedule.order.one_place or ("chunks" in options) != schedule.order.any_chunks:
+        if ("chunks" in options) != schedule.order.any_chunks:
             continue
+        if (options.get("n") not in (None, 1, 2, 4)) if schedule.order.one_place else (options.get("n") in (None, 1)):
+            continue  # data parallelism has all layers or a few groups, and is what one stage is
         if options.get("chunks") == 1:
             continue  # a stage on each device is another schedule's
         if options.get("n", 1) % options.get("chunks", schedule.order.chunks):
@@ -172,7 +196,7 @@ def test_candidates_are_all_requests_with_these_devices_and_this_batch(name: str
             continue
         assert (one.devices, one.batch) == (4, 16)
         expected.add(sizes_of(options))
-    assert asked == expected
+    assert {sizes for sizes in asked if name == "dp" or sizes[0] != 1} == expected
 
 
 def sizes_of(options: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -182,10 +206,7 @@ def sizes_of(options: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def test_a_candidate_that_cannot_be_asked_is_refused_by_a_request_for_the_same_reason() -> None:
-    found = plan(stages(5, samples=1), box(), devices=4, batch=8, seconds=0)
-    refused = [one for one in found.search.space.candidates if one.refusal]
-    subjects = Counter(one.refusal.subject for one in refused if one.refusal)
-    assert subjects == found.searched[REFUSED]
+    refused = [one for one in listed(stages(5, samples=1), box(), devices=4, batch=8) if one.refusal]
     asked = [one for one in refused if one.refusal and one.refusal.subject not in ("batch", "devices")]
     assert len(asked) > 50
     for one in asked:
@@ -196,32 +217,46 @@ def test_a_candidate_that_cannot_be_asked_is_refused_by_a_request_for_the_same_r
         assert error.value.subject == one.refusal.subject  # type: ignore[union-attr]
 
 
-@pytest.mark.slow
-def test_candidates_that_are_equal_have_equal_metrics() -> None:
+def test_a_pipeline_of_one_stage_is_data_parallelism() -> None:
+    found = plan(stages(4), box(), devices=2, batch=4, schedules="gpipe,1f1b", n=1, recompute="none")
+    assert {(one.options["schedule"], one.options["n"]) for one in found.search.space.candidates} == {("dp", 1)}
+
+
+def test_a_row_counts_the_candidates_that_equal_it() -> None:
     """A zero bubble with one stage on each device is the interleaved one with one chunk."""
-    found = plan(stages(4), box(), devices=4, batch=8, chunks=[1, 2], seconds=0)
-    candidates = found.search.space.candidates
-    twins = [one for one in candidates if one.twin is not None]
-    assert {"zb-h1", "interleaved-zero-bubble"} in [
-        {str(one.options["schedule"]), str(candidates[one.twin or 0].options["schedule"])} for one in twins
-    ]
-    for one in twins[::5]:
-        assert metrics(evaluate(**one.options)) == metrics(evaluate(**candidates[one.twin or 0].options))
-
-
-def test_a_row_names_the_schedules_that_are_the_same_program() -> None:
     found = plan(devices=4, batch=8, schedules="zb-h1,interleaved-zero-bubble", n=4, chunks=1)
-    assert {str(row["schedule"]): row.also for row in found.front}["zb-h1"] == ("interleaved-zero-bubble",)
-    assert found.searched[TWIN] == 1
+    (row,) = found.rows
+    assert [command.split()[2] for command in row.equal] == ["interleaved-zero-bubble"]
+    assert "zb-h1 (+1 equal)" in str(found)
+    assert [each.equal for each in found.front] == [row.equal]
 
 
-def test_rows_begin_with_the_best_of_all_and_the_best_without_staleness() -> None:
-    found = plan(devices=4, batch=8, top=2)
-    best, synchronous = found.rows
-    assert found.best is best
-    assert best.measured.staleness > 0
-    assert found.best_synchronous is synchronous
-    assert synchronous.measured.staleness == 0
+def test_rows_begin_with_the_best_without_staleness() -> None:
+    """Those with staleness come apart below them, as far as they are better."""
+    found = plan(devices=4, batch=8, memory=6, top=2)
+    fresh, stale = found.rows[:2], found.rows[2:]
+    assert found.best is fresh[0]
+    assert [row.measured.staleness for row in fresh] == [0, 0]
+    assert min(row.measured.staleness for row in stale) > 0
+    assert max(row.measured.step for row in stale) < fresh[0].measured.step
+    above, below = str(found).split("\n\nwith stale parameters, and better than row 1:\n")
+    assert above.count(str(fresh[0]["schedule"])) == 1
+    assert str(stale[0]["schedule"]) in below
+
+
+def test_an_option_that_is_varied_is_not_among_those_that_are_not() -> None:
+    options: dict[str, Any] = {"devices": 2, "batch": 4, "schedules": "dp,1f1b", "recompute": "none"}
+    assert ", offload, " in plan(stages(4), box(), **options).status
+    assert "prefetch" in plan(stages(4), box(), **options).status
+    assert "prefetch" not in plan(stages(4), box(), prefetch=[0, 1], **options).status
+
+
+def test_a_size_that_no_candidate_has_is_said_with_the_reason() -> None:
+    options: dict[str, Any] = {"devices": 4, "batch": 8, "schedules": "dp,1f1b", "recompute": "none"}
+    found = plan(stages(4), box(), n=[1, 2, 3, 5000], **options)
+    lines = [line for line in str(found).splitlines() if "left out" in line]
+    assert lines == ["n 5000 is left out: no candidate on 4 devices with this batch has it"]
+    assert found.to_builtins()["left_out"] == lines
 
 
 def test_the_least_staleness_is_that_of_synchronous_training() -> None:
@@ -231,16 +266,28 @@ def test_the_least_staleness_is_that_of_synchronous_training() -> None:
     assert max(one.staleness for one in found.search.space.candidates if one.refusal is None) == 0
 
 
-def test_what_no_candidate_beats_is_known_before_any_is_simulated() -> None:
-    """--seconds 0 is an answer, and so is any other: what is possible is no better than it says."""
+def test_a_search_without_time_has_a_row_and_says_what_is_possible() -> None:
     options: dict[str, Any] = {"devices": 4, "batch": 8, "schedules": ["1f1b", "gpipe", "zb-h2"]}
-    nothing, all_of_it = plan(**options, seconds=0), plan(**options)
-    assert (nothing.rows, nothing.front, nothing.proved) == ([], [], False)
-    assert nothing.status.startswith("stopped after 0 s: no better than ")
-    assert nothing.searched[SIMULATED] == 0
-    best = all_of_it.best
+    found = plan(**options, seconds=0)
+    assert (len(found.rows), found.proved) == (1, False)
+    assert found.status == "stopped after 0 s: nothing is known of what can exist"
+
+
+def test_a_search_that_ends_early_says_how_good_others_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock ends it behind the bounds and one simulation."""
+    simulated: list[object] = []
+
+    def once(**options: Any) -> Measured:
+        simulated.append(options)
+        return evaluate(**options)
+
+    monkeypatch.setattr("cdpsim.studies.plan.search.evaluate", once)
+    monkeypatch.setattr("cdpsim.studies.plan.wanted.monotonic", lambda: 1e9 if simulated else 0.0)
+    found = plan(devices=4, batch=8, schedules=["1f1b", "gpipe", "zb-h2"], seconds=10**6)
+    assert (found.searched[SIMULATED], len(found.rows), found.proved) == (1, 1, False)
+    best = plan(devices=4, batch=8, schedules=["1f1b", "gpipe", "zb-h2"]).best
     assert best is not None
-    assert float(nothing.status.split("no better than ")[1].split()[0]) >= best.measured.micro_batch_rate * 0.999
+    assert float(found.status.split("no better than ")[1].split()[0]) >= best.measured.micro_batch_rate * 0.999
 
 
 @pytest.mark.slow
@@ -273,11 +320,11 @@ def test_no_candidate_is_better_than_its_bounds_however_data_ranks_exchange(exch
     names = ["dp", "gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-h1"]
     cluster = Cluster(devices=(Devices(),), link=Link(latency=0.25, bandwidth=2.0**21))
     found = plan(model, cluster, devices=8, batch=16, memory="1 TB", schedules=names, top=10**6, **exchange)
-    assert found.search.measured
-    for k, one in found.search.measured.items():
-        step, memory = found.search.least[k, :2]
-        assert step <= float(one.step) * (1 + 1e-12), found.search.space.candidates[k].options
-        assert memory <= one.memory, found.search.space.candidates[k].options
+    simulated = [one for one in found.search.space.candidates if one.measured]
+    assert simulated
+    for one in simulated:
+        assert one.least.step <= one.point.step * (1 + 1e-10), one.options
+        assert one.least.memory <= one.point.memory, one.options
 
 
 def test_seconds_change_nothing_of_what_is_proved() -> None:
@@ -289,7 +336,7 @@ def test_a_search_interrupted_before_it_has_bounds_says_so(monkeypatch: pytest.M
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Bounds, "of_few_ranks", interrupted)
+    monkeypatch.setattr(Bounds, "of", interrupted)
     found = plan(devices=4, batch=8, schedules=["gpipe", "1f1b"])
     assert found.status == "interrupted: nothing is known of what can exist"
     assert (found.searched[OPEN], found.rows, found.interrupted) == (found.searched["candidates"], [], True)
@@ -304,7 +351,7 @@ def test_an_interrupted_search_says_what_it_knows(monkeypatch: pytest.MonkeyPatc
             raise KeyboardInterrupt
         return evaluate(**options)
 
-    monkeypatch.setattr("cdpsim.studies.plan.evaluate", interrupted)
+    monkeypatch.setattr("cdpsim.studies.plan.search.evaluate", interrupted)
     found = plan(devices=4, batch=8)
     assert (found.searched[SIMULATED], found.proved, found.interrupted) == (2, False, True)
     assert found.status.startswith("interrupted: ")
@@ -317,7 +364,7 @@ def test_a_request_that_is_refused_only_when_it_runs_is_counted_by_its_subject(m
             raise RequestError("weather", "is bad; wait")
         return evaluate(**options)
 
-    monkeypatch.setattr("cdpsim.studies.plan.evaluate", refused)
+    monkeypatch.setattr("cdpsim.studies.plan.search.evaluate", refused)
     found = plan(devices=4, batch=8, schedules="1f1b,gpipe")
     assert found.searched[REFUSED] == {"weather": 1}
     assert [row["schedule"] for row in found.rows] == ["1f1b"]
@@ -367,10 +414,10 @@ def test_the_same_bytes_whatever_the_hash_seed() -> None:
 
 def test_lists_of_other_options_are_searched_and_left_out_where_they_do_nothing() -> None:
     """A pipeline that flushes sums gradients at two moments, as two candidates; one that does not has one."""
-    options: dict[str, Any] = {"devices": 4, "batch": 8, "recompute": "none", "seconds": 0}
+    options: dict[str, Any] = {"devices": 4, "batch": 8, "recompute": "none"}
     model, cluster = stages(4), box()
-    one = plan(model, cluster, schedules=["gpipe", "pipemare"], rule="dp", replicas=2, shard=1, **options)
-    two = plan(
+    one = listed(model, cluster, schedules=["gpipe", "pipemare"], rule="dp", replicas=2, shard=1, **options)
+    two = listed(
         model,
         cluster,
         schedules=["gpipe", "pipemare"],
@@ -381,8 +428,8 @@ def test_lists_of_other_options_are_searched_and_left_out_where_they_do_nothing(
         **options,
     )
 
-    def count(found: Plan) -> Counter[str]:
-        return Counter(str(each.options["schedule"]) for each in found.search.space.candidates)
+    def count(found: Iterable[Candidate]) -> Counter[str]:
+        return Counter(str(each.options["schedule"]) for each in found)
 
     assert count(two)["gpipe"] == 2 * count(one)["gpipe"]
     assert count(two)["pipemare"] == count(one)["pipemare"]
@@ -391,8 +438,8 @@ def test_lists_of_other_options_are_searched_and_left_out_where_they_do_nothing(
 def test_candidates_have_the_rules_that_a_schedule_may_take() -> None:
     """Cyclic training reads by CDP-v2, by CDP-v1 or the newest; what updates at a barrier reads the newest alone."""
     names = ["multi-cdp", "multi-dp"]
-    found = plan(stages(4), box(), devices=4, batch=4, n=4, schedules=names, recompute="none", seconds=0)
-    asked = [(one.options["schedule"], one.options.get("rule")) for one in found.search.space.candidates]
+    found = listed(stages(4), box(), devices=4, batch=4, n=4, schedules=names, recompute="none")
+    asked = [(one.options["schedule"], one.options.get("rule")) for one in found]
     assert sorted(asked, key=str) == [
         ("multi-cdp", "cdp-v1"),
         ("multi-cdp", "dp"),
@@ -409,10 +456,8 @@ def test_models_of_other_batches_are_one_axis() -> None:
 
 
 def test_all_that_is_restricted_is_left_out() -> None:
-    found = plan(
-        stages(8), box(), devices=8, batch=16, schedules="1f1b", n=[4, 8], zero=[0, 3], recompute="none", seconds=0
-    )
-    axes = [(one.options["n"], one.options.get("zero", 0)) for one in found.search.space.candidates]
+    found = listed(stages(8), box(), devices=8, batch=16, schedules="1f1b", n=[4, 8], zero=[0, 3], recompute="none")
+    axes = [(one.options["n"], one.options.get("zero", 0)) for one in found]
     assert set(axes) == {(8, 0), (4, 0), (4, 3)}
 
 
@@ -426,15 +471,11 @@ def test_counts_add_up_where_none_fits_and_the_smallest_is_refused_only_when_it_
 
 
 def test_the_nearest_batches_can_be_planned() -> None:
-    options: dict[str, Any] = {
-        "devices": 1000,
-        "schedules": ["dp", "gpipe", "mp-cdp", "zero-cdp", "gems"],
-        "seconds": 0,
-    }
+    options: dict[str, Any] = {"devices": 1000, "schedules": ["dp", "gpipe", "mp-cdp", "zero-cdp", "gems"]}
     with pytest.raises(RequestError, match="the nearest batch") as refused:
         plan("gpt2", "a100-nodes", batch=16, **options)
     for batch in re.findall(r"\d+", str(refused.value).partition("the nearest")[2]):
-        assert plan("gpt2", "a100-nodes", batch=int(batch), **options).searched[OPEN]
+        assert not all(one.refusal for one in listed("gpt2", "a100-nodes", batch=int(batch), **options))
 
 
 def test_one_sample_is_no_samples() -> None:
@@ -453,9 +494,9 @@ def test_forms_have_all_rows() -> None:
     )
     rows = list(csv.DictReader(io.StringIO(plan_table(found, "csv"))))
     assert {row["command"] for row in rows} == {row.command for row in [*found.rows, *found.front]}
-    head, cells = candidate_cells(found)
-    assert len(cells) == content["searched"]["candidates"]
-    assert Counter(row[head.index("fate")] for row in cells) == Counter(found.search.fate)
+    every = found.to_builtins(candidates=True)["candidates"]
+    assert len(every) == content["searched"]["candidates"]
+    assert [row["fate"] for row in every] == [one.fate for one in found.search.space.candidates]
     assert found.status in str(found).splitlines()
     assert "proved" in repr(found)
     assert found.rows[0].command in str(found)
@@ -465,13 +506,13 @@ def test_forms_have_all_rows() -> None:
 def test_a_frame_has_every_candidate() -> None:
     pytest.importorskip("pandas")
     found = plan(devices=4, batch=8, schedules="1f1b,gpipe")
-    assert found.frame()["fate"].tolist() == found.search.fate
+    assert found.frame()["fate"].tolist() == [one.fate for one in found.search.space.candidates]
 
 
 @pytest.mark.slow
 def test_the_memory_of_the_devices_is_the_limit_by_default() -> None:
     model = stages(4)
-    sizes = sorted({one.memory for one in simulated_all(plan(model, box(), devices=2, batch=4, seconds=0)).values()})
+    sizes = sorted({one.memory for one in simulated_all(plan(model, box(), devices=2, batch=4)).values()})
     middle = sizes[len(sizes) // 2]
     small = plan(model, box(memory=middle), devices=2, batch=4)
     given_limit = plan(model, box(), devices=2, batch=4, memory=middle)
@@ -541,15 +582,12 @@ def test_an_unknown_option_is_refused() -> None:
 
 def test_bounds_that_are_too_high_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test of all candidates fails where a bound says that the best one cannot be good."""
-    real = Bounds.of_few_ranks
+    real = Bounds.of
 
-    def too_high(bounds: Bounds, candidate: Candidate) -> Bound:
-        found = real(bounds, candidate)
-        if candidate.options["schedule"] == "zb-h2":
-            vars(found).update(step=10**9, memory=10**9)
-        return found
+    def too_high(bounds: Bounds, case: int, options: Mapping[str, Any]) -> Bound:
+        return Bound(10**9, 10**9) if options["schedule"] == "zb-h2" else real(bounds, case, options)
 
-    monkeypatch.setattr(Bounds, "of_few_ranks", too_high)
+    monkeypatch.setattr(Bounds, "of", too_high)
     found = plan(devices=4, batch=8, schedules=["zb-h2", "1f1b", "gpipe"], top=1)
     with pytest.raises(AssertionError):
         check_against_all(found, float("inf"), 1, "samples")
@@ -564,6 +602,6 @@ def test_a_list_of_an_option_has_a_column_also_where_one_value_is_none() -> None
     found = plan(
         "gpt2", box(), devices=4, batch=32, schedules="1f1b,gpipe", compress=[None, "topk:0.05"], recompute="none"
     )
-    assert "compress" in option_columns(found)
+    assert "compress" in found.candidates.records()[0]
     alone = [one for one in found.search.space.candidates if one.options.get("n") == 4 and not one.refusal]
     assert {one.options.get("compress") for one in alone} == {None}

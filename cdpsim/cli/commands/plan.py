@@ -2,7 +2,6 @@
 
 import argparse
 from functools import partial
-from typing import Any
 
 from cdpsim.cli.commands.options import (
     FORMAT,
@@ -21,11 +20,13 @@ from cdpsim.files.notes import explain, say
 from cdpsim.request.options import OPTIONS
 from cdpsim.schedules import NAMES
 from cdpsim.studies.plan import plan
-from cdpsim.studies.plan.front import OBJECTIVES
 from cdpsim.studies.plan.plan_table import lacking_text, plan_table
-from cdpsim.studies.plan.wanted import RUN_ALONE
+from cdpsim.studies.plan.wanted import OBJECTIVES, RUN_ALONE
 
-_OWN_OPTIONS = ("devices", "batch", "memory", "schedules", "staleness", "top", "objective", "seconds", "fewer")
+_OWN_OPTIONS = (
+    *("devices", "batch", "memory", "schedules", "staleness"),
+    *("top", "objective", "seconds", "max_memory", "fewer"),
+)
 
 
 @command(
@@ -35,7 +36,8 @@ _OWN_OPTIONS = ("devices", "batch", "memory", "schedules", "staleness", "top", "
     argument("--memory", metavar="SIZE", help="what a device may hold: '80 GB', in slots 6 (default: what it has)"),
     argument("--schedules", metavar="NAME,...", choices=NAMES, help="only these (default: all)"),
     argument("--staleness", metavar="S", help="at most so much, in steps; 0: synchronous training"),
-    argument("--seconds", metavar="S", help="end simulations after so long, and say how good others could be"),
+    argument("--seconds", metavar="S", help="end the search after so long, and say how good others could be"),
+    argument("--max-memory", metavar="SIZE", help="what the search may take of this machine's memory: '8 GB'"),
     *output_arguments("draw it: .svg, .png, .pdf, .pgf; or all candidates, .csv or .json", required=False),
     argument_group(
         "how it searches",
@@ -58,8 +60,11 @@ _OWN_OPTIONS = ("devices", "batch", "memory", "schedules", "staleness", "top", "
 def plan_command(args: argparse.Namespace) -> int:
     """Find the best schedule for a model on a cluster."""
     form, look = format_of(args), look_of(args)
-    options = _searched_options(args)
-    settings = {name: getattr(args, name) for name in _OWN_OPTIONS} | options
+    given = given_options(args)
+    given.pop("ignore_memory", None)
+    for name, value in given.items():  # of a switch both ways are tried
+        given[name] = [False, True] if name in OPTIONS and OPTIONS[name].is_switch else listed_option(name, value)
+    settings = {name: getattr(args, name) for name in _OWN_OPTIONS} | given
     if args.output is not None:
         check = partial(pictures.check_plan, args.output, look=look, force=args.force)
         check_output(args.output, check, [partial(plan, **settings)])
@@ -75,15 +80,7 @@ def plan_command(args: argparse.Namespace) -> int:
     if found.interrupted:
         explain("interrupted")
         return 130
-    if not found.rows and found.proved:
+    if not found.rows:
         explain(lacking_text(found))
         return 1
     return 0
-
-
-def _searched_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of all candidates, and lists of those that are searched; a switch is tried off and on."""
-    given = given_options(args)
-    given.pop("ignore_memory", None)
-    switches = [name for name in given if name in OPTIONS and OPTIONS[name].is_switch]
-    return {name: [False, True] if name in switches else listed_option(name, value) for name, value in given.items()}

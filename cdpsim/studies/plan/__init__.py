@@ -2,34 +2,27 @@
 
 >>> from cdpsim.studies.plan import plan
 >>> found = plan(devices=4, batch=8, memory=6, schedules=["gpipe", "1f1b"])
->>> [(row["schedule"], row["m"], row["memory"]) for row in found.rows], found.status
-([('1f1b', 8, 6)], 'proved: no candidate is better than row 1')
+>>> [(row["schedule"], row["m"], row["memory"]) for row in found.rows], found.status[:6]
+([('1f1b', 8, 6)], 'proved')
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from cdpsim.cluster import Cluster
-from cdpsim.errors import choose, refuse_unknown, whole_number
+from cdpsim.errors import refuse_unknown
 from cdpsim.model import UNIT_MODELS
-from cdpsim.numeric.paths import expect_many_runs
 from cdpsim.request import end_check
 from cdpsim.request.options import refuse_renamed
 from cdpsim.schedules import Schedule
-from cdpsim.studies.compare import Measured
-from cdpsim.studies.evaluate import evaluate
-from cdpsim.studies.plan.front import OBJECTIVES
 from cdpsim.studies.plan.plan_table import Plan, plan_of
-from cdpsim.studies.plan.search import begin_search
+from cdpsim.studies.plan.search import Search
 from cdpsim.studies.plan.space import find_candidates, refuse_without_candidates
-from cdpsim.studies.plan.wanted import PLAN_OPTIONS, OneModel, read_amount, read_wanted
+from cdpsim.studies.plan.wanted import PLAN_OPTIONS, OneModel, read_wanted
 
 __all__ = ["Plan", "plan"]
-
-_FEW_CANDIDATES = 500  # about a tenth is simulated: for fewer, compiled code is not worth loading
-_ENOUGH_STEPS = 12  # of a candidate's run: its makespan, which plans do not show, follows from that of fewer
 
 
 def plan(
@@ -44,6 +37,7 @@ def plan(
     top: int = 10,
     objective: str = "samples",
     seconds: float | None = None,
+    max_memory: str | float | None = None,
     fewer: bool = False,
     **options: Any,
 ) -> Plan:
@@ -51,25 +45,18 @@ def plan(
 
     Candidates are all schedules with all sizes that have these devices and this batch, in samples of a training step or
     in micro-batches of a model that does not say how many samples these have. They are simulated in the order of lower
-    bounds, until no other one can be better by the `objective`: samples per second, memory, devices or staleness.
-    `memory` is what a device may hold, by default what it has; `staleness` is the most that is allowed. With `fewer`,
-    runs may have any number of devices that divides `devices`. A search that `seconds` or a user ends says what it
-    knows. A value or a list for a size, a rule or a recomputation restricts what is searched; a list for any other
-    option is searched, too. Several models are one network, profiled at other batches.
+    bounds, until no other one can be better by the `objective`: samples, memory, devices or staleness. `memory` is what
+    a device may hold, and `staleness` the most that is allowed. With `fewer`, runs may have any number of devices that
+    divides `devices`. A search that `seconds` or a user ends says what it knows; `max_memory` is that of this machine.
+    A value or a list for a size, a rule or a recomputation restricts what is searched; a list for any other option is
+    searched, too. Several models are one network, profiled at other batches.
     """
     begun = monotonic()
     refuse_unknown("plan", options, PLAN_OPTIONS, refuse_renamed)
-    objective, top = choose("objective", objective, OBJECTIVES), whole_number("top", top, at_least=1)
-    limits: dict[str, Any] = {"devices": devices, "batch": batch, "memory": memory, "staleness": staleness}
-    wanted = read_wanted(model, cluster, options, schedules=schedules, fewer=fewer, **limits)
+    limits: dict[str, Any] = {"devices": devices, "batch": batch, "memory": memory, "max_memory": max_memory}
+    limits |= {"schedules": schedules, "staleness": staleness, "fewer": fewer}
+    limits |= {"objective": objective, "top": top, "seconds": seconds}
+    wanted = read_wanted(model, cluster, limits, options, begun)
     end_check()
     refuse_without_candidates(space := find_candidates(wanted), wanted)
-    settings: dict[str, Any] = {"objective": objective, "top": top, "seconds": read_amount("seconds", seconds)}
-    with expect_many_runs(len(space.candidates) > _FEW_CANDIDATES):
-        search = begin_search(space, _evaluate_candidate, begun=begun, limit=wanted.memory, **settings)
-        return plan_of(search, wanted)
-
-
-def _evaluate_candidate(options: Mapping[str, Any]) -> Measured:
-    """Return the metrics of a candidate."""
-    return evaluate(**{"steps": _ENOUGH_STEPS, **options})
+    return plan_of(Search(space, wanted).run())

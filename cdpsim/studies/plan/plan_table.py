@@ -4,58 +4,39 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from cdpsim.errors import one_line
-from cdpsim.files.tables import as_csv, as_html, as_json, as_text, data_frame
+from cdpsim.files.tables import Column, PrintedTable, as_json, with_words
 from cdpsim.files.units import counted, short_text
 from cdpsim.model import UNIT_MODELS
 from cdpsim.request import MEMORY_NOTE
 from cdpsim.request.options import DEFAULTS, flag_of
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison_columns import SPLIT_NOTE
-from cdpsim.studies.plan.front import best_first, front_of
-from cdpsim.studies.plan.search import (
-    FATES,
-    INTERRUPTED,
-    OPEN,
-    REFUSED,
-    SIMULATED,
-    TOO_LARGE,
-    TWIN,
-    WORSE,
-    Search,
-    best_left,
-    objectives_of,
-    run_search,
-)
+from cdpsim.studies.plan.search import INTERRUPTED, Search
+from cdpsim.studies.plan.space import FATES, REFUSED, TOO_LARGE, WORSE, Candidate, values_left_out
 from cdpsim.studies.plan.wanted import SIZE_AXES, Wanted
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_FATE_WORDS = {
-    REFUSED: "cannot be asked",
-    TWIN: "equal to another",
-    TOO_LARGE: "too large by their bounds",
-    WORSE: "worse by their bounds",
-    SIMULATED: "simulated",
-    OPEN: "left open",
-}
-_METRIC_COLUMNS = ("devices", "step", "samples", "memory", "staleness")
+_FATE_WORDS = {TOO_LARGE: "too large by their bounds", WORSE: "worse by their bounds"}
+_FRONT_NOTE = "front: no other candidate is as good in step, memory, devices and staleness, and better in one"
 _CATEGORIES = ("activations", "parameters", "gradients", "optimizer", "communication")
+_LINE_OF_PLANS = 120  # characters of a line
 
 
 @dataclass(frozen=True)
 class PlanRow:
-    """A candidate that was simulated: the options of its request, its metrics, and the schedules that are the same."""
+    """A candidate that was simulated: the options of its request, its metrics, and the commands of those that equal it.
+
+    These differ from it by a thousandth at most in step, memory, devices, staleness and bytes sent.
+    """
 
     options: Mapping[str, Any]
     measured: Measured
-    also: tuple[str, ...] = ()
+    equal: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Any:
         """Return an option of its request, or a figure."""
@@ -64,25 +45,26 @@ class PlanRow:
     @property
     def command(self) -> str:
         """The command line that shows its metrics."""
-        words = ["cdpsim", "compare", str(self.options["schedule"])]
-        for name, value in self.options.items():
-            if value is True or value is False:
-                words += [flag_of(name)] if value else [] if DEFAULTS.get(name) is False else [_opposite(name)]
-            elif name != "schedule":
-                words += [flag_of(name), str(getattr(value, "name", value))]
-        return shlex.join(words)
+        return command_of(self.options)
 
     def to_builtins(self) -> dict[str, Any]:
         """Return its request, its command and its metrics."""
-        also = {"also": list(self.also)} if self.also else {}
         options = {name: _plain_option(value) for name, value in self.options.items()}
         metrics = self.measured.to_builtins()
         del metrics["makespan"]  # which depends on how many steps are run
-        return {"request": options, "command": self.command, **also, **metrics}
+        return {"request": options, "command": self.command, "equal": list(self.equal), **metrics}
 
 
-def _opposite(name: str) -> str:
-    return f"--no-{flag_of(name).removeprefix('--')}"
+def command_of(options: Mapping[str, Any]) -> str:
+    """Return the command line that shows the metrics of a request."""
+    words = ["cdpsim", "compare", str(options["schedule"])]
+    for name, value in options.items():
+        if value is True or value is False:
+            off = [] if DEFAULTS.get(name) is False else [f"--no-{flag_of(name).removeprefix('--')}"]
+            words += [flag_of(name)] if value else off
+        elif name != "schedule":
+            words += [flag_of(name), str(getattr(value, "name", value))]
+    return shlex.join(words)
 
 
 def _plain_option(value: Any) -> Any:
@@ -94,10 +76,10 @@ def _plain_option(value: Any) -> Any:
 class Plan:
     """The best ways to train, and how that is known.
 
-    `rows` are the best of the candidates that fit, by the `objective`: first the best of all, then the best without
-    staleness, then the others. `front` are those of all for which no other one is at least as good in step, memory,
-    devices and staleness, and better in one. `status` says whether that is proved. If none fits, `smallest` is the one
-    that needs least memory.
+    `rows` are the best of the candidates that fit, by the `objective`: first those without staleness, then those that
+    are better than all of them, with it. `front` are those of all for which no other one is at least as good in step,
+    memory, devices and staleness, and better in one. Rows that are equal in every figure are one. `status` says whether
+    that is proved, and of which candidates. If none fits, `smallest` is the one that needs least memory.
     """
 
     rows: list[PlanRow]
@@ -109,14 +91,13 @@ class Plan:
     smallest: PlanRow | None = None
 
     def __str__(self) -> str:
-        return plan_text(self).rstrip("\n")
+        return plan_table(self).rstrip("\n")
 
     def __repr__(self) -> str:
-        return one_line(f"Plan({counted(len(self.search.fate), 'candidate')}, {self.status})", 200)
+        return one_line(f"Plan({counted(len(self.search.space.candidates), 'candidate')}, {self.status})", 200)
 
     def _repr_html_(self) -> str:
-        head, cells = _row_cells(self, self.rows)
-        return as_html(head, cells, *_head_lines(self), *_count_lines(self))
+        return PrintedTable(_columns(self, self.rows), self.rows, heads=_head_lines(self))._repr_html_()
 
     @property
     def proved(self) -> bool:
@@ -130,117 +111,104 @@ class Plan:
 
     @property
     def best(self) -> PlanRow | None:
-        """The best candidate of all; None if none is known to fit."""
+        """The best candidate, without staleness if any such fits; None if none is known to fit."""
         return self.rows[0] if self.rows else None
 
     @property
     def fitting(self) -> list[Measured]:
         """The metrics of all candidates that were simulated and fit, in their order."""
-        return [self.search.measured[number] for number in sorted(self.search.metrics)]
-
-    @cached_property
-    def best_synchronous(self) -> PlanRow | None:
-        """The best candidate without staleness."""
-        return next((row for row in self.rows if not row.measured.staleness), None)
+        return [one.measured for one in self.search.fitting if one.measured]
 
     @property
     def searched(self) -> dict[str, Any]:
         """The number of all candidates, and of those with each fate: of those that cannot be asked, by the subject."""
-        counts = Counter(self.search.fate)
-        subjects = Counter(refusal.subject for refusal in self.search.refusals.values())
+        counts = Counter(one.fate for one in self.search.space.candidates)
+        subjects = Counter(one.refusal.subject for one in self.search.space.candidates if one.refusal)
         named: dict[str, Any] = {fate: counts[fate] for fate in FATES}
-        return {"candidates": len(self.search.fate), **named, REFUSED: dict(subjects.most_common())}
+        return {"candidates": counts.total(), **named, REFUSED: dict(subjects.most_common())}
 
     @property
     def in_slots(self) -> bool:
         """Whether steps are in slots and memory in stage-activations."""
         return self.wanted.in_slots
 
+    @property
+    def candidates(self) -> PrintedTable:
+        """A row for each candidate: its options, its fate and the reason, its bounds and its metrics."""
+
+        def figure(name: str) -> Column:
+            return Column(name, lambda one: one.measured.value(name) if one.measured else None)
+
+        columns = [
+            *_option_columns(self.wanted),
+            Column("fate"),
+            Column("why", lambda one: str(one.refusal) if one.refusal else None),
+            Column("least_step", lambda one: one.least.step or None),
+            Column("least_memory", lambda one: one.least.memory or None),
+            Column("devices"),
+            *map(figure, ("step", "samples", "memory", "staleness")),
+        ]
+        return PrintedTable(columns, self.search.space.candidates)
+
     def frame(self) -> "pd.DataFrame":
         """Return all candidates with their options, fates and metrics as a DataFrame of pandas."""
-        head, rows = candidate_cells(self)
-        return data_frame([dict(zip(head, row, strict=True)) for row in rows])
+        return self.candidates.frame()
 
     def to_builtins(self, *, candidates: bool = False) -> dict[str, Any]:
         """Return all that the plan says, also each candidate if that is asked for, by the keys of JSON."""
         wanted = self.wanted
         asked = {"devices": wanted.devices, "batch": wanted.batch, "memory": wanted.memory}
         content: dict[str, Any] = {"status": self.status, "proved": self.proved, "objective": self.objective, **asked}
+        content |= {"not_varied": wanted.not_varied(), "left_out": values_left_out(self.search.space, wanted)}
         content |= {"searched": self.searched}
         content |= {name: [row.to_builtins() for row in getattr(self, name)] for name in ("rows", "front")}
         content |= {"smallest": self.smallest.to_builtins()} if self.smallest else {}
-        if candidates:
-            head, rows = candidate_cells(self)
-            content["candidates"] = [dict(zip(head, row, strict=True)) for row in rows]
-        return content
+        return content | ({"candidates": self.candidates.records()} if candidates else {})
 
 
-def plan_of(search: Search, wanted: Wanted) -> Plan:
-    """Run a search and return the plan that it finds; if nothing fits, search for what needs least memory."""
-    run_search(search)
-    smallest = None if search.metrics or search.stopped else search.least_memory()
-    if smallest is not None:
-        run_search(smallest, front=False)
-    numbers = np.array([*search.metrics], dtype=np.int64)
-    metrics = np.array([*search.metrics.values()], dtype=float).reshape(-1, 4)
-    ascending = np.argsort(numbers)
-    numbers, metrics = numbers[ascending], metrics[ascending]
-    order = best_first(metrics, search.objective)
-    ordered, lags = numbers[order].tolist(), metrics[order, 3].tolist()
-    fresh = [number for number, lag in zip(ordered, lags, strict=True) if not lag][:1]
-    first = [*dict.fromkeys([*ordered[:1], *fresh, *ordered[: search.top]])][: max(search.top, 1 + len(fresh))]
-    front = numbers[front_of(metrics)]
-    front = front[best_first(metrics[front_of(metrics)], "samples")].tolist()
-    also = _names_of_twins(search)
-    row = {number: _plan_row(search, number, also) for number in {*first, *front}}
-    least = None
-    if smallest is not None and smallest.measured:
-        found = min(smallest.measured, key=lambda number: (smallest.measured[number].memory, number))
-        least = _plan_row(smallest, found, also)
-    rows = [row[number] for number in first]
-    status = _status(search, wanted, found=bool(rows))
-    return Plan(rows, [row[number] for number in front], status, search.objective, wanted, search, least)
+def plan_of(search: Search) -> Plan:
+    """Return the plan that a search has found."""
+
+    def row(one: Candidate, others: Sequence[Candidate] = ()) -> PlanRow:
+        assert one.measured is not None
+        return PlanRow(one.options, one.measured, tuple(command_of(other.options) for other in others))
+
+    fresh, objective = search.best(stale=False), search.wanted.objective
+    first = fresh[0][0].point.key(objective)[0] if fresh else float("inf")
+    better = [each for each in search.best(stale=True) if each[0].point.key(objective)[0] < first]
+    rows, front = [row(*each) for each in [*fresh, *better]], [row(*each) for each in search.front()]
+    smallest = row(search.smallest) if search.smallest else None
+    return Plan(rows, front, _status(search, rows), objective, search.wanted, search, smallest)
 
 
-def _plan_row(search: Search, number: int, also: Mapping[int, list[str]]) -> PlanRow:
-    options = search.space.candidates[number].options
-    return PlanRow(options, search.measured[number], tuple(also.get(number, ())))
-
-
-def _names_of_twins(search: Search) -> dict[int, list[str]]:
-    """Return the schedules of the candidates that are the same program as an earlier one, by the number of that."""
-    names: dict[int, list[str]] = {}
-    for one in search.space.candidates:
-        if one.twin is not None:
-            names.setdefault(one.twin, []).append(str(one.options["schedule"]))
-    return names
-
-
-def _status(search: Search, wanted: Wanted, *, found: bool) -> str:
-    """Return how a search ended, in words."""
-    if not search.stopped:
-        return "proved: no candidate is better than row 1" if found else "proved: no candidate fits"
-    least = best_left(search)
-    if search.objective != "samples":
-        unit = "B" if search.objective == "memory" and not wanted.in_slots else ""
-        return f"{search.stopped}: no less {search.objective} than {short_text(least, unit)} can exist"
+def _status(search: Search, rows: Sequence[PlanRow]) -> str:
+    """Return how a search ended, in words, and which options it has not varied."""
+    wanted, stopped = search.wanted, search.stopped
+    if not stopped:
+        kind = "synchronous candidate" if rows and not rows[0].measured.staleness else "candidate"
+        found = f"no {kind} is better than row 1" if rows else "no candidate fits"
+        alike = ", ".join(name.replace("_", "-") for name in wanted.not_varied())
+        return f"proved: {found}; not varied: {alike}"
+    least = search.best_left()
     if not least:
-        return f"{search.stopped}: nothing is known of what can exist"
+        return f"{stopped}: nothing is known of what can exist"
+    if search.wanted.objective != "samples":
+        unit = "B" if search.wanted.objective == "memory" and not wanted.in_slots else ""
+        return f"{stopped}: no less {search.wanted.objective} than {short_text(least, unit)} can exist"
     unit = "micro-batches a slot" if wanted.in_slots else "samples/s"
-    return f"{search.stopped}: no better than {wanted.batch / least:.4g} {unit} can exist"
+    return f"{stopped}: no better than {wanted.batch / least:.4g} {unit} can exist"
 
 
 def lacking_text(plan: Plan) -> str:
     """Return which candidate needs least memory where none fits, and how much it lacks."""
-    row = plan.smallest
+    row, limit = plan.smallest, plan.wanted.memory
     if row is None:
-        return "no candidate fits"
+        return "no candidate fits" if plan.proved else "no candidate is known to fit; allow more --seconds or --memory"
     one = row.measured
-    sizes = [f"{name} {_size_text(plan, one.value(name))}" for name in _CATEGORIES if one.value(name)]
-    limit = plan.wanted.memory
+    sizes = ", ".join(f"{name} {_size_text(plan, one.value(name))}" for name in _CATEGORIES if one.value(name))
     most = "" if limit is None else f" into {_size_text(plan, limit)}"
     more = "more than its device has" if limit is None else f"{_size_text(plan, one.memory - limit)} too much"
-    least = f"least is needed by `{row.command}`: {_size_text(plan, one.memory)}, {more} ({', '.join(sizes)})"
+    least = f"least is needed by `{row.command}`: {_size_text(plan, one.memory)}, {more} ({sizes})"
     return f"no candidate fits{most}; {least}"
 
 
@@ -249,119 +217,88 @@ def _size_text(plan: Plan, size: float) -> str:
 
 
 def plan_table(plan: Plan, form: str = "text") -> str:
-    """Return a plan as text, as JSON, or as CSV: the rows and the front."""
+    """Return a plan as text: counts, rows, front, and the command of the first row; as JSON; as CSV: rows and front."""
     if form == "json":
         return as_json(plan.to_builtins())
+    shown = {id(row.options): row for row in [*plan.rows, *plan.front]}.values()
     if form == "csv":
-        names = option_columns(plan)
-        head = [*names, *_METRIC_COLUMNS, "front", "command"]
-        front = {id(row) for row in plan.front}
-        rows = [*plan.rows, *(row for row in plan.front if all(row is not other for other in plan.rows))]
-        cells = [[*_option_cells(row, names), *_row_metrics(row), id(row) in front, row.command] for row in rows]
-        return as_csv(head, cells)
-    return plan_text(plan)
+        return PrintedTable(_columns(plan, [*shown]), [*shown]).printed("csv")
+    lines = "".join(f"{line}\n" for line in _head_lines(plan))
+    if not plan.rows:
+        return lines
+    fresh = sum(not row.measured.staleness for row in plan.rows)
+    parts = [("", plan.rows[:fresh], 1)] if fresh else []
+    if fresh < len(plan.rows):
+        said = "with stale parameters, and better than row 1:" if fresh else "with stale parameters:"
+        parts.append((said, plan.rows[fresh:], fresh + 1))
+    tables = [_numbered(plan, *part) for part in [*parts, (_FRONT_NOTE, plan.front, 1)]]
+    notes = [f"row 1: {plan.rows[0].command}", *([] if plan.in_slots else [MEMORY_NOTE])]
+    return "\n".join([lines, *tables, "".join(f"{note}\n" for note in notes)])
 
 
-def _row_metrics(row: PlanRow) -> list[Any]:
-    one = row.measured
-    return [one.devices, one.step, one.sample_rate, one.memory, one.staleness]
+def _numbered(plan: Plan, heading: str, rows: Sequence[PlanRow], first: int) -> str:
+    """Return the table of rows, which are numbered from the first on."""
+    numbers = {id(row): str(number) for number, row in enumerate(rows, first)}
+    columns = [Column("", words=lambda row: numbers[id(row)]), *_columns(plan, rows)]
+    return f"{heading}\n"[not heading :] + PrintedTable(columns, rows, width=_LINE_OF_PLANS).printed()
 
 
-def plan_text(plan: Plan) -> str:
-    """Return a plan for people: the counts, the rows, the front, and the command of the first row."""
-    lines = [*_head_lines(plan), *_count_lines(plan), ""]
-    parts = ["\n".join(lines)]
-    if plan.rows:
-        parts += [as_text(*_row_cells(plan, plan.rows))]
-        several = "no other candidate is as good in step, memory, devices and staleness, and better in one"
-        parts += [f"\nfront: {several}\n", as_text(*_row_cells(plan, plan.front)), "\n"]
-        parts += [f"row 1: {plan.rows[0].command}\n"]
-        parts += [] if plan.in_slots else [f"{MEMORY_NOTE}\n"]
-    return "".join([parts[0], "\n" * bool(plan.rows), *parts[1:]])
+def _columns(plan: Plan, rows: Sequence[PlanRow]) -> list[Column]:
+    """Return the columns of rows: options, for people those in which they differ, and metrics."""
+    slots, front = plan.in_slots, {id(row.options) for row in plan.front}
+    options = _option_columns(plan.wanted)
+    given = {column.name for column in with_words(options, rows)}
+    rate = Column(
+        "samples",
+        lambda row: row.measured.sample_rate,
+        "micro-batches" if slots else None,
+        words=lambda row: f"{row['rate']:.4g}" if slots else short_text(row["samples"] or row["rate"], "/s"),
+    )
+    return [
+        Column("schedule", lambda row: row["schedule"], words=lambda row: row["schedule"] + _equals_text(row)),
+        *(Column(one.name, one.value, None if one.name in given else "") for one in options[1:]),
+        Column("devices", lambda row: row["devices"], None if plan.wanted.fewer else ""),
+        Column(
+            "step",
+            lambda row: row["step"],
+            words=lambda row: f"{float(row['step']):.6g}" if slots else short_text(float(row["step"]), "s"),
+        ),
+        rate,
+        Column("memory", lambda row: row["memory"], words=lambda row: _size_text(plan, row["memory"])),
+        Column("staleness", lambda row: row["staleness"], digits=3),
+        Column("front", lambda row: id(row.options) in front, ""),
+        Column("equal", lambda row: len(row.equal), ""),
+        Column("command", lambda row: row.command, ""),
+    ]
+
+
+def _equals_text(row: PlanRow) -> str:
+    return f" (+{len(row.equal)} equal)" if row.equal else ""
+
+
+def _option_columns(wanted: Wanted) -> list[Column]:
+    """Return the columns of options: sizes, and those with several values."""
+    several = {name for name, known in wanted.values().items() if len(known) > 1} - {"schedule", *SIZE_AXES}
+    names = ["schedule", *SIZE_AXES, *sorted(several)]
+
+    def column(name: str) -> Column:
+        return Column(name, lambda row: _plain_option(row.options.get(name)))
+
+    return [column(name) for name in names]
 
 
 def _head_lines(plan: Plan) -> list[str]:
-    """Return what all candidates have in common."""
-    wanted = plan.wanted
+    """Return what all candidates have in common, the counts of candidates, and the status."""
+    wanted, searched = plan.wanted, plan.searched
     what = "micro-batch" if plan.in_slots else "sample"
-    most = [] if wanted.memory is None else [f"at most {_size_text(plan, wanted.memory)} on a device"]
-    few = "at most " * wanted.fewer
-    words = [f"{few}{counted(wanted.devices, 'device')}", f"{counted(wanted.batch, what)} in a training step", *most]
-    return [", ".join(words)] + [SPLIT_NOTE] * (
-        plan.in_slots and plan.search.space.cases[0].model.name == UNIT_MODELS[1]
-    )
-
-
-def _count_lines(plan: Plan) -> list[str]:
-    """Return the counts of candidates, and the status."""
-    searched = plan.searched
-    subjects = ", ".join(f"{subject} {count:,}" for subject, count in searched[REFUSED].items())
-    counts = {fate: sum(searched[fate].values()) if fate == REFUSED else searched[fate] for fate in FATES}
-    words = [
-        f"{count:,} {_FATE_WORDS[fate]}" + f" ({subjects})" * (fate == REFUSED)
-        for fate, count in counts.items()
-        if count
+    devices = f"{'at most ' * wanted.fewer}{counted(wanted.devices, 'device')}"
+    asked = [devices, f"{counted(wanted.batch, what)} in a training step"]
+    asked += [] if wanted.memory is None else [f"at most {_size_text(plan, wanted.memory)} on a device"]
+    cases, subjects = plan.search.space.cases, searched[REFUSED]
+    split = bool(cases) and cases[0].model.name == UNIT_MODELS[1]
+    words = [f"{sum(subjects.values()):,} {REFUSED} ({', '.join(f'{s} {count:,}' for s, count in subjects.items())})"]
+    words = words * bool(subjects) + [
+        f"{searched[fate]:,} {_FATE_WORDS.get(fate, fate)}" for fate in FATES if fate != REFUSED and searched[fate]
     ]
-    return [f"{counted(searched['candidates'], 'candidate')}: {', '.join(words)}", plan.status]
-
-
-def option_columns(plan: Plan) -> list[str]:
-    """Return the options of which a table of all candidates has columns: sizes, and those with several values."""
-    variants = plan.wanted.variants
-    values = {name: {str(each.options.get(name)) for each in variants} for one in variants for name in one.options}
-    several = [name for name, known in values.items() if len(known) > 1 and name not in ("schedule", *SIZE_AXES)]
-    return ["schedule", *SIZE_AXES, *sorted(several)]
-
-
-def _row_cells(plan: Plan, rows: Sequence[PlanRow]) -> tuple[list[str], list[list[str]]]:
-    """Return the table of rows for people: options in which they differ, and metrics."""
-    names = [
-        name
-        for name in option_columns(plan)
-        if name == "schedule" or any(row.options.get(name) is not None for row in rows)
-    ]
-    rate = "samples" if not plan.in_slots else "micro-batches"
-    head = ["", *names, *["devices"] * plan.wanted.fewer, "step", rate, "memory", "staleness"]
-    cells = []
-    for number, row in enumerate(rows, 1):
-        one = row.measured
-        metrics = [_time_text(plan, one), _rate_text(plan, one), _size_text(plan, one.memory), f"{one.staleness:.3g}"]
-        options = ["-" if cell is None else str(cell) for cell in _option_cells(row, names)]
-        options[0] = " = ".join(dict.fromkeys([options[0], *row.also]))
-        cells.append([str(number), *options, *[str(one.devices)] * plan.wanted.fewer, *metrics])
-    return head, cells
-
-
-def _time_text(plan: Plan, one: Measured) -> str:
-    return f"{float(one.step):.6g}" if plan.in_slots else short_text(float(one.step), "s")
-
-
-def _rate_text(plan: Plan, one: Measured) -> str:
-    rate = one.sample_rate or one.micro_batch_rate
-    return f"{rate:.4g}" if plan.in_slots else short_text(rate, "/s")
-
-
-def _option_cells(row: PlanRow, names: Sequence[str]) -> list[Any]:
-    return [_plain_option(row.options.get(name)) for name in names]
-
-
-def candidate_cells(plan: Plan) -> tuple[list[str], list[list[Any]]]:
-    """Return a row for each candidate: its options, its fate and the reason, its bounds and its metrics."""
-    names = option_columns(plan)
-    head = [*names, "fate", "why", "least_step", "least_memory", *_METRIC_COLUMNS]
-    return head, [_candidate_row(plan, number, names) for number in range(len(plan.search.fate))]
-
-
-def _candidate_row(plan: Plan, number: int, names: Sequence[str]) -> list[Any]:
-    search = plan.search
-    candidate, fate = search.space.candidates[number], search.fate[number]
-    refusal = search.refusals.get(number)
-    why = str(refusal) if refusal else "" if candidate.twin is None else f"candidate {candidate.twin}"
-    least = [float(bound) if 0 < bound < np.inf else None for bound in search.least[number, :2]]
-    options = [_plain_option(candidate.options.get(name)) for name in names]
-    measured = search.measured.get(number)
-    metrics: list[Any] = [candidate.devices, *[None] * 4]
-    if measured:
-        metrics = [measured.devices, *objectives_of(measured)[:1], measured.sample_rate, measured.memory]
-        metrics += [measured.staleness]
-    return [*options, fate, why or None, *least, *metrics]
+    counts = f"{counted(searched['candidates'], 'candidate')}: {', '.join(words)}"
+    return [", ".join(asked), *[SPLIT_NOTE] * split, counts, *values_left_out(plan.search.space, wanted), plan.status]

@@ -1,230 +1,175 @@
 """The search of a plan: candidates are simulated in the order of their bounds, until no other one can be better."""
 
-from bisect import insort
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterable
 from time import monotonic
 from typing import Any
 
-import numpy as np
-
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.files.notes import ticker
-from cdpsim.numeric.columns import Flags, Floats
-from cdpsim.studies.compare import Measured
+from cdpsim.numeric.paths import expect_many_runs
+from cdpsim.studies.evaluate import evaluate
 from cdpsim.studies.plan.bounds import Bounds
-from cdpsim.studies.plan.front import OBJECTIVES, best_first, is_dominated, sorted_by
-from cdpsim.studies.plan.space import Space
+from cdpsim.studies.plan.space import OPEN, REFUSED, SIMULATED, TOO_LARGE, WORSE, Candidate, Space
+from cdpsim.studies.plan.wanted import Wanted
 
-REFUSED, TWIN, TOO_LARGE, WORSE, SIMULATED, OPEN = FATES = (
-    *("cannot be asked", "equal to another", "too large", "cannot be better", "simulated", "open"),
-)
 INTERRUPTED = "interrupted"
-Evaluate = Callable[[Mapping[str, Any]], Measured]
+Merged = list[tuple[Candidate, list[Candidate]]]  # candidates, each with the others that equal it in every figure
+_FEW_CANDIDATES, _FEW_SECONDS = 500, 10  # for fewer, compiled code is not worth loading
+_ENOUGH_STEPS = 12  # of a run: its makespan, which plans do not show, follows from that of fewer
+_LAST_TRIES = 1.5  # seconds behind its end in which a search without a row looks for one that fits
 
 
-@dataclass
 class Search:
-    """The state of a search.
+    """The state of a search; `stopped` says why it ended before its end, `smallest` needs least memory if none fits."""
 
-    `least` has the least metrics of each candidate by its bounds, in the columns of `OBJECTIVES`: infinite for those
-    that are not bound, being refused or equal to others. They are those of few ranks, or of its own if it is `closer`.
-    `fate` says what has become of it. `limit` is the memory that a device may hold; None: as much as it has.
-    """
+    def __init__(self, space: Space, wanted: Wanted) -> None:
+        self.space, self.wanted, self.stopped = space, wanted, ""
+        self.smallest: Candidate | None = None
+        self._bounds, self._asked = Bounds(space.cases), [one for one in space.candidates if not one.refusal]
+        sizes = [case.cluster.memory_bytes(case.cluster.count or 1).max() for case in space.cases]
+        self._most = float(max(sizes, default=0.0)) if wanted.memory is None else wanted.memory
+        self._tick: Any = ticker(2 * len(self._asked), "plan")
 
-    space: Space
-    bounds: Bounds
-    least: Floats
-    closer: Flags
-    fate: list[str]
-    refusals: dict[int, RequestError]
-    limit: float | None
-    most: float  # the limit, or the memory of the largest device
-    objective: str
-    top: int
-    seconds: float | None
-    evaluate: Evaluate
-    begun: float  # by the clock that `seconds` goes by
-    measured: dict[int, Measured] = field(default_factory=dict)
-    stopped: str = ""  # why it ended before its end
+    def run(self) -> "Search":
+        """Simulate candidates until the best are known, and then the front."""
+        seconds = self.wanted.seconds
+        many = len(self._asked) > _FEW_CANDIDATES and (seconds is None or seconds >= _FEW_SECONDS)
+        try:
+            with expect_many_runs(many):
+                self._search()
+        except KeyboardInterrupt:
+            self.stopped = INTERRUPTED
+        finally:
+            self._tick(0)
+        for one in [] if self.stopped else self._open():
+            one.fate = WORSE
+        return self
 
-    def least_memory(self) -> "Search":
-        """Return a search of all that can be asked for the one that needs least memory, whatever that is."""
-        fate, least = [state if state in (REFUSED, TWIN) else OPEN for state in self.fate], self.least.copy()
-        for number, state in enumerate(fate):
-            if state == OPEN:
-                least[number, 0] = max(least[number, 0], self.bounds.of_few_ranks(self.space.candidates[number]).step)
-        limits: dict[str, Any] = {"limit": np.inf, "most": np.inf, "objective": "memory", "top": 1}
-        return replace(self, fate=fate, least=least, measured={}, refusals={**self.refusals}, **limits)
+    def _search(self) -> None:
+        for share in (0.5, 1.0):  # of the time, up to which bounds are looked for
+            self._bound_all(share)
+            self._find_best()
+            if all(one.bounded for one in self._asked):
+                break
+        self._find_front()
+        if not self.fitting and not self.wanted.is_late():
+            self._find_smallest()
+        if self.wanted.is_late() or not self.space.complete:
+            self.stopped = f"stopped after {self.wanted.seconds:g} s"
+            self._find_any()
 
     @property
-    def metrics(self) -> dict[int, tuple[float, ...]]:
-        """The metrics of the candidates that have been simulated and fit, in the columns of `OBJECTIVES`."""
-        return {number: objectives_of(one) for number, one in self.measured.items() if self.fits(one)}
+    def fitting(self) -> list[Candidate]:
+        """The candidates that have been simulated and fit."""
+        return [one for one in self._asked if one.fits]
 
-    def bound_closer(self, number: int, beaten: Callable[[int], bool] | None = None) -> bool:
-        """Return whether the bound of a candidate by its own ranks is new; one that is too large by it is out.
+    def best(self, *, stale: bool) -> Merged:
+        """Return the best rows that are known, with staleness or without."""
+        found = (one for one in self.fitting if (one.staleness > 0) == stale)
+        return merged(sorted(found, key=lambda one: one.point.key(self.wanted.objective)), self.wanted.top)
 
-        Where it is `beaten` by its memory, its step is not looked into.
-        """
-        if self.closer[number]:
+    def front(self) -> Merged:
+        """Return the candidates that no other one dominates, the fastest first."""
+        every = {one.point for one in self.fitting}
+        found = [one for one in self.fitting if not any(point.dominates(one.point) for point in every)]
+        return merged(sorted(found, key=lambda one: one.point))
+
+    def best_left(self) -> float:
+        """Return the best value of the objective that a candidate has, or that one could have that is open."""
+        points = [one.least for one in self._asked if one.fate == OPEN] + [one.point for one in self.fitting]
+        values = (point.key(self.wanted.objective)[0] for point in points)
+        return min(values, default=float("inf")) if self.space.complete else 0.0
+
+    def _open(self) -> list[Candidate]:
+        """Return the candidates with bounds that may be simulated, the best bounds first."""
+        found = (one for one in self._asked if one.bounded and one.fate == OPEN)
+        return sorted(found, key=lambda one: one.least.key(self.wanted.objective))
+
+    def _passes(self, one: Candidate) -> int:
+        return self.space.cases[one.case].shape.n * self.space.cases[one.case].shape.m
+
+    def _bound_all(self, share: float) -> None:
+        """Find the bounds of all candidates, those of small programs first."""
+        for one in sorted((one for one in self._asked if not one.bounded), key=self._passes):
+            if self.wanted.is_late(share):
+                return
+            step, memory = self._bounds.of(one.case, one.options)
+            one.bounded, one.least = True, one.least._replace(step=step, memory=memory)
+            if one.fate == OPEN and memory > self._most:
+                one.fate = TOO_LARGE
+            self._tick(1)
+
+    def _find_best(self) -> None:
+        """Simulate candidates until the first rows without staleness are known, and then the better ones with it."""
+        objective, top = self.wanted.objective, self.wanted.top
+        for stale in (False, True):
+            rows, ahead = self.best(stale=stale), self.best(stale=False)[:1] if stale else []
+            for one in self._open():
+                last = rows[-1][0].point.key(objective) if len(rows) >= top else (float("inf"),)
+                least = one.least.key(objective)
+                beaten = ahead and ahead[0][0].point.key(objective)[0] <= least[0]
+                if last <= least or beaten or self.wanted.is_late():
+                    break
+                if (one.staleness > 0) == stale and self._simulate(one) and one.point.key(objective) < last:
+                    rows = self.best(stale=stale)
+
+    def _find_front(self) -> None:
+        """Simulate candidates that no other one dominates, whatever their metrics are."""
+        points = {one.point for one in self.fitting}
+        for one in self._open():
+            if self.wanted.is_late():
+                return
+            if not any(point.dominates(one.least) for point in points) and self._simulate(one):
+                points.add(one.point)
+
+    def _find_smallest(self) -> None:
+        """Simulate candidates that are too large until no other one can need less memory."""
+        for one in sorted(self._asked, key=lambda one: one.least.memory):
+            least = self.smallest.point.memory if self.smallest else float("inf")
+            if self.wanted.is_late() or least <= one.least.memory:
+                break
+            if not one.measured and one.fate != REFUSED:
+                self._simulate(one)
+            if one.measured and one.point.memory < least:
+                self.smallest = one
+
+    def _find_any(self) -> None:
+        """Simulate candidates until one fits: those that split most first."""
+
+        def size(one: Candidate) -> tuple[float, ...]:
+            shape, whole = self.space.cases[one.case].shape, one.options.get("recompute", "none") == "none"
+            places = shape.parts // shape.chunks * one.options.get("shard", 1)
+            return (one.staleness > 0, whole, -places, -one.options.get("zero", 0), self._passes(one))
+
+        begun = monotonic()
+        for one in sorted((one for one in self._asked if one.fate == OPEN), key=size):
+            if self.fitting or monotonic() - begun > _LAST_TRIES:
+                break
+            self._simulate(one)
+
+    def _simulate(self, one: Candidate) -> bool:
+        """Simulate a candidate; return whether it fits."""
+        try:
+            limits = {"steps": _ENOUGH_STEPS, "max_memory": self.wanted.max_memory}
+            one.measured = evaluate(**{**limits, **one.options})
+        except (RequestError, Stalled) as error:
+            one.refusal = error if isinstance(error, RequestError) else RequestError("stalled", str(error))
+            one.fate = REFUSED
             return False
-        self.closer[number] = True
-        found = self.bounds.of_own_ranks(self.space.candidates[number])
-        if found is None:
-            return False
-        self.least[number, 1] = max(self.least[number, 1], found.memory)
-        if self.least[number, 1] > self.most:
-            self.fate[number] = TOO_LARGE
-        elif beaten is None or not beaten(number):
-            self.least[number, 0] = max(self.least[number, 0], found.step)
-        return True
-
-    def fits(self, measured: Measured) -> bool:
-        """Return whether no device needs more memory than it may hold."""
-        return measured.fits if self.limit is None else measured.memory <= self.limit
+        finally:
+            self._tick(1)
+        one.fate = SIMULATED if one.fate == OPEN else one.fate
+        one.fits = one.measured.fits if self.wanted.memory is None else one.measured.memory <= self.wanted.memory
+        return one.fits
 
 
-def objectives_of(measured: Measured) -> tuple[float, ...]:
-    """Return the metrics of a run in the columns of `OBJECTIVES`; all candidates have the same batch.
-
-    Steps are equal if eleven digits are: those behind depend on the order of sums and the size of quanta.
-    """
-    return float(f"{float(measured.step):.11g}"), float(measured.memory), float(measured.devices), measured.staleness
-
-
-def begin_search(
-    space: Space,
-    evaluate: Evaluate,
-    *,
-    limit: float | None,
-    objective: str,
-    top: int,
-    seconds: float | None,
-    begun: float,
-) -> Search:
-    """Return a search that has not simulated anything: candidates that are too large by their bounds are out."""
-    candidates, bounds = space.candidates, Bounds(space.cases)
-    fate = [REFUSED if one.refusal else OPEN if one.twin is None else TWIN for one in candidates]
-    least = np.full((len(candidates), len(OBJECTIVES)), np.inf)
-    most = _most_memory(space) if limit is None else limit
-    rows, stopped = [number for number, state in enumerate(fate) if state == OPEN], ""
-    least[rows] = [(0, 0, candidates[number].devices, candidates[number].staleness) for number in rows]
-    try:
-        for number in rows:
-            found = bounds.of_few_ranks(candidates[number])
-            least[number, :2] = 0 if found.memory > most else found.step, found.memory
-    except KeyboardInterrupt:
-        stopped = INTERRUPTED
-    refusals = {number: one.refusal for number, one in enumerate(candidates) if one.refusal}
-    closer = np.zeros(len(candidates), dtype=np.bool_)
-    asked = (limit, most, objective, top, seconds, evaluate, begun)
-    search = Search(space, bounds, least, closer, fate, refusals, *asked, stopped=stopped)
-    for number in rows:
-        if least[number, 1] > most:
-            fate[number] = TOO_LARGE
-    return search
-
-
-def _most_memory(space: Space) -> float:
-    """Return the memory of the largest device of the cluster."""
-    return max((float(case.cluster.memory_bytes(case.cluster.count or 1).max()) for case in space.cases), default=0.0)
-
-
-def run_search(search: Search, *, front: bool = True) -> None:
-    """Simulate candidates until the best are known, also of those without staleness, and then the front."""
-    if search.stopped:  # before the first of them
-        return
-    open_candidates = np.array([state == OPEN for state in search.fate], dtype=bool)
-    order = [number for number in best_first(search.least, search.objective).tolist() if open_candidates[number]]
-    tick: Any = ticker(len(order), "plan")
-    try:
-        rest = _find_best(search, order, search.top, tick)
-        rest = _find_best(search, rest, 1, tick, fresh=True)
-        if front:
-            rest = _find_front(search, rest, tick)
-    except KeyboardInterrupt:
-        search.stopped = INTERRUPTED
-    finally:
-        tick(0)
-    if not search.stopped:
-        for number in rest:
-            if search.fate[number] == OPEN:
-                search.fate[number] = WORSE
-
-
-def _out_of_time(search: Search) -> bool:
-    if search.seconds is not None and monotonic() - search.begun >= search.seconds:
-        search.stopped = f"stopped after {search.seconds:g} s"
-    return bool(search.stopped)
-
-
-def _find_best(
-    search: Search, order: Sequence[int], top: int, tick: Callable[[int], object], *, fresh: bool = False
-) -> list[int]:
-    """Simulate candidates until `top` of them are at least as good as all others can be; return the others.
-
-    Where they are to be `fresh`, candidates with staleness are left aside.
-    """
-    columns = sorted_by(search.objective)
-
-    def key(number: int, metrics: Sequence[float]) -> tuple[float, ...]:
-        return (*(metrics[column] for column in columns), number)
-
-    best = sorted(key(number, metrics) for number, metrics in search.metrics.items() if not (fresh and metrics[3]))
-    rest = [number for number in order if fresh and search.least[number, 3]]
-    left = [key(number, search.least[number].tolist()) for number in order if not (fresh and search.least[number, 3])]
-    heapify(left)
-    while left and not (len(best) >= top and best[top - 1] <= left[0]) and not _out_of_time(search):
-        number = int(heappop(left)[-1])
-        if search.bound_closer(number):
-            if search.fate[number] == OPEN:
-                heappush(left, key(number, search.least[number].tolist()))
-            continue
-        if (metrics := _simulate(search, number)) is not None:
-            insort(best, key(number, metrics))
-        tick(1)
-    return rest + [int(each[-1]) for each in sorted(left)]
-
-
-def _find_front(search: Search, order: Sequence[int], tick: Callable[[int], object]) -> list[int]:
-    """Simulate candidates that no other one dominates, whatever their metrics are; return the others."""
-    points = [*search.metrics.values()]
-
-    def is_beaten(number: int) -> bool:
-        return is_dominated(search.least[number], np.array(points).reshape(-1, len(OBJECTIVES)))
-
-    rest: list[int] = []
-    for place, number in enumerate(order):
-        if _out_of_time(search):
-            return rest + list(order[place:])
-        if is_beaten(number) or (search.bound_closer(number, is_beaten) and is_beaten(number)):
-            rest.append(number)
-        elif search.fate[number] == OPEN and (found := _simulate(search, number)) is not None:
-            points.append(found)
-        tick(1)
-    return rest
-
-
-def _simulate(search: Search, number: int) -> tuple[float, ...] | None:
-    """Simulate a candidate; return its metrics if it fits."""
-    try:
-        measured = search.evaluate(search.space.candidates[number].options)
-    except Stalled as error:
-        search.refusals[number] = RequestError("stalled", str(error))
-    except RequestError as error:
-        search.refusals[number] = error
-    else:
-        search.fate[number], search.measured[number] = SIMULATED, measured
-        return objectives_of(measured) if search.fits(measured) else None
-    search.fate[number] = REFUSED
-    return None
-
-
-def best_left(search: Search) -> float:
-    """Return the best value of the objective that a candidate has, or that one could have that is open."""
-    column = OBJECTIVES.index(search.objective)
-    left = [search.least[number, column] for number, state in enumerate(search.fate) if state == OPEN]
-    known = [metrics[column] for metrics in search.metrics.values()]
-    return float(min([*left, *known], default=np.inf))
+def merged(candidates: Iterable[Candidate], most: int | None = None) -> Merged:
+    """Return the first candidates that differ, each with the later ones that equal it in every figure."""
+    kept: Merged = []
+    for one in candidates:
+        same = next((others for first, others in kept if first.equals(one)), None)
+        if same is not None:
+            same.append(one)
+        elif len(kept) != most:
+            kept.append((one, []))
+    return kept

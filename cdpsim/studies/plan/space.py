@@ -1,27 +1,57 @@
 """The candidates of a plan: all options of a request for each of them, or why it cannot be asked."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
-from cdpsim.errors import RequestError, UnknownName
+from cdpsim.errors import RequestError
 from cdpsim.files.units import counted
+from cdpsim.limits import UNLIMITED
 from cdpsim.model import UNIT_MODELS
+from cdpsim.program.assembly import check_causal
 from cdpsim.request import Request
-from cdpsim.request.sharing import accepts
-from cdpsim.schedules import Schedule
+from cdpsim.request.sharing import SHARING, accepts
+from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.schedules.rule import RULES
 from cdpsim.schedules.state import MOST_SPLIT
+from cdpsim.studies.compare import Measured
 from cdpsim.studies.equal_shapes import equal_shape, samples_of
-from cdpsim.studies.plan.parts import CandidateParts, Structure, Variant
-from cdpsim.studies.plan.wanted import Wanted
+from cdpsim.studies.plan.bounds import case_of
+from cdpsim.studies.plan.wanted import OBJECTIVES, SIZE_AXES, Variant, Wanted
+
+Found = TypeVar("Found")
+REFUSED, TOO_LARGE, WORSE, SIMULATED, OPEN = FATES = (
+    *("cannot be asked", "too large", "cannot be better", "simulated", "open"),
+)
+_IN_STATE = (*SHARING, "compress", "prefetch")  # all that these do is in the request's state and prefetch
+_LEAST_SECONDS = 1.0  # for the list of candidates
+_GROUPED = (None, 1, 2, 4)  # stages of data parallelism: all layers, or groups of them
 
 
-class Candidate(NamedTuple):
-    """A request that may be asked: its options, its devices and its staleness; the refusal of one that cannot be asked.
+class Point(NamedTuple):
+    """The metrics of a candidate, each of which is the better the less it is."""
 
-    `case` is the number of the part of it of which loads are known, and `twin` that of an earlier candidate that is the
-    same program.
+    step: float
+    memory: float
+    devices: int
+    staleness: float
+
+    def key(self, objective: str) -> tuple[float, ...]:
+        """Return the metrics in the order in which an objective sorts."""
+        first = getattr(self, OBJECTIVES[objective])
+        return (first, *(value for name, value in self._asdict().items() if name != OBJECTIVES[objective]))
+
+    def dominates(self, other: "Point") -> bool:
+        """Return whether it is at least as good in all metrics, and better in one."""
+        return self != other and all(mine <= its for mine, its in zip(self, other, strict=True))
+
+
+@dataclass(eq=False)
+class Candidate:
+    """The options of a request, and what has become of it: a refusal, bounds, a simulation.
+
+    `case` is the number of the same request without data ranks.
     """
 
     options: Mapping[str, Any]
@@ -29,25 +59,64 @@ class Candidate(NamedTuple):
     case: int = -1
     staleness: float = 0.0
     refusal: RequestError | None = None
-    twin: int | None = None
     near: tuple[int, ...] = ()  # of a refusal of the batch: batches that it could have
+    fits: bool = False  # once it is simulated
+    bounded: bool = False
+    measured: Measured | None = None
+
+    def __post_init__(self) -> None:
+        self.fate = REFUSED if self.refusal else OPEN
+        self.least = Point(0.0, 0.0, self.devices, self.staleness)  # the least metrics that are known
+
+    @cached_property
+    def point(self) -> Point:
+        """The metrics of its simulation; all candidates have the same batch.
+
+        Steps are equal if eleven digits are: those behind depend on the order of sums and the size of quanta.
+        """
+        assert self.measured is not None
+        step, memory = float(f"{float(self.measured.step):.11g}"), float(self.measured.memory)
+        return Point(step, memory, self.measured.devices, self.measured.staleness)
+
+    def equals(self, other: "Candidate") -> bool:
+        """Return whether the metrics of another simulation differ by a thousandth at most."""
+        if not self.measured or not other.measured:
+            return False
+        mine = (*self.point, float(self.measured.sent))
+        its = (*other.point, float(other.measured.sent))
+        return all(abs(a - b) <= abs(a) / 1000 for a, b in zip(mine, its, strict=True))
 
 
 class Space(NamedTuple):
-    """All candidates, and a request for each of their cases."""
+    """The candidates, a request for each of their cases, and whether there was time to list all."""
 
     candidates: list[Candidate]
     cases: list[Request]
+    complete: bool
 
 
-class _Sized(NamedTuple):
-    """A structure on its devices, and how many data ranks run it."""
+class _Structure(NamedTuple):
+    """A schedule and its sizes: of one data rank. `ranks` run it on so many devices."""
 
-    structure: Structure
+    schedule: Schedule
+    n: int | None
+    m: int | None
+    chunks: int | None
     devices: int
     ranks: int
+    rule: str | None = None
     refusal: RequestError | None = None
     near: tuple[int, ...] = ()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of a request for it."""
+        sizes = {"n": self.n, "m": self.m, "chunks": self.chunks, "rule": self.rule}
+        return {"schedule": self.schedule.name} | {name: size for name, size in sizes.items() if size is not None}
+
+    def refused(self, subject: str, problem: str, near: Sequence[int] = ()) -> "_Structure":
+        """Return the structure with the refusal of a request for it."""
+        return self._replace(refusal=RequestError(subject, problem), near=tuple(size for size in near if size))
 
 
 def find_candidates(wanted: Wanted) -> Space:
@@ -55,36 +124,12 @@ def find_candidates(wanted: Wanted) -> Space:
 
     In slots backwards of all take two slots if those of some are split.
     """
-    space = _candidates_as_they_are(wanted)
-    if wanted.in_slots and {case.model.name for case in space.cases} == {*UNIT_MODELS}:
-        space = _candidates_as_they_are(wanted.split())
-    return space
-
-
-def _candidates_as_they_are(wanted: Wanted) -> Space:
-    parts, candidates = CandidateParts(), list[Candidate]()
-    same: dict[object, int] = {}
-    for schedule in wanted.schedules:
-        for devices in divisors(wanted.devices) if wanted.fewer else [wanted.devices]:
-            known: set[object] = set()
-            for variant in {each.key: each for each in _variants_taken(wanted, schedule)}.values():
-                for sized in _sized(wanted, parts, schedule, devices, variant):
-                    for candidate, key in _candidates_of(wanted, parts, sized, variant):
-                        if key in known:
-                            continue
-                        known.add(key)
-                        number = len(candidates)
-                        if candidate.refusal is None:
-                            twin = same.setdefault((devices, parts.program_key(candidate.case, key)), number)
-                            candidate = candidate._replace(twin=None if twin == number else twin)
-                        candidates.append(candidate)
-    return Space(candidates, parts.cases)
-
-
-def _variants_taken(wanted: Wanted, schedule: Schedule) -> Iterator[Variant]:
-    """Yield the variants without the options that a schedule does not take."""
-    for variant in wanted.variants:
-        yield variant.keep([name for name in variant.options if accepts(schedule, name)])
+    space = _Lister(wanted).space()
+    if not wanted.in_slots or {case.model.name for case in space.cases} != {*UNIT_MODELS}:
+        return space
+    split = {"model": UNIT_MODELS[1]}
+    variants = tuple(each._replace(options={**each.options, **split}) for each in wanted.variants)
+    return _Lister(replace(wanted, variants=variants)).space()
 
 
 def divisors(number: int) -> list[int]:
@@ -93,44 +138,124 @@ def divisors(number: int) -> list[int]:
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]
     """
-    found, rest, factor = {1}, number, 2
-    while rest > 1:
-        if factor * factor > rest:
-            factor = rest  # which is prime
-        if rest % factor:
-            factor += 1
-        else:
-            rest //= factor
-            found |= {factor * divisor for divisor in found}
-    return sorted(found)
+    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
 
 
-def _sized(
-    wanted: Wanted, parts: CandidateParts, schedule: Schedule, devices: int, variant: Variant
-) -> Iterator[_Sized]:
-    """Yield all sizes of a schedule on so many devices, each with all rules that it may take."""
-    sizes = _pipelines_of if accepts(schedule, "replicas") else _grids
-    for sized in sizes(wanted, schedule, devices, variant):
-        m = sized.structure.m
-        if m is not None and not wanted.allows("m", m):
-            continue
-        if sized.refusal is not None:
+class _Lister:
+    """A list of candidates in the making: what has been read serves all that have it in common."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted, self.cases = wanted, list[Request]()
+        self._read: dict[object, Any] = {}
+
+    def space(self) -> Space:
+        """Return all candidates that there is time for."""
+        found: dict[object, Candidate] = {}
+        for key, candidate in self._all():
+            if found and self.wanted.is_late(least=_LEAST_SECONDS):
+                return Space([*found.values()], self.cases, complete=False)
+            found.setdefault(key, candidate)
+            if len(found) > (most := self.wanted.most_candidates):
+                problem = f"more than {most:,} candidates do not fit; allow more, or give --schedules or fewer values"
+                raise RequestError("max-memory", problem)
+        return Space([*found.values()], self.cases, complete=True)
+
+    def _all(self) -> Iterator[tuple[object, Candidate]]:
+        for schedule in self.wanted.schedules:
+            for devices in divisors(self.wanted.devices) if self.wanted.fewer else [self.wanted.devices]:
+                for variant in _variants_taken(self.wanted, schedule):
+                    sizes = _pipelines_of if accepts(schedule, "replicas") else _grids
+                    for sized in sizes(self.wanted, schedule, devices, variant):
+                        if self.wanted.allows("m", sized.m) or sized.m is None:
+                            for structure in self._with_rules(sized):
+                                yield from self._with_data_ranks(structure, variant)
+
+    def _with_rules(self, sized: _Structure) -> Iterator[_Structure]:
+        """Yield a structure with its own rule, and with others where it takes them."""
+        order, own = sized.schedule.order, sized.schedule.rule.name
+        if sized.refusal or order.together or not order.waits or self.wanted.allows("rule", own):
             yield sized
-            continue
-        for rule in _rules(wanted, parts, sized.structure, variant):
-            yield sized._replace(structure=sized.structure._replace(rule=rule))
+        if not sized.refusal and order.waits and not order.together:
+            yield from (sized._replace(rule=rule) for rule in self.wanted.axes.get("rule", RULES) if rule != own)
+
+    def _with_data_ranks(self, structure: _Structure, variant: Variant) -> Iterator[tuple[object, Candidate]]:
+        """Yield the candidates of a structure with each data axis, each behind what tells it from others."""
+        sizes = structure.schedule.name, *structure[1:7]
+        if structure.refusal:
+            options = {**structure.options, **variant.options}
+            one = Candidate(options, structure.devices, refusal=structure.refusal, near=structure.near)
+            yield (sizes, variant.key), one
+            return
+        for data in _data_axes(self.wanted, structure.schedule, structure.ranks, variant):
+            options = {**structure.options, **data, **variant.options}
+            case, staleness, refusal = -1, 0.0, None
+            key: tuple[object, ...] = variant.key
+            few = data if "reshard" in variant.options else {name: min(size, 3) for name, size in data.items()}
+            try:
+                case, staleness = self._once(("case", sizes, variant.key), self._read_case, structure, variant)
+                of_ranks = (structure.schedule.name, structure.rule, *few.items(), variant.key)
+                key = self._once(of_ranks, _key_with_data_ranks, structure, variant, few)
+                if self.wanted.staleness is not None and staleness > self.wanted.staleness:
+                    problem = f"is {staleness:.3g} on average, more than {self.wanted.staleness:g}; allow more"
+                    raise RequestError("staleness", problem)
+            except RequestError as error:
+                refusal = error
+            one = Candidate(options, structure.devices, case, staleness, refusal)
+            yield (sizes, *data.items(), key), one
+
+    def _once(self, key: object, read: Callable[..., Found], *given: Any) -> Found:
+        """Return what has been read once, or raise its refusal."""
+        if key not in self._read:
+            try:
+                self._read[key] = read(*given)
+            except RequestError as error:
+                self._read[key] = error
+        found = self._read[key]
+        if isinstance(found, RequestError):
+            raise found
+        return found  # type: ignore[no-any-return]
+
+    def _read_case(self, structure: _Structure, variant: Variant) -> tuple[int, float]:
+        """Return the number of a structure's case, and its staleness."""
+        request = case_of({**structure.options, **variant.options, "schedule": structure.schedule})
+        check_causal(request.schedule, request.rule, request.shape)
+        self.cases.append(request)
+        return len(self.cases) - 1, float(request.rule.lags(request.shape).mean())
 
 
-def _pipelines_of(wanted: Wanted, schedule: Schedule, devices: int, variant: Variant) -> Iterator[_Sized]:
-    """Yield pipelines of all lengths that divide the devices, with as many data ranks as there is room for."""
+def _key_with_data_ranks(structure: _Structure, variant: Variant, data: Mapping[str, int]) -> tuple[object, ...]:
+    """Return the facts that options come to with data ranks; refuse what these cannot have."""
+    options = {**structure.options, **variant.options, **data, "schedule": structure.schedule}
+    request = Request(**{**options, "ignore_memory": True, "max_memory": UNLIMITED})
+    others = (pair for pair in variant.key if pair[0] not in _IN_STATE)
+    return *others, request.state, request.prefetch
+
+
+def _variants_taken(wanted: Wanted, schedule: Schedule) -> Iterator[Variant]:
+    """Yield the variants without the options that a schedule does not take, each once."""
+    taken = {}
+    for variant in wanted.variants:
+        options = {name: value for name, value in variant.options.items() if accepts(schedule, name)}
+        key = tuple(pair for pair in variant.key if pair[0] in options)
+        taken[key] = variant._replace(options=options, key=key)
+    yield from taken.values()
+
+
+def _pipelines_of(wanted: Wanted, schedule: Schedule, devices: int, variant: Variant) -> Iterator[_Structure]:
+    """Yield pipelines of all lengths that divide the devices, with as many data ranks as there is room for.
+
+    One of a single stage is data parallelism.
+    """
     for n, chunks, places in _lengths(wanted, schedule, devices, variant):
         ranks, rest = divmod(devices, places)
-        structure = Structure(schedule, n, None, chunks)
+        known = SCHEDULES["dp"] if n == 1 and schedule.name in SCHEDULES and schedule.shape is None else schedule
+        structure = _Structure(known, n, None, chunks if known is schedule else None, devices, max(ranks, 1))
         if rest:
             problem = f"{devices} are no multiple of the {places} of {schedule.name}; give a multiple"
-            yield _Sized(structure, devices, 1, RequestError("devices", problem))
+            yield structure.refused("devices", problem)
         else:
-            yield _with_batch(wanted, _Sized(structure, devices, ranks), variant)
+            yield _with_batch(wanted, structure, variant)
 
 
 def _lengths(
@@ -140,15 +265,15 @@ def _lengths(
     if schedule.shape is not None:
         if wanted.allows("n", schedule.shape.n):
             yield schedule.shape.n, None, schedule.actions(schedule.shape).devices
-        return
-    if schedule.order.one_place:
-        yield variant.slots_n, None, 1
-        return
-    for places in divisors(devices):
-        for chunks in _chunks(wanted, schedule, places, variant):
-            n = places * chunks
-            if wanted.allows("n", n):
-                yield n, chunks if schedule.order.any_chunks else None, places
+    elif schedule.order.one_place:
+        for n in (variant.slots_n,) if variant.slots_n else wanted.axes.get("n", _GROUPED):
+            if n is None or n <= variant.stages:
+                yield n, None, 1
+    else:
+        for places in divisors(devices):
+            for chunks in _chunks(wanted, schedule, places, variant):
+                if wanted.allows("n", places * chunks):
+                    yield places * chunks, chunks if schedule.order.any_chunks else None, places
 
 
 def _chunks(wanted: Wanted, schedule: Schedule, places: int, variant: Variant) -> list[int]:
@@ -162,109 +287,102 @@ def _chunks(wanted: Wanted, schedule: Schedule, places: int, variant: Variant) -
     return [usual, *(chunks for chunks in doubled if places * chunks <= variant.stages)]
 
 
-def _grids(wanted: Wanted, schedule: Schedule, devices: int, variant: Variant) -> Iterator[_Sized]:
+def _grids(wanted: Wanted, schedule: Schedule, devices: int, variant: Variant) -> Iterator[_Structure]:
     """Yield the sizes of a schedule whose stages and micro-batches decide on its devices."""
-    asked = (variant.slots_n,) if variant.slots_n else wanted.axes.get("n", (None,))
-    for n in asked:
-        options = {**variant.options, **({} if n is None else {"n": n})}
-        try:
-            shape = equal_shape(schedule, options, devices, None)
-        except RequestError as error:
-            yield _Sized(Structure(schedule, n, None, None), devices, 1, error)
+    for n in (variant.slots_n,) if variant.slots_n else wanted.axes.get("n", (None,)):
+        structure = _Structure(schedule, n, None, None, devices, 1)
+        if (variant.slots_n or 1) > wanted.most_passes:
+            yield _too_many(wanted, structure, variant.stages, 1)
             continue
-        n, m = shape.get("n", n), shape["m"]
-        structure = Structure(schedule, n, m if accepts(schedule, "m") else None, None)
-        yield _with_batch(wanted, _Sized(structure, devices, 1), variant, fixed=m)
+        try:
+            shape = equal_shape(schedule, {**variant.options, **({} if n is None else {"n": n})}, devices, None)
+        except RequestError as error:
+            yield structure._replace(refusal=error)
+            continue
+        m = shape["m"] if accepts(schedule, "m") else None
+        yield _with_batch(wanted, structure._replace(n=shape.get("n", n), m=m), variant, fixed=shape["m"])
 
 
-def _with_batch(wanted: Wanted, sized: _Sized, variant: Variant, *, fixed: int | None = None) -> _Sized:
-    """Return a size with the micro-batches that make the batch; with a refusal if none do.
+def _too_many(wanted: Wanted, structure: _Structure, n: int, m: int) -> _Structure:
+    """Return a structure with the refusal of so many stages and micro-batches."""
+    passes = f"{n:,} stages and {m:,} micro-batches are more than {wanted.most_passes:,} passes through stages"
+    return structure.refused("batch" if m > n else "n", f"{passes}; give fewer devices, a smaller batch or another n")
+
+
+def _with_batch(wanted: Wanted, structure: _Structure, variant: Variant, *, fixed: int | None = None) -> _Structure:
+    """Return a structure with the micro-batches that make the batch; with a refusal if none do.
 
     `fixed` is the number of micro-batches of a schedule whose devices follow from it.
     """
-    schedule, n = sized.structure.schedule, sized.structure.n
-    each = sized.ranks * samples_of(variant.options)
+    schedule, n = structure.schedule, structure.n or variant.stages
+    each = structure.ranks * samples_of(variant.options)
     if not schedule.order.waits:
         problem = f"{schedule.name} has steps of no given batch, as its workers go on alone; compare it with `compare`"
-        return sized._replace(refusal=RequestError("batch", problem))
+        return structure.refused("batch", problem)
     if accepts(schedule, "m") and (fixed is None or schedule.order.accumulates):
         m, rest = divmod(wanted.batch, each)
         if m and not rest:
-            return sized._replace(structure=sized.structure._replace(m=m))
+            if n * m > wanted.most_passes:
+                return _too_many(wanted, structure, n, m)
+            return structure._replace(m=m)
         near, remedy = [m * each, (m + 1) * each], f"no multiple of {each}; give one"
     else:
-        own = (fixed or schedule.micro_batches(n or variant.stages)) * each
+        own = (fixed or schedule.micro_batches(n)) * each
         if own == wanted.batch:
-            return sized
+            return structure if n * own <= wanted.most_passes else _too_many(wanted, structure, n, own)
         near, remedy = [own], f"not its own {own}; give these, or leave the schedule out"
-    problem = f"{wanted.batch} samples are no training step of {schedule.name} on {counted(sized.devices, 'device')}"
-    refusal = RequestError("batch", f"{problem}: {remedy}")
-    return sized._replace(refusal=refusal, near=tuple(size for size in near if size))
+    devices = counted(structure.devices, "device")
+    problem = f"{wanted.batch} samples are no training step of {schedule.name} on {devices}: {remedy}"
+    return structure.refused("batch", problem, near)
 
 
-def _rules(wanted: Wanted, parts: CandidateParts, structure: Structure, variant: Variant) -> Iterator[str | None]:
-    """Yield the rules of a structure: None for the schedule's own, and those that read other versions than it."""
-    order = structure.schedule.order
-    others = () if order.together or not order.waits else tuple(wanted.axes.get("rule", RULES))
-    named = {rule: parts.reads_as_usual(structure._replace(rule=rule), variant) for rule in others}
-    if "rule" not in wanted.axes or any(named.values()) or structure.schedule.rule.name in wanted.axes["rule"]:
-        yield None
-    yield from (rule for rule, usual in named.items() if not usual)
-
-
-def _candidates_of(
-    wanted: Wanted, parts: CandidateParts, sized: _Sized, variant: Variant
-) -> Iterator[tuple[Candidate, tuple[object, ...]]]:
-    """Yield the candidates of a size with each data axis, and what each of them is known by."""
-    structure, refusal = sized.structure, sized.refusal
-    for replicas, shard, zero in _data_axes(wanted, structure.schedule, sized.ranks, variant):
-        data = {"replicas": replicas, "shard": shard, "zero": zero}
-        given = {name: value for name, value in data.items() if value > (name != "zero")}
-        case, staleness, kept, why = -1, 0.0, variant, refusal
-        if why is None:
-            try:
-                case, staleness = parts.case_of(structure, variant)
-                kept = parts.with_data_axis(structure, variant, given)
-                if wanted.staleness is not None and staleness > wanted.staleness:
-                    problem = f"is {staleness:.3g} on average, more than {wanted.staleness:g}; allow more"
-                    raise RequestError("staleness", problem)
-            except UnknownName:
-                raise
-            except RequestError as error:
-                why = error
-        key = (structure.key, replicas, shard, zero, kept.key if why is None else variant.key)
-        options = {**structure.options, **given, **kept.options}
-        near = sized.near if why is refusal else ()
-        yield Candidate(options, sized.devices, -1 if why else case, staleness, why, near=near), key
-
-
-def _data_axes(wanted: Wanted, schedule: Schedule, ranks: int, variant: Variant) -> Iterator[tuple[int, int, int]]:
-    """Yield replicas, ranks that share states, and the stage of ZeRO, for so many data ranks."""
+def _data_axes(wanted: Wanted, schedule: Schedule, ranks: int, variant: Variant) -> Iterator[dict[str, int]]:
+    """Yield replicas, ranks that share states, and the stage of ZeRO, for so many data ranks, where they are not 1."""
     splits = accepts(schedule, "shard") and (variant.slots_n is None or "shard" in wanted.axes)
     for shard in divisors(ranks) if splits else [1]:
-        replicas = ranks // shard
         for zero in range(1, MOST_SPLIT + 1) if shard > 1 else [0]:
-            if all(wanted.allows(*axis) for axis in (("replicas", replicas), ("shard", shard), ("zero", zero))):
-                yield replicas, shard, zero
+            data = {"replicas": ranks // shard, "shard": shard, "zero": zero}
+            if all(wanted.allows(name, value) for name, value in data.items()):
+                yield {name: value for name, value in data.items() if value > (name != "zero")}
+
+
+def values_left_out(space: Space, wanted: Wanted) -> list[str]:
+    """Return the values of sizes that were asked for and that no candidate has, with the reason."""
+    said = []
+    for name in (axis for axis in SIZE_AXES if axis in wanted.axes and not (axis == "n" and wanted.in_slots)):
+        every = [(one.options.get(name, 0 if name == "zero" else 1), one.refusal) for one in space.candidates]
+        for value in wanted.axes[name]:
+            refusals = [refusal for other, refusal in every if other == value]
+            if space.complete and None not in refusals and name != "rule":
+                devices = counted(wanted.devices, "device")
+                why = str(refusals[0]) if refusals else f"no candidate on {devices} with this batch has it"
+                said.append(f"{name} {value} is left out: {why}")
+    return said
 
 
 def refuse_without_candidates(space: Space, wanted: Wanted) -> None:
     """Refuse a plan none of whose candidates can be asked, by what is wrong with most of them."""
-    if space.cases and any(one.refusal is None for one in space.candidates):
+    refusals = [one.refusal for one in space.candidates if one.refusal]
+    if len(refusals) < len(space.candidates) or not space.complete:
         return
     near: dict[int, set[str]] = {}
     for one in space.candidates:
         for size in one.near:
             near.setdefault(size, set()).add(one.options["schedule"])
-    below = _first_possible(wanted, near, sorted((size for size in near if size < wanted.batch), reverse=True))
-    above = _first_possible(wanted, near, sorted(size for size in near if size > wanted.batch))
-    if found := [str(size) for size in (below, above) if size is not None]:
+    below, above = (
+        sorted((s for s in near if s < wanted.batch), reverse=True),
+        sorted(s for s in near if s > wanted.batch),
+    )
+    found = [next((str(s) for s in sizes if _is_possible(wanted, s, near[s])), "") for sizes in (below, above)]
+    if nearest := [size for size in found if size]:
         problem = f"no candidate trains on {counted(wanted.batch, 'sample')} on {counted(wanted.devices, 'device')}"
-        nearest = (
-            f"the nearest batches are {' and '.join(found)}" if len(found) > 1 else f"the nearest batch is {found[0]}"
+        which = f"batches are {' and '.join(nearest)}" if len(nearest) > 1 else f"batch is {nearest[0]}"
+        raise RequestError("batch", f"{problem}; the nearest {which}")
+    if near and wanted.is_late(least=_LEAST_SECONDS):
+        devices = counted(wanted.devices, "device")
+        raise RequestError(
+            "batch", f"{wanted.batch} samples are no training step on {devices}; give more, or fewer devices"
         )
-        raise RequestError("batch", f"{problem}; {nearest}")
-    refusals = [one.refusal for one in space.candidates if one.refusal]
     if not refusals:
         given = ", ".join(wanted.axes) or "schedules"
         raise RequestError(given, f"leave no candidate on {wanted.devices} devices; allow more values")
@@ -272,11 +390,10 @@ def refuse_without_candidates(space: Space, wanted: Wanted) -> None:
     raise max(refusals, key=lambda refusal: subjects.count(refusal.subject))
 
 
-def _first_possible(wanted: Wanted, names: Mapping[int, Collection[str]], batches: Sequence[int]) -> int | None:
-    """Return the first of some batches with which one of its schedules has a candidate; None if none has."""
-    for batch in batches:
-        schedules = tuple(schedule for schedule in wanted.schedules if schedule.name in names[batch])
-        space = find_candidates(replace(wanted, batch=batch, schedules=schedules))
-        if any(one.refusal is None for one in space.candidates):
-            return batch
-    return None
+def _is_possible(wanted: Wanted, batch: int, names: set[str]) -> bool:
+    """Return whether one of some schedules has a candidate with a batch."""
+    schedules = tuple(schedule for schedule in wanted.schedules if schedule.name in names or schedule.name == "dp")
+    if wanted.is_late(least=_LEAST_SECONDS):
+        return False
+    other = find_candidates(replace(wanted, batch=batch, schedules=schedules))
+    return any(one.refusal is None for one in other.candidates)

@@ -1,22 +1,27 @@
 """The limits of a plan, read from its options: which candidates there are."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeAlias
+from time import monotonic
+from typing import Any, NamedTuple, TypeAlias
 
 from cdpsim.cluster import Cluster
-from cdpsim.errors import RequestError, short_repr, true_or_false, whole_number
+from cdpsim.errors import RequestError, choose, short_repr, true_or_false, whole_number
 from cdpsim.files.units import size_bytes
+from cdpsim.limits import BYTES_PER_TASK, free_bytes
 from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.presets import find_model
 from cdpsim.request.options import DEFAULTS, OPTIONS, TRAINING, read_value
 from cdpsim.request.reading import read_cluster, read_model
+from cdpsim.request.sharing import accepts
 from cdpsim.schedules import SCHEDULES, Schedule, find_schedule
+from cdpsim.schedules.rule import find_rule
 from cdpsim.studies.comparison import listed_values
-from cdpsim.studies.plan.parts import Variant
 
+# The figure by which an objective sorts first.
+OBJECTIVES = {"samples": "step", "memory": "memory", "devices": "devices", "staleness": "staleness"}
 OneModel: TypeAlias = str | Path | Model
 # Searched where they are not given; a value, or a list of them, restricts what is searched.
 SIZE_AXES = ("n", "m", "chunks", "replicas", "shard", "zero", "rule")
@@ -26,15 +31,27 @@ RUN_ALONE = tuple(name for name, option in OPTIONS.items() if option.of_one_run)
 # Each of these is searched where it is given as a list.
 LISTED_AXES = tuple(name for name in DEFAULTS if name not in (*SIZE_AXES, *RUN_ALONE, "model", "cluster"))
 PLAN_OPTIONS = (*SIZE_AXES, *LISTED_AXES)  # beside a plan's own
+_MOST_PLANNED = 10**6
+_MOST_PASSES = 2**18  # of micro-batches through stages in a step: reading so many takes a part of a second
+_BYTES_PER_CANDIDATE = 4000
+
+
+class Variant(NamedTuple):
+    """A combination of values of all options that are no sizes, and its number."""
+
+    options: Mapping[str, Any]
+    key: tuple[tuple[str, object], ...]  # each option with the number of its value
+    stages: int  # of the model
+    slots_n: int | None  # the stages that all candidates have in the slot model
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The limits of a search: which candidates there are.
+    """The limits of a search: which candidates there are, and how long it may take.
 
     `axes` has the values of those of `SIZE_AXES` that are restricted, and `variants` all combinations of all other
     options. With `fewer` a run may have any number of devices that divides `devices`. `memory` is what a device may
-    hold; None: what it has.
+    hold; None: what it has. `max_memory` is what the plan may take of this machine. It has begun at `begun`.
     """
 
     schedules: tuple[Schedule, ...]
@@ -45,58 +62,82 @@ class Wanted:
     staleness: float | None
     axes: Mapping[str, tuple[Any, ...]]
     variants: tuple[Variant, ...]
+    objective: str
+    top: int
+    max_memory: int
+    seconds: float | None
+    begun: float
+
+    def is_late(self, share: float = 1.0, least: float = 0.0) -> bool:
+        """Return whether a share of the seconds is over, and at least so many."""
+        return self.seconds is not None and monotonic() - self.begun >= max(share * self.seconds, least)
 
     @property
     def in_slots(self) -> bool:
         """Whether the model is the one of slots."""
         return self.variants[0].slots_n is not None
 
+    @property
+    def most_passes(self) -> int:
+        """The most micro-batches through stages that a step of a candidate may have."""
+        return min(_MOST_PASSES, self.max_memory // (2 * BYTES_PER_TASK["auto"][1]))
+
+    @property
+    def most_candidates(self) -> int:
+        """The most candidates that there may be."""
+        return self.max_memory // _BYTES_PER_CANDIDATE
+
     def allows(self, axis: str, value: object) -> bool:
         """Return whether an axis may have a value."""
         return axis not in self.axes or value in self.axes[axis]
 
-    def split(self) -> "Wanted":
-        """Return the same of the slot model whose backwards are split."""
-        variants = (replace_model(variant, UNIT_MODELS[1]) for variant in self.variants)
-        return replace(self, variants=tuple(variants))
+    def not_varied(self) -> list[str]:
+        """Return the options that all candidates have alike, though their metrics may depend on them."""
+        alike = {name for name, values in self.values().items() if len(values) == 1}
+        varied = self.values().keys() - alike | {"ignore_memory", "engine"} | ({*TRAINING} if self.in_slots else set())
+        taken = [schedule for schedule in self.schedules if schedule.order.waits]
+        names = (name for name in LISTED_AXES if name not in varied)
+        return [name for name in names if any(accepts(schedule, name) for schedule in taken)]
 
-
-def replace_model(variant: Variant, model: str) -> Variant:
-    """Return a variant of another model."""
-    return variant._replace(options={**variant.options, "model": model})
+    def values(self) -> dict[str, set[str]]:
+        """Return the values of each option that any variant has."""
+        names = {name for variant in self.variants for name in variant.options}
+        return {name: {str(each.options.get(name)) for each in self.variants} for name in names}
 
 
 def read_wanted(
     model: OneModel | Sequence[OneModel],
     cluster: str | Path | Cluster,
+    limits: Mapping[str, Any],
     options: Mapping[str, Any],
-    *,
-    devices: object,
-    batch: object,
-    memory: object,
-    schedules: str | Sequence[str | Schedule] | None,
-    staleness: object,
-    fewer: bool,
+    begun: float = 0.0,
 ) -> Wanted:
-    """Return the limits of a search from a plan's options, each of which is checked."""
+    """Return the limits of a search from a plan's own options and the others, each of which is checked."""
     models: list[Any] = [*model] if isinstance(model, list | tuple) else [model]
-    if batch is None:
+    if limits["batch"] is None:
         raise RequestError("batch", "is missing; give the samples of a training step")
-    count = _number_of_devices(devices, cluster)
+    count = _number_of_devices(limits["devices"], cluster)
     slots = {isinstance(one, str) and one in UNIT_MODELS for one in models}
     if len(slots) != 1:
         raise RequestError("model", "some are in slots, and some in seconds; give models of one kind")
-    axes = _size_axes(options, count, slots=slots == {True})
-    slots_n = axes["n"][0] if slots == {True} else None
+    in_slots, (memory, most) = slots == {True}, (limits["memory"], limits["max_memory"])
+    axes = _size_axes(options, count, slots=in_slots)
+    if memory is not None:
+        memory = whole_number("memory", memory, at_least=0) if in_slots else _read_bytes("memory", memory)
     return Wanted(
-        schedules=_listed_schedules(schedules),
+        schedules=_listed_schedules(limits["schedules"]),
         devices=count,
-        batch=whole_number("batch", batch, at_least=1),
-        fewer=true_or_false("fewer", fewer),
-        memory=_device_limit(memory, slots=slots == {True}),
-        staleness=read_amount("staleness", staleness),
+        batch=whole_number("batch", limits["batch"], at_least=1),
+        fewer=true_or_false("fewer", limits["fewer"]),
+        memory=memory,
+        staleness=read_amount("staleness", limits["staleness"]),
         axes=axes,
-        variants=tuple(_variants(models, cluster, options, slots_n)),
+        variants=tuple(_variants(models, cluster, options, axes["n"][0] if in_slots else None)),
+        objective=choose("objective", limits["objective"], [*OBJECTIVES]),
+        top=whole_number("top", limits["top"], at_least=1),
+        max_memory=free_bytes() if most is None else _read_bytes("max-memory", most),
+        seconds=read_amount("seconds", limits["seconds"]),
+        begun=begun,
     )
 
 
@@ -113,6 +154,13 @@ def read_amount(name: str, given: object) -> float | None:
     return amount
 
 
+def _read_bytes(name: str, given: Any) -> int:
+    try:
+        return size_bytes(given)
+    except RequestError as error:
+        raise RequestError(name, str(error)) from None
+
+
 def _number_of_devices(given: object, cluster: str | Path | Cluster) -> int:
     """Return the number of devices, by default that of the cluster; refuse more than it has."""
     found = read_cluster(cluster)
@@ -120,20 +168,10 @@ def _number_of_devices(given: object, cluster: str | Path | Cluster) -> int:
         raise RequestError("devices", "is missing, and the cluster has as many as it takes; give their number")
     count = found.count if given is None else whole_number("devices", given, at_least=1)
     assert count is not None
+    if count > _MOST_PLANNED:
+        raise RequestError("devices", f"{count:,} are more than plans are made for; give at most {_MOST_PLANNED:,}")
     found.require(count, "the plan")
     return count
-
-
-def _device_limit(given: object, *, slots: bool) -> int | None:
-    """Return the memory that a device may hold: stage-activations in the slot model, else bytes."""
-    if given is None:
-        return None
-    if slots:
-        return whole_number("memory", given, at_least=0)
-    try:
-        return size_bytes(given)
-    except RequestError as error:
-        raise RequestError("memory", str(error)) from None
 
 
 def _listed_schedules(given: str | Sequence[str | Schedule] | None) -> tuple[Schedule, ...]:
@@ -149,15 +187,14 @@ def _listed_schedules(given: str | Sequence[str | Schedule] | None) -> tuple[Sch
 
 def _size_axes(options: Mapping[str, Any], devices: int, *, slots: bool) -> dict[str, tuple[Any, ...]]:
     """Return the values of the axes of sizes that are restricted; in slots n has one value, by default the devices."""
+
+    def read(name: str, value: object) -> Any:
+        if name == "rule":
+            return find_rule(str(value)) and str(value)
+        return read_value(name, value) if name in OPTIONS else whole_number(name, value, at_least=1)
+
     given = {name: listed_values(name, options[name]) for name in SIZE_AXES if options.get(name) is not None}
-    axes: dict[str, tuple[Any, ...]] = {
-        name: tuple(
-            read_value(name, value) if name in OPTIONS else whole_number(name, value, at_least=1) for value in values
-        )
-        for name, values in given.items()
-    }
-    if "rule" in given:
-        axes["rule"] = tuple(map(str, given["rule"]))
+    axes = {name: tuple(read(name, value) for value in values) for name, values in given.items()}
     if slots and len(axes.setdefault("n", (devices,))) > 1:
         problem = "each of n stages takes a slot, so that another n is another model; give one"
         raise RequestError("n", problem)
@@ -174,20 +211,16 @@ def _variants(
             read_value(name, each)
     if slots_n is None and "recompute" not in axes:
         axes["recompute"] = [how for how in RECOMPUTATIONS if _can_recompute(models, axes, how)]
-    stages = {slots_n} if slots_n else {find_model(model).n for model in models if not isinstance(model, Model)}
-    stages |= {model.n for model in models if isinstance(model, Model)}
+    found = [model if isinstance(model, Model) else find_model(model) for model in models if slots_n is None]
+    stages = {slots_n} if slots_n else {model.n for model in found}
     if len(stages) > 1:
         problem = f"have {' and '.join(map(str, sorted(stages)))} stages, and are not one network; plan for each"
         raise RequestError("model", problem)
-    every = {"model": models, **axes}
-    numbered = [[*enumerate(values)] for values in every.values()]
-    for combination in product(*numbered):
-        chosen = dict(zip(every, combination, strict=True))
-        values = {name: value for name, (_, value) in chosen.items() if value is not DEFAULTS[name]}
-        key = tuple((name, number) for name, (number, value) in chosen.items() if value is not DEFAULTS[name])
-        if cluster != DEFAULTS["cluster"]:
-            values, key = values | {"cluster": cluster}, (*key, ("cluster", 0))
-        yield Variant(values, key, max(stages), slots_n)
+    every = {"model": models, **axes, "cluster": [cluster]}
+    for combination in product(*(enumerate(values) for values in every.values())):
+        chosen = {name: pair for name, pair in zip(every, combination, strict=True) if pair[1] is not DEFAULTS[name]}
+        values = {name: value for name, (_, value) in chosen.items() if name != "cluster" or value != DEFAULTS[name]}
+        yield Variant(values, tuple((name, chosen[name][0]) for name in values), max(stages), slots_n)
 
 
 def _can_recompute(models: Sequence[OneModel], axes: Mapping[str, Sequence[Any]], how: str) -> bool:

@@ -26,7 +26,7 @@ from cdpsim.studies.compare import Measured
 from cdpsim.studies.equal_shapes import equal_shape
 from cdpsim.studies.evaluate import evaluate
 from cdpsim.studies.plan import plan
-from cdpsim.studies.plan.search import SIMULATED
+from cdpsim.studies.plan.space import SIMULATED
 from cdpsim.studies.plan.wanted import PLAN_OPTIONS
 from cdpsim.studies.pyramid import pyramid
 from cdpsim.studies.superpose import Superposition, superpose
