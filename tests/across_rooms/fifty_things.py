@@ -376,7 +376,7 @@ from matplotlib.figure import Figure
 
 fig = cdpsim.plot("memory", ["multi-dp", "multi-cdp"], n=8)
 assert isinstance(fig, Figure)
-assert fig.axes[0].has_data() and fig.axes[0].get_xlabel() and fig.axes[0].get_ylabel()
+assert fig.axes[0].has_data() and fig.axes[-1].get_xlabel() and fig.axes[0].get_ylabel()
 """,
     ),
     (

@@ -336,8 +336,7 @@ LINE = "tied stages 0 and 3 are untied in pipedream: steps are not flushed there
 def test_a_table_says_what_it_is_of(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = printed(capsys, *WORDS)
     assert out.splitlines()[-2:] == [ABOUT, LINE]
-    assert f"\n% {ABOUT}\n% {LINE}\n% needs" in printed(capsys, *WORDS, "--format", "latex")[0]
-    assert printed(capsys, *WORDS, "--format", "markdown")[0].endswith(f"\n\n{ABOUT}\n\n{LINE}\n")
+    assert printed(capsys, *WORDS, "--format", "latex")[0].endswith(f"{ABOUT}\\par\n{LINE}\\par\n")
     assert len(printed(capsys, *WORDS, "--format", "csv")[0].splitlines()) == 4
     rows = json.loads(printed(capsys, *WORDS, "--format", "json")[0])
     assert [row.get("untied") for row in rows] == [None, [[0, 3]], None]
