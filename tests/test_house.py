@@ -46,23 +46,23 @@ ROOMS = [
 ]
 # The lines of Python that a room may have: a commit that needs more changes the number, and its message says why.
 LINES = {
-    "files": 1045,
+    "files": 1140,
     "numeric": 1135,
     "cluster": 1400,
     "model": 1820,
     "presets": 65,
     "schedules": 2665,
     "program": 5140,
-    "timing": 2115,
+    "timing": 2110,
     "trace": 1770,
     "request": 1920,
     "invariants": 2495,
     "runs": 1825,
     "api": 190,
-    "studies": 6890,
-    "draw": 5770,
-    "export": 1135,
-    "cli": 1875,
+    "studies": 5155,
+    "draw": 4560,
+    "export": 915,
+    "cli": 1860,
 }
 MOST_FILES = 181  # of Python
 # How many functions of how many modules the simplest request calls, in Python and through the command line.
