@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from cdpsim.draw import sheet
-from cdpsim.draw.canvas import GREY, INK, PALE, TITLE, figure_with, label, plain
+from cdpsim.draw.canvas import AS_DRAWN, GREY, INK, PALE, TITLE, Look, figure_with, label, plain
 from cdpsim.draw.gantt_rows import LANE, LINK, PALEST, Panel
-from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import KIND_COLOURS, ink_on, tint
 from cdpsim.draw.views import KIND_WORDS, Views, colour_meanings, title, word_of
 from cdpsim.errors import RequestError
@@ -38,7 +37,7 @@ MESSAGE_GREYS = dict(
     zip(Content, ("#4d4d4d", "#a3a3a3", "#5a5a5a", "#6b6b6b", "#b3b3b3", "#c4c4c4", "#868686"), strict=True)
 )
 # The part of a lane that a bar takes, from the top, where colours are not of kinds.
-SHARES = {Kind.F: (0.0, 1.0), Kind.B: (0.0, 0.7), Kind.W: (0.3, 1.0), Kind.U: (0.0, 1.0)}
+LANE_SHARES = {Kind.F: (0.0, 1.0), Kind.B: (0.0, 0.7), Kind.W: (0.3, 1.0), Kind.U: (0.0, 1.0)}
 IDLE = {
     IdleReason.MESSAGE: ("waiting for a message", "xxxx"),
     IdleReason.STREAM: ("waiting for a stream", "-----"),
@@ -104,7 +103,7 @@ def _task_layers(panel: Panel, scale: float) -> Iterator[Marks]:
     for name, words in KIND_WORDS.items():
         kind = Kind[name]
         rows = np.flatnonzero((panel.kind == kind) & ~((kind == Kind.U) & panel.estimate))
-        share = (0.0, 1.0) if by_kind else SHARES[kind]
+        share = (0.0, 1.0) if by_kind else LANE_SHARES[kind]
         top, bottom = (panel.top[rows] + 0.01 + each * (LANE - 0.02) for each in share)
         meaning = "backward of inputs" if kind == Kind.B and (panel.kind == Kind.W).any() else words
         fill = INK if kind == Kind.U else KIND_COLOURS[kind] if by_kind else _NEUTRAL
@@ -274,7 +273,7 @@ def _write_names(axes: Axes, panel: Panel, names: list[str], size: float, scale:
     columns = (panel.tasks[name].tolist() for name in ("kind", "step", "micro_batch", "stage"))
     for k, (kind, t, i, j) in enumerate(zip(*columns, strict=True)):
         if names[k]:
-            share = 0.5 if panel.colouring == "kind" else sum(SHARES[Kind[kind]]) / 2
+            share = 0.5 if panel.colouring == "kind" else sum(LANE_SHARES[Kind[kind]]) / 2
             ink, gid = ink_on(panel.colours[k]), f"{prefix}{kind}-t{t}-{f'i{i}-' if i >= 0 else ''}j{j}"
             text = axes.text(middle[k], panel.top[k] + share * LANE, names[k], fontsize=size, color=ink, ha="center")
             text.set(va="center_baseline", gid=gid, clip_on=True)

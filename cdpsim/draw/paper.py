@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 
 from cdpsim.api import simulate
 from cdpsim.draw import palette, sheet
-from cdpsim.draw.canvas import GREY, INK, PALE, TITLE, label
-from cdpsim.draw.look import AS_DRAWN, Look
+from cdpsim.draw.canvas import AS_DRAWN, GREY, INK, PALE, TITLE, Look, label
 from cdpsim.draw.sheet import SMALL, Box, KeyEntry, SheetPoint, write_words
 from cdpsim.draw.views import KIND_WORDS, MessageTasks, Views, colour_meanings, title
 from cdpsim.errors import RequestError, whole_number

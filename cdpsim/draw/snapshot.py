@@ -15,11 +15,9 @@ from matplotlib.path import Path
 
 from cdpsim.api import simulate
 from cdpsim.draw import palette, sheet
-from cdpsim.draw.canvas import GREY, INK, PALE, TITLE, amount_text, label
-from cdpsim.draw.look import AS_DRAWN, Look
-from cdpsim.draw.moment import Moment, Place, busiest_moment, moment_at, read_moment
+from cdpsim.draw.canvas import AS_DRAWN, GREY, INK, PALE, TITLE, Look, amount_text, label
 from cdpsim.draw.sheet import SMALL, KeyEntry, SheetPoint, fill_polygon, put_patch, write_words
-from cdpsim.draw.views import Views, title
+from cdpsim.draw.views import Moment, Place, Views, busiest_moment, moment_at, read_moment, title
 from cdpsim.errors import RequestError, whole_number
 from cdpsim.trace import Trace
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cdpsim.draw import canvas, plots
-from cdpsim.draw.look import AS_DRAWN, Look
+from cdpsim.draw.canvas import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURINGS
 from cdpsim.errors import RequestError, choose
 from cdpsim.files.notes import ticker
@@ -17,7 +17,7 @@ from cdpsim.request import Request
 from cdpsim.schedules import find_schedule
 from cdpsim.schedules.actions import Actions, write_actions
 from cdpsim.studies.breakeven import BreakEven, StepCurve
-from cdpsim.studies.comparison_columns import Comparison
+from cdpsim.studies.comparison import Comparison
 from cdpsim.studies.plan import Plan
 from cdpsim.trace import Trace
 

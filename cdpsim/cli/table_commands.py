@@ -12,17 +12,20 @@ import numpy as np
 
 from cdpsim import model, presets
 from cdpsim.api import rounds
-from cdpsim.cli.commands.options import (
+from cdpsim.cli.arguments import (
     FORMAT,
     FORMAT_OF_PAPERS,
     RUN_OPTIONS,
     STAGES,
+    check_output,
     format_of,
+    given_options,
     option_arguments,
+    options_of,
     output_arguments,
     request_arguments,
+    run_of,
 )
-from cdpsim.cli.commands.requests import check_output, given_options, options_of, run_of
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import Argument, argument, command
 from cdpsim.cluster import Cluster
@@ -35,10 +38,9 @@ from cdpsim.numeric.columns import group_starts
 from cdpsim.request import Request
 from cdpsim.request.sharing import option_words, options_beyond_usual
 from cdpsim.schedules import NAMES, SCHEDULES
-from cdpsim.studies.acco_table import ACCO_PAPER, CDP_PAPER, METHOD_COLUMNS, TABLED_PAPERS, acco_table1
 from cdpsim.studies.pyramid import pyramid
 from cdpsim.studies.superpose import AXES, CURVE_CONTENTS, PAPER_CLAIMS, bytes_text, superpose
-from cdpsim.studies.table1 import table1
+from cdpsim.studies.table1 import ACCO_PAPER, CDP_PAPER, METHOD_COLUMNS, TABLED_PAPERS, acco_table1, table1
 from cdpsim.trace import table_text
 from cdpsim.trace.table import RoundRow, Table
 
