@@ -47,7 +47,7 @@ ROOMS = [
 ]
 # The lines of Python that a room may have: a commit that needs more changes the number, and its message says why.
 LINES = {
-    "files": 1140,
+    "files": 1125,
     "numeric": 1135,
     "cluster": 1400,
     "model": 1820,
@@ -56,14 +56,14 @@ LINES = {
     "program": 5140,
     "timing": 2110,
     "trace": 1770,
-    "request": 1920,
+    "request": 1915,
     "invariants": 2495,
     "runs": 1825,
     "api": 190,
-    "studies": 5135,
-    "draw": 4505,
-    "export": 915,
-    "cli": 1800,
+    "studies": 5125,
+    "draw": 4475,
+    "export": 895,
+    "cli": 1790,
 }
 MOST_FILES = 136  # of Python
 # How many functions of how many modules the simplest request calls, in Python and through the command line.

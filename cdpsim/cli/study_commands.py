@@ -139,7 +139,7 @@ def compare_command(args: argparse.Namespace) -> int:
         return 1
     comparison = replace(comparison, measured=rows)
     if args.output is not None:
-        pictures.write_comparison(comparison, args.output, style=args.style, look=look, force=args.force)
+        pictures.write_picture(args.style, comparison, path=args.output, look=look, force=args.force)
     write_stdout(comparison.printed(form, args.columns))
     return 0
 
@@ -252,9 +252,18 @@ def sweep_command(args: argparse.Namespace) -> int:
             raise RequestError(f"--{option.replace('_', '-')}", f"is of a run, and not of {args.what}; leave it out")
     if args.output is not None and args.what != "table":
         raise RequestError("-o", "is of a table; leave it out")
+    folder = Path(args.directory)
     if args.what == "status":
-        return _print_status(Path(args.directory), form)
-    return _write_results(args) if args.what == "table" else _retry(Path(args.directory))
+        return _print_status(folder, form)
+    if args.what == "retry":
+        say(f"{counted(retry_failures(folder), 'failure')} forgotten; the next run tries these points again")
+        return 0
+    if args.output is None:
+        raise RequestError("-o", f"is missing; name the table: {', '.join(TABLE_FORMS)}")
+    rows, points = write_table(folder, args.output, force=args.force)
+    if rows < points:
+        say(f"{rows:,} of {counted(points, 'point')}; the others are to do")
+    return 0
 
 
 def _run_sweep(args: argparse.Namespace, form: str) -> int:
@@ -359,21 +368,6 @@ def _print_status(folder: Path, form: str) -> int:
     return 1 if status.failed else 0
 
 
-def _write_results(args: argparse.Namespace) -> int:
-    if args.output is None:
-        raise RequestError("-o", f"is missing; name the table: {', '.join(TABLE_FORMS)}")
-    rows, points = write_table(Path(args.directory), args.output, force=args.force)
-    if rows < points:
-        say(f"{rows:,} of {counted(points, 'point')}; the others are to do")
-    return 0
-
-
-def _retry(folder: Path) -> int:
-    count = retry_failures(folder)
-    say(f"{counted(count, 'failure')} forgotten; the next run tries these points again")
-    return 0
-
-
 _OVER = ("n", "bandwidth")
 _PREFETCH = "1"  # a parameter that arrives just in time is never hidden
 _UNITS = {
@@ -438,7 +432,9 @@ def breakeven_command(args: argparse.Namespace) -> int:
     ]
     if args.output is not None:
         drawn = [(result, steps) for result, steps in curves if result.n == last]
-        pictures.write_breakeven(results, factors, drawn, args.output, share=share, look=look, force=args.force)
+        pictures.write_picture(
+            "breakeven", results, factors, drawn, path=args.output, look=look, force=args.force, share=share
+        )
     rows = _points(curves, factors) if over_bandwidth else [result.to_builtins() for result in results]
     columns = [Column(name.replace("_", "-"), itemgetter(name), words=partial(_result_words, name)) for name in rows[0]]
     write_stdout(PrintedTable(columns, rows, rows).printed(form))

@@ -195,15 +195,6 @@ def rendered(figure: "Figure", path: str | Path, look: Look = AS_DRAWN) -> bytes
     return out.getvalue().replace(b"<svg ", b'<svg role="img" ', 1) if ending == ".svg" else out.getvalue()
 
 
-def check_look(path: str | Path, look: Look) -> None:
-    """Refuse settings of a picture for a file that takes none of them."""
-    ending = Path(path).suffix.lower()
-    if look.given and ending not in PICTURE_FORMS:
-        raise RequestError(look.given[0], f"is of {PICTURE_ENDINGS}, not of {ending}; leave it out")
-    if look.dpi is not None and ending != ".png":
-        raise RequestError("dpi", f"is of .png; {ending} has no dots; leave it out")
-
-
 def label(name: str, longest: int = 60) -> str:
     """Return a name that a user chose as one line of a figure, in which nothing is set as a formula."""
     return one_line(name, longest).replace("$", r"\$")

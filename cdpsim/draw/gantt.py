@@ -80,15 +80,6 @@ class Marks(NamedTuple):
             style = {"linewidths": 0, "zorder": 3, "clip_on": False} | style
             axes.scatter(self.x[0], self.y[0], marker=self.form, **style)
 
-    def draw_sample(self, axes: Axes, x: float, y: float) -> None:
-        """Draw the sample around a point of a sheet."""
-        style = {name: each[0] if isinstance(each, np.ndarray) else each for name, each in self.style.items()}
-        if self.fill:
-            style["colors" if self.form == "line" else "facecolor"] = self.fill
-        left, right, top, bottom = (np.array([each]) for each in self.sample)
-        at = (x + _HALF * left, x + _HALF * right), (y - _HIGH * top, y - _HIGH * bottom)
-        self._replace(gid="", x=at[0], y=at[1], style=style).draw(axes)
-
 
 def _ground(words: str, fill: str = _NEUTRAL) -> Marks:
     """Return no marks, and a box in the key below other samples of a meaning."""
@@ -377,7 +368,11 @@ def _new_figure(drawings: Sequence[_Drawing], clock: _Clock, look: Look) -> Figu
     gap = _NAME_ROW if several else 0.02
     fixed = _TITLE_ROW * bool(words) + _AXIS_ROW + len(key) * _KEY_ROW / 72 + 0.05 + len(drawings) * gap
     rows = sum(panel.rows.height for panel, _ in drawings)
-    stretch = _stretch(look.high((fixed + rows) * factor) / factor - fixed, rows)
+    room = look.high((fixed + rows) * factor) / factor - fixed
+    if room < LEAST_ROW * rows:
+        missing = f"{LEAST_ROW * rows - room:.1f} inches more"
+        raise RequestError("height", f"leaves no room for the rows; give at least {missing}")
+    stretch = room / rows  # of each row
     high = fixed + rows * stretch
     figure, page = sheet.new_sheet(wide * 72, high * 72)
     page.set_zorder(-1)
@@ -394,15 +389,6 @@ def _new_figure(drawings: Sequence[_Drawing], clock: _Clock, look: Look) -> Figu
         _draw_panel(axes, panel, layers, inside, clock, prefix, is_last=number == len(drawings) - 1)
     sheet.draw_key(page, 0.1 * 72, (top - _AXIS_ROW) * 72, key, _KEY_ROW, LETTERS)
     return sheet.enlarge(figure, factor)
-
-
-def _stretch(room: float, rows: float) -> float:
-    """Return by how much rows are higher than they would be; refuse a height without room for them."""
-    if room < LEAST_ROW * rows:
-        raise RequestError(
-            "height", f"leaves no room for the rows; give at least {LEAST_ROW * rows - room:.1f} inches more"
-        )
-    return room / rows
 
 
 def _draw_panel(
@@ -454,8 +440,14 @@ def _gantt_key(drawings: Sequence[_Drawing], names: Sequence[tuple[list[str], fl
 
 
 def _draw_samples(layers: Sequence[Marks], axes: Axes, x: float, y: float) -> None:
+    """Draw the samples of marks around a point of a sheet."""
     for layer in layers:
-        layer.draw_sample(axes, x, y)
+        style = {name: each[0] if isinstance(each, np.ndarray) else each for name, each in layer.style.items()}
+        if layer.fill:
+            style["colors" if layer.form == "line" else "facecolor"] = layer.fill
+        left, right, top, bottom = (np.array([each]) for each in layer.sample)
+        at = (x + _HALF * left, x + _HALF * right), (y - _HIGH * top, y - _HIGH * bottom)
+        layer._replace(gid="", x=at[0], y=at[1], style=style).draw(axes)
 
 
 def _colour_samples(panels: Sequence[Panel]) -> list[tuple[str, list[Marks]]]:

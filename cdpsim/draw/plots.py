@@ -35,20 +35,14 @@ def plot(what: str, schedules: Plotted | Sequence[Plotted], ax: "Axes | None" = 
     """
     items = [schedules] if isinstance(schedules, str | Schedule | Request | Trace) else list(schedules)
     asked = {name: options.pop(name) for name in (*OPTION_NAMES, *RENAMED) if name in options}
-    return draw_traces(what, _on_one_clock(items, asked), ax, **options)
 
+    def run(item: Plotted, **more: Any) -> Trace:
+        return item if isinstance(item, Trace) else simulate(item, **asked | more)
 
-def _on_one_clock(items: Sequence[Plotted], options: dict[str, Any]) -> list[Trace]:
-    """Return the traces of several items; in slots, all backwards take as long as split ones."""
-
-    def run(item: Plotted, options: dict[str, Any]) -> Trace:
-        return item if isinstance(item, Trace) else simulate(item, **options)
-
-    traces = [run(item, options) for item in items]
-    models = {str(trace.request.get("model")) for trace in traces}
-    if not models.issuperset(UNIT_MODELS):
-        return traces
-    return [run(item, options | {"model": UNIT_MODELS[1]}) for item in items]
+    traces = list(map(run, items))
+    if {str(trace.request.get("model")) for trace in traces}.issuperset(UNIT_MODELS):
+        traces = [run(item, model=UNIT_MODELS[1]) for item in items]  # all backwards as long as split ones
+    return draw_traces(what, traces, ax, **options)
 
 
 def draw_traces(what: str, traces: Sequence[Trace], axes: "Axes | None" = None, **settings: Any) -> "Figure":

@@ -172,7 +172,11 @@ def figure_2(n: int = 3, slot: int | None = None, *, look: Look = AS_DRAWN) -> F
         problem = f"n={n}, but figure 2 has room for {_MOST_N} at most; use `cdpsim snapshot NAME` for one"
         raise RequestError("n", problem)
     letters = [f"({chr(ord('a') + k)}) {words}" for k, (words, *_) in enumerate(FIGURE_2)]
-    moments = {name: _moment_of_figure_2(name, n, slot) for _, *names in FIGURE_2 for name in names if name}
+    views = {name: Views(simulate(name, n, steps=_STEPS)) for _, *names in FIGURE_2 for name in names if name}
+    moments = {
+        name: moment_at(own, busiest_moment(own) if slot is None else read_moment(own, slot))
+        for name, own in views.items()
+    }
     form = Form(34.0, 34.0, 7.5, _ring(list(moments.values())), first=1)
     boards = {name: Board(f"{name}-", moment, arrange(moment.stages), form) for name, moment in moments.items()}
     parts = [[boards[name] if name else None for name in names[::-1]] for _, *names in FIGURE_2]
@@ -181,11 +185,6 @@ def figure_2(n: int = 3, slot: int | None = None, *, look: Look = AS_DRAWN) -> F
         _moment_entries(list(moments.values()), form, in_slots=True),
     )
     return _draw_groups(groups, ["with CDP", "without CDP"], form, entries, (label(look.title or "", 300), ""), look)
-
-
-def _moment_of_figure_2(name: str, n: int, slot: int | None) -> Moment:
-    views = Views(simulate(name, n, steps=_STEPS))
-    return moment_at(views, busiest_moment(views) if slot is None else read_moment(views, slot))
 
 
 def _draw_groups(

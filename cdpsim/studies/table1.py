@@ -201,7 +201,10 @@ class Table1:
 
     def _blocks(self) -> list[PrintedTable]:
         """Return the tables for people, the first with a title, and the last of quantities with footnotes."""
-        reasons = self._reasons()
+        cells = [(row, quantity) for block in _BLOCKS for quantity in block for row in self.rows]
+        marked = dict.fromkeys(footnote(row, quantity, self.n, self.collective) for row, quantity in cells)
+        marked.pop("", None)
+        reasons = {reason: str(number).translate(_TO_SUPERSCRIPTS) for number, reason in enumerate(marked, 1)}
         values = ", then ".join(("as the paper prints it", *self.values[1:]))
         notes = [
             "activations in BΨA, parameters and their volumes in ΨP, boundary volumes in BΨint",
@@ -234,13 +237,6 @@ class Table1:
 
         heading = _HEADINGS.get(quantity, quantity.replace("_", " ")) if value == "paper" else value
         return Column(f"{quantity}_{value}", lambda row: row[quantity][value], heading, words=words)
-
-    def _reasons(self) -> dict[str, str]:
-        """Return the marks of footnotes by their reasons, numbered in reading order."""
-        cells = [(row, quantity) for block in _BLOCKS for quantity in block for row in self.rows]
-        found = dict.fromkeys(footnote(row, quantity, self.n, self.collective) for row, quantity in cells)
-        found.pop("", None)
-        return {reason: str(number).translate(_TO_SUPERSCRIPTS) for number, reason in enumerate(found, 1)}
 
 
 _BLOCKS = (
@@ -429,19 +425,15 @@ def acco_table1(workers: int = WORKERS, parameters: int = PARAMETERS) -> list[Me
     """
     workers = whole_number("n", workers, at_least=2)
     parameters = whole_number("parameters", parameters, at_least=1)
-    return list(_rows(workers, parameters))
-
-
-def _rows(workers: int, parameters: int) -> Iterator[MethodMemory]:
-    as_printed = (workers, parameters) == (WORKERS, PARAMETERS)
+    as_printed, rows = (workers, parameters) == (WORKERS, PARAMETERS), []
     for schedule in progress(tuple(METHODS), "table1"):
         method = METHODS[schedule]
         state = Fraction(_STATE * parameters, workers if method.is_split else 1)
         formula = _NUMBER * method.numbers * parameters + state
-        printed = method.printed if as_printed else None
         simulated = _peak(schedule, workers, parameters)
         held = _peak(schedule, workers, parameters, runtime="held")
-        yield MethodMemory(schedule, method, formula, simulated, held, printed)
+        rows.append(MethodMemory(schedule, method, formula, simulated, held, method.printed if as_printed else None))
+    return rows
 
 
 def _peak(schedule: str, workers: int, parameters: int, **how: Any) -> int:
