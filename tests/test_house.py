@@ -61,7 +61,7 @@ LINES = {
     "runs": 1825,
     "api": 190,
     "studies": 5125,
-    "draw": 4475,
+    "draw": 4470,
     "export": 895,
     "cli": 1790,
 }

@@ -536,7 +536,6 @@ def _look_of_curve(number: int, among: int) -> dict[str, Any]:
 
 
 def _curve_entries(texts: Iterable[str]) -> list[Artist]:
-    """Return a key's entries: a text for each curve."""
     looks: Any = ({"color": colour(number), "linestyle": distinct(DASHES, number)} for number in count())
     return [Line2D([], [], label=text, **look) for text, look in zip(texts, looks, strict=False)]
 

@@ -399,7 +399,6 @@ def _arrow_head(end: SheetPoint, towards: SheetPoint, radius: float) -> tuple[Sh
 
 
 def _moment_entries(moments: Sequence[Moment], form: Form, *, in_slots: bool) -> list[KeyEntry]:
-    """Return the entries of the marks in these moments."""
     numbers = sorted({i for moment in moments for several in moment.running.values() for i in several})
     counts = [count for moment in moments for count in moment.activations.values()]
     idle = any(moment.states - set(moment.running) for moment in moments if moment.states is not None)
