@@ -16,10 +16,8 @@ from cdpsim.program import Program
 from cdpsim.request import Request
 from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES, Schedule
-from cdpsim.studies.compare import Measured
-from cdpsim.studies.comparison import compare
-from cdpsim.studies.comparison_columns import Comparison
-from cdpsim.studies.evaluate import evaluate, evaluate_all
+from cdpsim.studies.compare import Measured, evaluate, evaluate_all
+from cdpsim.studies.comparison import Comparison, compare
 from cdpsim.studies.plan import Plan, plan
 from cdpsim.studies.sweep import Study, study
 from cdpsim.studies.table1 import table1

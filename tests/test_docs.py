@@ -15,7 +15,7 @@ import pytest
 
 from cdpsim.cli import COMMANDS
 from cdpsim.cli.parser import Parser
-from cdpsim.studies.comparison_columns import MEASURED_COLUMNS
+from cdpsim.studies.comparison import MEASURED_COLUMNS
 from cdpsim.trace import RUNS_HEADER
 from cdpsim.trace.table import MemoryRow, MessageRow, TaskRow
 from tests.helpers.pages import PAGES, PICTURES, REPOSITORY, pictures, play, sessions

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-from cdpsim.cli.commands.breakeven import breakeven_command
-from cdpsim.cli.commands.compare import compare_command
-from cdpsim.cli.commands.pictures import figure_command, plot_command, snapshot_command, timeline_command
-from cdpsim.cli.commands.plan import plan_command
-from cdpsim.cli.commands.runs import import_command, simulate_command
-from cdpsim.cli.commands.sweep import sweep_command
-from cdpsim.cli.commands.tables import (
+from cdpsim.cli.console import exit_code_of
+from cdpsim.cli.parser import completion_command, help_text, serve_command
+from cdpsim.cli.picture_commands import figure_command, plot_command, snapshot_command, timeline_command
+from cdpsim.cli.run_commands import import_command, simulate_command
+from cdpsim.cli.study_commands import breakeven_command, compare_command, plan_command, sweep_command
+from cdpsim.cli.table_commands import (
     clusters_command,
     models_command,
     pyramid_command,
@@ -17,8 +16,6 @@ from cdpsim.cli.commands.tables import (
     superpose_command,
     table1_command,
 )
-from cdpsim.cli.console import exit_code_of
-from cdpsim.cli.parser import completion_command, help_text, serve_command
 from cdpsim.files.writing import inputs_kept
 
 COMMANDS = (

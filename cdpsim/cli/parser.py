@@ -65,7 +65,14 @@ class Parser(argparse.ArgumentParser):
             shown = [each for each in group._group_actions if everything or not isinstance(each, _ShowHelp)]
             formatter.add_arguments(shown)
             formatter.end_section()
-        formatter.add_text(details if everything else self._hidden_options())
+        hidden = [] if everything else [action for group in self._action_groups[2:] for action in group._group_actions]
+        flags = [min(action.option_strings[:2], key=lambda flag: flag[:2]) for action in hidden]
+        if flags:
+            names = textwrap.fill(" ".join(flags), 96, break_on_hyphens=False)
+            details = f"more options, which --help-all explains:\n{textwrap.indent(names, '  ')}"
+        elif not everything:
+            details = "--help-all explains more"
+        formatter.add_text(details)
         return formatter.format_help()
 
     def _synopsis(self) -> str:
@@ -79,15 +86,6 @@ class Parser(argparse.ArgumentParser):
                 several = f"{value} ..." if action.nargs in ("*", "+") else value
                 positional.append(f"[{several}]" if action.nargs in ("*", "?") else several)
         return " ".join([*positional, *required, "[options]"])
-
-    def _hidden_options(self) -> str:
-        """Return the names of the options that short help does not explain."""
-        hidden = [action for group in self._action_groups[2:] for action in group._group_actions]
-        flags = [min(action.option_strings[:2], key=lambda flag: flag[:2]) for action in hidden]
-        if not flags:
-            return "--help-all explains more"
-        names = textwrap.fill(" ".join(flags), 96, break_on_hyphens=False)
-        return f"more options, which --help-all explains:\n{textwrap.indent(names, '  ')}"
 
     def error(self, message: str) -> NoReturn:
         """Refuse what argparse could not read."""

@@ -14,30 +14,124 @@ from matplotlib.patches import Patch, StepPatch
 from matplotlib.ticker import MaxNLocator
 
 from cdpsim.draw import views
-from cdpsim.draw.canvas import GREY, INK, amount_text, label, one_unit, plain
-from cdpsim.draw.look import AS_DRAWN, Look
+from cdpsim.draw.canvas import AS_DRAWN, GREY, INK, Look, amount_text, label, one_unit, plain
 from cdpsim.draw.palette import CATEGORY_COLOURS, COLOURS, CONTENT_COLOURS, colour
 from cdpsim.draw.sheet import DASHES, PAGE_WIDTH, clock, distinct, finish, new_page, titles
-from cdpsim.draw.step_functions import (
-    PIXEL_COLUMNS,
-    Series,
-    end_of_run,
-    ends_of_devices,
-    memory_of_devices,
-    rates,
-    sum_at_times,
-    thinned,
-    total_memory,
-    used_devices,
-)
+from cdpsim.draw.views import Views
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import CLOSE_TIMES, Ints, Times, merge_close_times
+from cdpsim.numeric.columns import CLOSE_TIMES, Ints, Times, group_starts, merge_close_times
 from cdpsim.program import Category, Content
 from cdpsim.request import MEMORY_LEAVES_OUT
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1
 from cdpsim.trace import Trace
 from cdpsim.trace.metrics.communication import copied_bytes, sent_shares
+
+PIXEL_COLUMNS = 1_000  # about as many pixels as a figure is wide
+
+
+class Series(NamedTuple):
+    """Step functions: `value[k, c]` holds from `time[c]` until `time[c + 1]`, the last until the end of the run."""
+
+    time: Times
+    value: np.ndarray
+
+    @property
+    def total(self) -> np.ndarray:
+        """The sum of all functions."""
+        total: np.ndarray = self.value.sum(axis=0)
+        return total
+
+    def peak(self) -> tuple[float, float]:
+        """Return (time, value) of the first largest total; totals that differ by rounding alone are equal."""
+        if not len(self.time):
+            return 0, 0
+        total = self.total
+        most = total.max()
+        at = int((total >= most - (CLOSE_TIMES * most if total.dtype.kind == "f" else 0)).argmax())
+        return self.time[at].item(), most.item()
+
+
+def end_of_run(trace: Trace) -> float:
+    """Return the latest time of a trace, or 1 if nothing takes time."""
+    ends = (trace.tasks["end"], trace.messages["end"], trace.memory["time"])
+    latest = max((column.max().item() for column in ends if len(column)), default=0)
+    return latest or 1
+
+
+def used_devices(trace: Trace) -> Ints:
+    """Return the devices that have tasks or memory."""
+    return np.unique(np.concatenate([trace.tasks["device"], trace.memory["device"]]).astype(np.int64))
+
+
+def sum_at_times(key: Ints, time: Times, size: np.ndarray, keys: int) -> Series:
+    """Return the sums of sizes for each key from 0 to `keys` and each time; the result is no step function."""
+    distinct, column = np.unique(time, return_inverse=True)
+    value = np.zeros((keys, len(distinct)), dtype=size.dtype)
+    np.add.at(value, (key, column), size)
+    return Series(distinct, value)
+
+
+def sum_changes(key: Ints, time: Times, change: np.ndarray, keys: int) -> Series:
+    """Return the step functions with these changes for each key from 0 to `keys`, beginning with 0 at time 0."""
+    sums = sum_at_times(np.append(key, 0), np.append(time, 0), np.append(change, 0), keys)
+    return sums._replace(value=sums.value.cumsum(axis=1))
+
+
+def sum_spans(key: Ints, begin: Times, end: Times, size: np.ndarray, keys: int, run: float) -> Series:
+    """Return the sum of the sizes of all spans at each time of a run until `run`, for each key from 0 to `keys`."""
+    time = merge_close_times(np.concatenate([begin, end]), run)
+    return sum_changes(np.tile(key, 2), time, np.concatenate([size, -size]), keys)
+
+
+def total_memory(trace: Trace) -> Series:
+    """Return the memory of all devices together, a function for each category in the order of its members."""
+    views, time = Views(trace), trace.memory["time"]
+    if len(used_devices(trace)) > 1:
+        time = merge_close_times(time, end_of_run(trace))
+    return sum_changes(views.category, time, views.memory_change, len(Category))
+
+
+def ends_of_devices(each: Mapping[int, Series], end: float) -> dict[int, float]:
+    """Return when each device, by its memory, lets go of its parameters for good; the end of the run if it keeps some.
+
+    Training would go on there: in a longer run they stay, or others come.
+    """
+    ends = {}
+    for device, (time, value) in each.items():
+        held = np.flatnonzero(value[Category.PARAMETERS])
+        after = held[-1] + 1 if len(held) else len(time)
+        ends[device] = time[after].item() if after < len(time) else end
+    return ends
+
+
+def memory_of_devices(trace: Trace) -> dict[int, Series]:
+    """Return the memory of each device, a function for each category in the order of its members."""
+    views, time, each = Views(trace), trace.memory["time"], {}
+    for device in used_devices(trace).tolist():
+        rows = slice(*np.searchsorted(trace.memory["device"], [device, device + 1]))
+        each[device] = sum_changes(views.category[rows], time[rows], views.memory_change[rows], len(Category))
+    return each
+
+
+def rates(key: Ints, begin: Times, end: Times, size: np.ndarray, keys: int, run: float) -> Series:
+    """Return size over duration while a message travels, summed for each key from 0 to `keys`."""
+    series = sum_spans(key, begin, end, size / (end - begin), keys, run)
+    smallest = CLOSE_TIMES * np.abs(series.value).max(initial=0)  # the rounding that is left where nothing travels
+    return series._replace(value=np.where(series.value > smallest, series.value, 0.0))
+
+
+def thinned(series: Series, end: float, columns: int = PIXEL_COLUMNS) -> Series:
+    """Keep the times that a page can show: those of the first, last, least and largest total of each pixel column."""
+    if len(series.time) <= 4 * columns:
+        return series
+    column = np.minimum((series.time / end * columns).astype(np.int64), columns - 1)
+    first = group_starts(column)
+    by_size = np.lexsort((series.total, column))
+    last = np.append(first[1:], len(column)) - 1
+    rows = np.unique(np.concatenate([first, last, by_size[first], by_size[last]]))
+    return Series(series.time[rows], series.value[:, rows])
+
 
 MOST_CURVES = 16  # on one pair of axes
 MOST_DEVICE_PANELS = 12  # of devices
@@ -442,7 +536,6 @@ def _look_of_curve(number: int, among: int) -> dict[str, Any]:
 
 
 def _curve_entries(texts: Iterable[str]) -> list[Artist]:
-    """Return a key's entries: a text for each curve."""
     looks: Any = ({"color": colour(number), "linestyle": distinct(DASHES, number)} for number in count())
     return [Line2D([], [], label=text, **look) for text, look in zip(texts, looks, strict=False)]
 

@@ -11,12 +11,10 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import PercentFormatter
 
-from cdpsim.draw.canvas import label, one_unit, plain
-from cdpsim.draw.curves import steps
-from cdpsim.draw.look import AS_DRAWN, Look
+from cdpsim.draw.canvas import AS_DRAWN, Look, label, one_unit, plain
+from cdpsim.draw.curves import Series, steps, thinned
 from cdpsim.draw.palette import COLOURS, colour
 from cdpsim.draw.sheet import PAGE_WIDTH, finish, new_page
-from cdpsim.draw.step_functions import Series, thinned
 from cdpsim.errors import RequestError
 from cdpsim.files.units import short_text
 from cdpsim.model import Model

@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from cdpsim.draw import sheet
-from cdpsim.draw.canvas import GREY, INK, PALE, TITLE, figure_with, label, plain
+from cdpsim.draw.canvas import AS_DRAWN, GREY, INK, PALE, TITLE, Look, figure_with, label, plain
 from cdpsim.draw.gantt_rows import LANE, LINK, PALEST, Panel
-from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import KIND_COLOURS, ink_on, tint
 from cdpsim.draw.views import KIND_WORDS, Views, colour_meanings, title, word_of
 from cdpsim.errors import RequestError
@@ -38,7 +37,7 @@ MESSAGE_GREYS = dict(
     zip(Content, ("#4d4d4d", "#a3a3a3", "#5a5a5a", "#6b6b6b", "#b3b3b3", "#c4c4c4", "#868686"), strict=True)
 )
 # The part of a lane that a bar takes, from the top, where colours are not of kinds.
-SHARES = {Kind.F: (0.0, 1.0), Kind.B: (0.0, 0.7), Kind.W: (0.3, 1.0), Kind.U: (0.0, 1.0)}
+LANE_SHARES = {Kind.F: (0.0, 1.0), Kind.B: (0.0, 0.7), Kind.W: (0.3, 1.0), Kind.U: (0.0, 1.0)}
 IDLE = {
     IdleReason.MESSAGE: ("waiting for a message", "xxxx"),
     IdleReason.STREAM: ("waiting for a stream", "-----"),
@@ -81,15 +80,6 @@ class Marks(NamedTuple):
             style = {"linewidths": 0, "zorder": 3, "clip_on": False} | style
             axes.scatter(self.x[0], self.y[0], marker=self.form, **style)
 
-    def draw_sample(self, axes: Axes, x: float, y: float) -> None:
-        """Draw the sample around a point of a sheet."""
-        style = {name: each[0] if isinstance(each, np.ndarray) else each for name, each in self.style.items()}
-        if self.fill:
-            style["colors" if self.form == "line" else "facecolor"] = self.fill
-        left, right, top, bottom = (np.array([each]) for each in self.sample)
-        at = (x + _HALF * left, x + _HALF * right), (y - _HIGH * top, y - _HIGH * bottom)
-        self._replace(gid="", x=at[0], y=at[1], style=style).draw(axes)
-
 
 def _ground(words: str, fill: str = _NEUTRAL) -> Marks:
     """Return no marks, and a box in the key below other samples of a meaning."""
@@ -104,7 +94,7 @@ def _task_layers(panel: Panel, scale: float) -> Iterator[Marks]:
     for name, words in KIND_WORDS.items():
         kind = Kind[name]
         rows = np.flatnonzero((panel.kind == kind) & ~((kind == Kind.U) & panel.estimate))
-        share = (0.0, 1.0) if by_kind else SHARES[kind]
+        share = (0.0, 1.0) if by_kind else LANE_SHARES[kind]
         top, bottom = (panel.top[rows] + 0.01 + each * (LANE - 0.02) for each in share)
         meaning = "backward of inputs" if kind == Kind.B and (panel.kind == Kind.W).any() else words
         fill = INK if kind == Kind.U else KIND_COLOURS[kind] if by_kind else _NEUTRAL
@@ -274,7 +264,7 @@ def _write_names(axes: Axes, panel: Panel, names: list[str], size: float, scale:
     columns = (panel.tasks[name].tolist() for name in ("kind", "step", "micro_batch", "stage"))
     for k, (kind, t, i, j) in enumerate(zip(*columns, strict=True)):
         if names[k]:
-            share = 0.5 if panel.colouring == "kind" else sum(SHARES[Kind[kind]]) / 2
+            share = 0.5 if panel.colouring == "kind" else sum(LANE_SHARES[Kind[kind]]) / 2
             ink, gid = ink_on(panel.colours[k]), f"{prefix}{kind}-t{t}-{f'i{i}-' if i >= 0 else ''}j{j}"
             text = axes.text(middle[k], panel.top[k] + share * LANE, names[k], fontsize=size, color=ink, ha="center")
             text.set(va="center_baseline", gid=gid, clip_on=True)
@@ -378,7 +368,11 @@ def _new_figure(drawings: Sequence[_Drawing], clock: _Clock, look: Look) -> Figu
     gap = _NAME_ROW if several else 0.02
     fixed = _TITLE_ROW * bool(words) + _AXIS_ROW + len(key) * _KEY_ROW / 72 + 0.05 + len(drawings) * gap
     rows = sum(panel.rows.height for panel, _ in drawings)
-    stretch = _stretch(look.high((fixed + rows) * factor) / factor - fixed, rows)
+    room = look.high((fixed + rows) * factor) / factor - fixed
+    if room < LEAST_ROW * rows:
+        missing = f"{LEAST_ROW * rows - room:.1f} inches more"
+        raise RequestError("height", f"leaves no room for the rows; give at least {missing}")
+    stretch = room / rows  # of each row
     high = fixed + rows * stretch
     figure, page = sheet.new_sheet(wide * 72, high * 72)
     page.set_zorder(-1)
@@ -395,15 +389,6 @@ def _new_figure(drawings: Sequence[_Drawing], clock: _Clock, look: Look) -> Figu
         _draw_panel(axes, panel, layers, inside, clock, prefix, is_last=number == len(drawings) - 1)
     sheet.draw_key(page, 0.1 * 72, (top - _AXIS_ROW) * 72, key, _KEY_ROW, LETTERS)
     return sheet.enlarge(figure, factor)
-
-
-def _stretch(room: float, rows: float) -> float:
-    """Return by how much rows are higher than they would be; refuse a height without room for them."""
-    if room < LEAST_ROW * rows:
-        raise RequestError(
-            "height", f"leaves no room for the rows; give at least {LEAST_ROW * rows - room:.1f} inches more"
-        )
-    return room / rows
 
 
 def _draw_panel(
@@ -455,8 +440,14 @@ def _gantt_key(drawings: Sequence[_Drawing], names: Sequence[tuple[list[str], fl
 
 
 def _draw_samples(layers: Sequence[Marks], axes: Axes, x: float, y: float) -> None:
+    """Draw the samples of marks around a point of a sheet."""
     for layer in layers:
-        layer.draw_sample(axes, x, y)
+        style = {name: each[0] if isinstance(each, np.ndarray) else each for name, each in layer.style.items()}
+        if layer.fill:
+            style["colors" if layer.form == "line" else "facecolor"] = layer.fill
+        left, right, top, bottom = (np.array([each]) for each in layer.sample)
+        at = (x + _HALF * left, x + _HALF * right), (y - _HIGH * top, y - _HIGH * bottom)
+        layer._replace(gid="", x=at[0], y=at[1], style=style).draw(axes)
 
 
 def _colour_samples(panels: Sequence[Panel]) -> list[tuple[str, list[Marks]]]:

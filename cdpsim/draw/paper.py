@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 
 from cdpsim.api import simulate
 from cdpsim.draw import palette, sheet
-from cdpsim.draw.canvas import GREY, INK, PALE, TITLE, label
-from cdpsim.draw.look import AS_DRAWN, Look
+from cdpsim.draw.canvas import AS_DRAWN, GREY, INK, PALE, TITLE, Look, label
 from cdpsim.draw.sheet import SMALL, Box, KeyEntry, SheetPoint, write_words
 from cdpsim.draw.views import KIND_WORDS, MessageTasks, Views, colour_meanings, title
 from cdpsim.errors import RequestError, whole_number
@@ -227,7 +226,13 @@ def _draw_task(axes: Axes, kind: str, fill: str, number: str, box: Box, *, stale
     if stale:
         _slash(axes, box, f"{name}-slash")
     if right - left >= _DIGIT * len(number) + 1:
-        _write_number(axes, kind, number.strip(), box, fill, clear=stale)
+        digits, (left, right, lower, upper) = number.strip(), box
+        x = (left + right) / 2
+        y = (lower + upper) / 2 + {"F": -0.1, "B": 0.1, "W": -0.05}.get(kind, 0.0) * (upper - lower)
+        if stale:  # with room around it, as a slash goes through
+            half = _DIGIT / 2 * len(digits) + 0.25
+            sheet.fill_polygon(axes, sheet.corners_of((x - half, x + half, y - 2.4, y + 2.7)), fill, zorder=3)
+        write_words(axes, x, y, digits, 6, ha="center", color=palette.ink_on(fill), zorder=4)
 
 
 def _block_arrow(kind: str, box: Box) -> list[SheetPoint]:
@@ -238,17 +243,6 @@ def _block_arrow(kind: str, box: Box) -> list[SheetPoint]:
         return [(left, lower), (right, lower), (right, upper - tip), (middle, upper), (left, upper - tip)]
     down = [(left, lower + tip), (middle, lower), (right, lower + tip), (right, upper)]
     return [*down, (middle, upper - tip / 2), (left, upper)] if kind == "W" else [*down, (left, upper)]
-
-
-def _write_number(axes: Axes, kind: str, digits: str, box: Box, fill: str, *, clear: bool) -> None:
-    """Write a number into a mark; if a slash goes through it, with room around it."""
-    left, right, lower, upper = box
-    x = (left + right) / 2
-    y = (lower + upper) / 2 + {"F": -0.1, "B": 0.1, "W": -0.05}.get(kind, 0.0) * (upper - lower)
-    if clear:
-        half = _DIGIT / 2 * len(digits) + 0.25
-        sheet.fill_polygon(axes, sheet.corners_of((x - half, x + half, y - 2.4, y + 2.7)), fill, zorder=3)
-    write_words(axes, x, y, digits, 6, ha="center", color=palette.ink_on(fill), zorder=4)
 
 
 def _slash(axes: Axes, box: Box, name: str = "") -> None:

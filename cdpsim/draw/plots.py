@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdpsim.api import simulate
 from cdpsim.draw import canvas
-from cdpsim.draw.look import Look
+from cdpsim.draw.canvas import Look
 from cdpsim.draw.views import Views
 from cdpsim.errors import RequestError, choose, refuse_unknown, short_repr, suggestion
 from cdpsim.model import UNIT_MODELS
@@ -28,27 +28,21 @@ Plotted = str | Schedule | Request | Trace
 def plot(what: str, schedules: Plotted | Sequence[Plotted], ax: "Axes | None" = None, **options: Any) -> "Figure":
     """Return a picture of one schedule or run, or of several: timeline, memory, traffic, versions, steps or snapshot.
 
-    Options are those of a request, of the picture (as of `Trace.plot`), and of its look (`draw.look.Look`).
+    Options are those of a request, of the picture (as of `Trace.plot`), and of its look (`draw.canvas.Look`).
 
     >>> plot("memory", ["multi-dp", "multi-cdp"], n=8, width="12 cm").axes[0].get_xlabel()
     'time, slots'
     """
     items = [schedules] if isinstance(schedules, str | Schedule | Request | Trace) else list(schedules)
     asked = {name: options.pop(name) for name in (*OPTION_NAMES, *RENAMED) if name in options}
-    return draw_traces(what, _on_one_clock(items, asked), ax, **options)
 
+    def run(item: Plotted, **more: Any) -> Trace:
+        return item if isinstance(item, Trace) else simulate(item, **asked | more)
 
-def _on_one_clock(items: Sequence[Plotted], options: dict[str, Any]) -> list[Trace]:
-    """Return the traces of several items; in slots, all backwards take as long as split ones."""
-
-    def run(item: Plotted, options: dict[str, Any]) -> Trace:
-        return item if isinstance(item, Trace) else simulate(item, **options)
-
-    traces = [run(item, options) for item in items]
-    models = {str(trace.request.get("model")) for trace in traces}
-    if not models.issuperset(UNIT_MODELS):
-        return traces
-    return [run(item, options | {"model": UNIT_MODELS[1]}) for item in items]
+    traces = list(map(run, items))
+    if {str(trace.request.get("model")) for trace in traces}.issuperset(UNIT_MODELS):
+        traces = [run(item, model=UNIT_MODELS[1]) for item in items]  # all backwards as long as split ones
+    return draw_traces(what, traces, ax, **options)
 
 
 def draw_traces(what: str, traces: Sequence[Trace], axes: "Axes | None" = None, **settings: Any) -> "Figure":
@@ -154,7 +148,7 @@ def _draw_snapshot(traces: Sequence[Trace], *, slot: float | str | None = None, 
 
 def _moment_of(trace: Trace, slot: float | str | None) -> float | str:
     """Return the moment of a snapshot: by default the one at which most activations are held."""
-    from cdpsim.draw.moment import busiest_moment
+    from cdpsim.draw.views import busiest_moment
 
     return busiest_moment(Views(trace)) if slot is None else slot
 
@@ -168,10 +162,10 @@ _LATE = {
     "figure 1": ("paper", "figure_1"),
     "figure 2": ("snapshot", "figure_2"),
     "figure 4": ("figure_4", "figure_4"),
-    "bars": ("compared", "comparison_bars"),
-    "points": ("over_memory", "bubble_over_memory"),
-    "plan": ("over_memory", "plan_picture"),
-    "breakeven": ("break_even_curves", "break_even_curves"),
+    "bars": ("study_pictures", "comparison_bars"),
+    "points": ("study_pictures", "bubble_over_memory"),
+    "plan": ("study_pictures", "plan_picture"),
+    "breakeven": ("study_pictures", "break_even_curves"),
 }
 PICTURES = ("timeline", "memory", "traffic", "versions", "steps", "snapshot")
 FIGURES = ("1", "2", "4")

@@ -17,8 +17,7 @@ from matplotlib.text import Annotation, Text
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
-from cdpsim.draw.canvas import GREY, INK, PALE, TITLE, figure_with, label, one_unit
-from cdpsim.draw.look import Look
+from cdpsim.draw.canvas import GREY, INK, PALE, TITLE, Look, figure_with, label, one_unit
 from cdpsim.draw.palette import ON_NIGHT, on_night
 from cdpsim.draw.views import title_words
 from cdpsim.errors import RequestError

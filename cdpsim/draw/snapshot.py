@@ -15,11 +15,9 @@ from matplotlib.path import Path
 
 from cdpsim.api import simulate
 from cdpsim.draw import palette, sheet
-from cdpsim.draw.canvas import GREY, INK, PALE, TITLE, amount_text, label
-from cdpsim.draw.look import AS_DRAWN, Look
-from cdpsim.draw.moment import Moment, Place, busiest_moment, moment_at, read_moment
+from cdpsim.draw.canvas import AS_DRAWN, GREY, INK, PALE, TITLE, Look, amount_text, label
 from cdpsim.draw.sheet import SMALL, KeyEntry, SheetPoint, fill_polygon, put_patch, write_words
-from cdpsim.draw.views import Views, title
+from cdpsim.draw.views import Moment, Place, Views, busiest_moment, moment_at, read_moment, title
 from cdpsim.errors import RequestError, whole_number
 from cdpsim.trace import Trace
 
@@ -174,7 +172,11 @@ def figure_2(n: int = 3, slot: int | None = None, *, look: Look = AS_DRAWN) -> F
         problem = f"n={n}, but figure 2 has room for {_MOST_N} at most; use `cdpsim snapshot NAME` for one"
         raise RequestError("n", problem)
     letters = [f"({chr(ord('a') + k)}) {words}" for k, (words, *_) in enumerate(FIGURE_2)]
-    moments = {name: _moment_of_figure_2(name, n, slot) for _, *names in FIGURE_2 for name in names if name}
+    views = {name: Views(simulate(name, n, steps=_STEPS)) for _, *names in FIGURE_2 for name in names if name}
+    moments = {
+        name: moment_at(own, busiest_moment(own) if slot is None else read_moment(own, slot))
+        for name, own in views.items()
+    }
     form = Form(34.0, 34.0, 7.5, _ring(list(moments.values())), first=1)
     boards = {name: Board(f"{name}-", moment, arrange(moment.stages), form) for name, moment in moments.items()}
     parts = [[boards[name] if name else None for name in names[::-1]] for _, *names in FIGURE_2]
@@ -183,11 +185,6 @@ def figure_2(n: int = 3, slot: int | None = None, *, look: Look = AS_DRAWN) -> F
         _moment_entries(list(moments.values()), form, in_slots=True),
     )
     return _draw_groups(groups, ["with CDP", "without CDP"], form, entries, (label(look.title or "", 300), ""), look)
-
-
-def _moment_of_figure_2(name: str, n: int, slot: int | None) -> Moment:
-    views = Views(simulate(name, n, steps=_STEPS))
-    return moment_at(views, busiest_moment(views) if slot is None else read_moment(views, slot))
 
 
 def _draw_groups(
@@ -402,7 +399,6 @@ def _arrow_head(end: SheetPoint, towards: SheetPoint, radius: float) -> tuple[Sh
 
 
 def _moment_entries(moments: Sequence[Moment], form: Form, *, in_slots: bool) -> list[KeyEntry]:
-    """Return the entries of the marks in these moments."""
     numbers = sorted({i for moment in moments for several in moment.running.values() for i in several})
     counts = [count for moment in moments for count in moment.activations.values()]
     idle = any(moment.states - set(moment.running) for moment in moments if moment.states is not None)

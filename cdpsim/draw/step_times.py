@@ -11,9 +11,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from cdpsim.draw.canvas import GREY, INK, one_unit, plain
+from cdpsim.draw.canvas import AS_DRAWN, GREY, INK, Look, one_unit, plain
 from cdpsim.draw.curves import scale_of, steps
-from cdpsim.draw.look import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURS, tint
 from cdpsim.draw.sheet import finish, new_page, titles
 from cdpsim.draw.views import plain_title

@@ -10,12 +10,21 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
-from cdpsim.draw.canvas import GREY
-from cdpsim.draw.curves import Scale, level, panel, scale_of, steps, write_beside
-from cdpsim.draw.look import AS_DRAWN, Look
+from cdpsim.draw.canvas import AS_DRAWN, GREY, Look
+from cdpsim.draw.curves import (
+    Scale,
+    Series,
+    end_of_run,
+    level,
+    panel,
+    scale_of,
+    steps,
+    sum_spans,
+    thinned,
+    write_beside,
+)
 from cdpsim.draw.palette import COLOURS, colour, ink_on, tint
 from cdpsim.draw.sheet import finish, new_page, titles
-from cdpsim.draw.step_functions import Series, end_of_run, sum_spans, thinned
 from cdpsim.errors import RequestError
 from cdpsim.files.units import counted
 from cdpsim.numeric.columns import Ints, Times, group_numbers, group_starts

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cdpsim.draw import canvas, plots
-from cdpsim.draw.look import AS_DRAWN, Look
+from cdpsim.draw.canvas import AS_DRAWN, Look
 from cdpsim.draw.palette import COLOURINGS
 from cdpsim.errors import RequestError, choose
 from cdpsim.files.notes import ticker
@@ -16,8 +16,6 @@ from cdpsim.files.writing import check_writable, write_file
 from cdpsim.request import Request
 from cdpsim.schedules import find_schedule
 from cdpsim.schedules.actions import Actions, write_actions
-from cdpsim.studies.breakeven import BreakEven, StepCurve
-from cdpsim.studies.comparison_columns import Comparison
 from cdpsim.studies.plan import Plan
 from cdpsim.trace import Trace
 
@@ -35,8 +33,11 @@ def check_picture(
     path: str | Path, *, look: Look = AS_DRAWN, force: bool = False, known: Iterable[str] = canvas.PICTURE_FORMS
 ) -> None:
     """Refuse early a file of no known form, that does not take its look, or that cannot be written."""
-    canvas.check_form(path, known)
-    canvas.check_look(path, look)
+    ending = canvas.check_form(path, known)
+    if look.given and ending not in canvas.PICTURE_FORMS:
+        raise RequestError(look.given[0], f"is of {canvas.PICTURE_ENDINGS}, not of {ending}; leave it out")
+    if look.dpi is not None and ending != ".png":
+        raise RequestError("dpi", f"is of .png; {ending} has no dots; leave it out")
     check_writable(path, force=force)
 
 
@@ -75,7 +76,7 @@ def write_timeline(
     else:
         style = style or plots.timeline_style(several, gantt=any(options.values()))
         asked = options | {"links": links or None, "style": style, "steps": steps if style == "gantt" else None}
-        _write("timeline", several, path=path, look=look, force=force, **asked)
+        write_picture("timeline", several, path=path, look=look, force=force, **asked)
 
 
 def check_timeline(
@@ -130,7 +131,7 @@ def write_figure(
     if number != "4" and len(numbers) > 1:
         raise RequestError("n", f"figure {number} is of one n, not of {len(numbers)}; give one")
     own = [numbers] if numbers and number == "4" else numbers
-    _write(f"figure {number}", *own, path=path, look=look, force=force, **given)
+    write_picture(f"figure {number}", *own, path=path, look=look, force=force, **given)
 
 
 def write_snapshot(
@@ -140,7 +141,7 @@ def write_snapshot(
 
     Without a slot it is the one at which most activations are held.
     """
-    _write("snapshot", [trace], path=path, look=look, force=force, slot=slot)
+    write_picture("snapshot", [trace], path=path, look=look, force=force, slot=slot)
 
 
 def write_plot(
@@ -163,7 +164,7 @@ def write_plot(
     if sums and len(traces) == 1:
         raise RequestError("sum", "is of several runs; the picture of one has the sum and each device; leave it out")
     settings: dict[str, Any] = {"sums": sums} if what == "memory" else {"runs": runs} if what == "steps" else {}
-    _write(what, traces, path=path, look=look, force=force, **settings)
+    write_picture(what, traces, path=path, look=look, force=force, **settings)
 
 
 def check_plot(
@@ -183,13 +184,6 @@ def check_plot(
     check_picture(path, look=look, force=force)
 
 
-def write_comparison(
-    comparison: Comparison, path: str | Path, *, style: str = "bars", look: Look = AS_DRAWN, force: bool = False
-) -> None:
-    """Draw schedules side by side, as bars; or as points, bubble over memory."""
-    _write(choose("style", style, COMPARISONS), comparison, path=path, look=look, force=force)
-
-
 def write_plan(plan: Plan, path: str | Path, *, look: Look = AS_DRAWN, force: bool = False) -> None:
     """Draw a plan; or write it as .json, or all of its candidates as .csv, each with its fate."""
     check_plan(path, look=look, force=force)
@@ -199,25 +193,11 @@ def write_plan(plan: Plan, path: str | Path, *, look: Look = AS_DRAWN, force: bo
     elif ending == ".json":
         write_file(path, [as_json(plan.to_builtins(candidates=True))], force=force)
     else:
-        _write("plan", plan, path=path, look=look, force=force)
+        write_picture("plan", plan, path=path, look=look, force=force)
 
 
-def write_breakeven(
-    results: Sequence[BreakEven],
-    factors: Sequence[float],
-    curves: Sequence[StepCurve],
-    path: str | Path,
-    *,
-    share: float,
-    look: Look = AS_DRAWN,
-    force: bool = False,
-) -> None:
-    """Draw the exposed communication over bandwidth, and over N the bandwidth from which messages are hidden."""
-    _write("breakeven", results, factors, curves, path=path, look=look, force=force, share=share)
-
-
-def _write(what: str, *given: Any, path: str | Path, look: Look, force: bool, **settings: Any) -> None:
-    """Write the picture of that name."""
+def write_picture(what: str, *given: Any, path: str | Path, look: Look, force: bool, **settings: Any) -> None:
+    """Write the picture of that name: "bars" or "points" of a comparison, "breakeven" of its results and curves."""
     check_picture(path, look=look, force=force)
     done: Any = ticker(2, "draw")
     figure = plots.draw_picture(what, *given, look=look, **settings)

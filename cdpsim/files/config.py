@@ -112,7 +112,12 @@ def read_config(path: str | Path) -> object:
     ending = _ending(path)
     text = writing.read_text(path)
     try:
-        return _parse_toml(text) if ending == ".toml" else json.loads(text, object_pairs_hook=_without_repetitions)
+        if ending == ".json":
+            return json.loads(text, object_pairs_hook=_without_repetitions)
+        # tomllib's time grows as the square of a dotted key's length: hours for a key that a large file can hold.
+        if any(part.count(".") > _DEEPEST_KEY for part in re.split(r"[,=\n]", text)):
+            raise RecursionError
+        return tomllib.loads(text)
     except RecursionError:
         raise RequestError(str(path), "nested too deeply; write plain tables") from None
     except ValueError as error:
@@ -121,7 +126,8 @@ def read_config(path: str | Path) -> object:
 
 def write_config(path: str | Path, content: Mapping[str, object], *, force: bool = False) -> None:
     """Write plain dicts and lists into a .toml or .json file."""
-    text = toml_text(content) if _ending(path) == ".toml" else json_text(content)
+    as_toml = _ending(path) == ".toml"
+    text = toml_text(content) if as_toml else msgspec.json.format(msgspec.json.encode(content)).decode() + "\n"
     writing.write_file(path, [text], force=force)
 
 
@@ -129,19 +135,9 @@ def toml_text(content: Mapping[str, object]) -> str:
     """Return the text of a .toml file with that content."""
     import tomli_w
 
-    return _LONG_LIST.sub(_in_lines, tomli_w.dumps(content))
-
-
-def _in_lines(numbers: re.Match[str]) -> str:
-    """Return a long list of numbers with many in a line; tomli-w writes one in a line."""
-    return (
-        f"[\n{textwrap.fill(' '.join(numbers[1].split()), 116, initial_indent=_INDENT, subsequent_indent=_INDENT)}\n]"
-    )
-
-
-def json_text(content: Mapping[str, object]) -> str:
-    """Return the text of a .json file with that content."""
-    return msgspec.json.format(msgspec.json.encode(content)).decode() + "\n"
+    fill = functools.partial(textwrap.fill, width=116, initial_indent=_INDENT, subsequent_indent=_INDENT)
+    # tomli-w writes each number of a list in a line.
+    return _LONG_LIST.sub(lambda numbers: f"[\n{fill(' '.join(numbers[1].split()))}\n]", tomli_w.dumps(content))
 
 
 def decode(content: object, form: type[T], subject: str, tables: tuple[type[msgspec.Struct], ...]) -> T:
@@ -196,13 +192,6 @@ def _ending(path: str | Path) -> str:
     if ending not in (".toml", ".json"):
         raise RequestError(str(path), "its form is unknown; end its name in .toml or .json")
     return ending
-
-
-def _parse_toml(text: str) -> object:
-    # tomllib's time grows as the square of a dotted key's length: hours for a key that a large file can hold.
-    if any(part.count(".") > _DEEPEST_KEY for part in re.split(r"[,=\n]", text)):
-        raise RecursionError
-    return tomllib.loads(text)
 
 
 def _without_repetitions(pairs: list[tuple[str, object]]) -> dict[str, object]:

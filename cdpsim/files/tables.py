@@ -195,9 +195,9 @@ def _datum(value: object) -> str:
     return f"'{text}" if _FORMULA.match(text) and not _NUMERIC.fullmatch(text) else text
 
 
-def as_latex(header: TextRow, rows: Sequence[TextRow], write: Callable[[str], str] | None = None) -> str:
-    """Return a LaTeX tabular, its source aligned, of cells that `write` writes, by default as plain words."""
-    cells = [[*map(write or latex_text, row)] for row in [header, *rows]]
+def as_latex(header: TextRow, rows: Sequence[TextRow], write: Callable[[str], str]) -> str:
+    """Return a LaTeX tabular, its source aligned, of cells that `write` writes."""
+    cells = [[*map(write, row)] for row in [header, *rows]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     top, *body = (" & ".join(map(str.ljust, row, widths)) + r" \\" for row in cells)
     begin = rf"\begin{{tabular}}{{{'l' * len(header)}}}"

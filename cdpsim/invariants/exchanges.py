@@ -340,7 +340,7 @@ def _labels(run: Recount, device: Ints, ranks: Ints | int, *, across: Ints | boo
     return np.where(across, rank % run.shard, together)
 
 
-def _strange_members(run: Recount, sums: StreamedSums, label: Ints, copies: tuple[Ints, ...]) -> Flags:
+def _strange_members(sums: StreamedSums, label: Ints, copies: tuple[Ints, ...]) -> Flags:
     """Flag sums that are not over all copies, which are (step, stage, label, device), of their stage and label."""
     of_message = np.full(int(sums.node.max(initial=0)) + 1, -1)
     of_message[sums.node] = label
@@ -368,7 +368,7 @@ def gradients_enter_one_sum(run: Recount) -> Iterator[str]:
         mine = sums.take(sums.across == level)
         together = step, stage, _labels(run, device, run.shard, across=level == 1)
         label = _labels(run, mine.device, run.shard, across=level == 1)
-        odd = _strange_members(run, mine, label, (*together, device))
+        odd = _strange_members(mine, label, (*together, device))
         for node in mine.node[odd].tolist():
             yield f"{program.describe(node)} is not over all devices whose gradients it takes"
         ranks = run.request.shape.replicas // (run.shard if level else 1) if level or run.shard == 1 else run.shard

@@ -37,7 +37,7 @@ def rounds_end_with_the_first_block_that_can(run: Recount) -> Iterator[str]:
     program, shape = run.program, run.request.shape
     if not program.thrown_away:
         return
-    found, block = rounds_of(program, run.start, run.end), shape.m
+    found, block = rounds_of(program, run.end), shape.m
     least = np.full(len(found.counts), block)
     least[0] = block if shape.warm_up else 1
     fixed = np.arange(len(found.counts)) <= shape.warm_up

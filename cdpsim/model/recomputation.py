@@ -36,7 +36,6 @@ from cdpsim.model import SINGLE_LAYERS, Model
 from cdpsim.model.stage import NO_CORE, Stage, add_costs, first_gradients, merge_stages
 
 SEGMENTED = ("none", "layer", "full", "sqrt")  # ways in which all of a stage is computed again, or nothing
-BY_LAYER = ("none", "layer", "selective")  # ways in which a stage holds what its layers do, one after another
 
 
 def refuse_ineffective(model: Model, recompute: str) -> None:

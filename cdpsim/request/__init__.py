@@ -49,7 +49,6 @@ from cdpsim.request.reading import (
     read_options,
     undisturbed,
 )
-from cdpsim.request.sharing import read_sharing
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.placement import Shape, Widths
 from cdpsim.schedules.rule import Rule
@@ -272,10 +271,6 @@ class Request(Mapping[str, Any]):
         shape = replace(self.shape, m=m, workers=schedule.workers(self.shape.parts, m))
         usual = self.rule == schedule.rule_of(self.shape)
         return self._changed(shape=shape, rule=schedule.rule_of(shape) if usual else self.rule)
-
-    def with_own_sharing(self) -> Self:
-        """Return the request with the state policy of its number of micro-batches, by which stages may have copies."""
-        return self._changed(**read_sharing(self.schedule, self.shape, self.model, self.given))
 
     def with_limit(self, max_memory: str | float | None) -> Self:
         """Return the request with another limit of the memory that a run may take of this machine."""

@@ -54,7 +54,7 @@ CollectiveName = Literal[
     "best",
 ]
 CountRows = tuple[tuple[int, ...], ...]  # micro-batches of each step and replica
-FORWARD_FIRST, BACKWARD_FIRST = SLOT_ORDERS = get_args(SlotOrder)
+FORWARD_FIRST, BACKWARD_FIRST = get_args(SlotOrder)
 RENDEZVOUS = get_args(Rendezvous)
 MEGATRON = RENDEZVOUS[0]
 RESHARD = ("yes", "no", "root", "step")  # beside a number of ranks

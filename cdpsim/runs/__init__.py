@@ -171,7 +171,7 @@ class Run(Trace):
         if not self.program.thrown_away:
             return None
         run = self.whole
-        return Table(RoundRow, as_rows(rounds_of(run.program, run.start, run.end)))
+        return Table(RoundRow, as_rows(rounds_of(run.program, run.end)))
 
     def critical_path(self) -> Table[TaskRow]:
         """Return the tasks on the way to the last end: before each, what it waited for that ended last.

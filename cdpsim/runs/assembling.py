@@ -330,7 +330,7 @@ def _settled(request: Request, given: CountRows | None) -> Request:
         costs = price_resolved(program, request_of(program))
         start, end = find_engine(request.engine, request.contention)(program, costs)
         refuse_stalled(program, costs, start, end, f"the run of {request.schedule.name}")
-        counts = counts_by_times(program, start, end, shape.m, shape.warm_up)
+        counts = counts_by_times(program, end, shape.m, shape.warm_up)
         if (counts == np.array(request.counts)).all():
             return request
         request = request.with_rounds(counts)

@@ -296,7 +296,7 @@ def _steady_rounds(run: "Run") -> SteadyState:
 
 def _repeated_rounds(run: "Run") -> SteadyState | None:
     """Return the least number of updates after which a run with rounds repeats; None if it is too short to show it."""
-    program, found = run.program, rounds_of(run.program, run.start, run.end)
+    program, found = run.program, rounds_of(run.program, run.end)
     first = np.flatnonzero(np.diff(program.update_of_step, prepend=-1))  # step of each update, and the one thrown away
     last = len(first) - 2
     posted = found.posted[first]
@@ -327,7 +327,7 @@ def _last_rounds(run: "Run", *, grow: bool = True) -> SteadyState:
 
     All devices are at work until the first of them ends. A run of one update that others follow may `grow` by one.
     """
-    program, found = run.program, rounds_of(run.program, run.start, run.end)
+    program, found = run.program, rounds_of(run.program, run.end)
     updates = int(program.update_of_step[program.updated - 1]) + 1
     ends = np.append(np.searchsorted(program.update_of_step, np.arange(updates)), program.updated)
     warm_up, last = run.request.shape.warm_up, updates

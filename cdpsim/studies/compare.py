@@ -1,6 +1,6 @@
 """The metrics of a run: a row of a comparison, and six facts for people."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from cdpsim.files.units import Number, counted, short_text
+from cdpsim.limits import UNLIMITED
 from cdpsim.model import Model
 from cdpsim.program import Category
-from cdpsim.request import MEMORY_NOTE, Request, describe_setup, describe_untied
+from cdpsim.request import MEMORY_NOTE, Request, describe_setup, describe_untied, end_check
 from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
-from cdpsim.runs.evaluation import evaluation_of
+from cdpsim.runs.evaluation import evaluate_request, evaluate_requests, evaluation_of
 from cdpsim.runs.steady_metrics import Metrics
+from cdpsim.schedules import Schedule
 from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import CUSTOM
 from cdpsim.studies.montecarlo import sample_runs
@@ -284,3 +286,42 @@ def _amount_text(number: Number, unit: str = "") -> str:
     if not unit:
         return f"{float(number):.10g}" if whole else f"{float(number):.4g}"
     return counted(int(number), unit) if whole else f"{float(number):.4g} {unit}s"
+
+
+def evaluate(schedule: str | Schedule | Request, n: int | None = None, **options: Any) -> Measured:
+    """Return the metrics of a request, or of a schedule and options; the memory of devices is ignored.
+
+    A run that would be too large for this machine can be evaluated if what has to be run of it is not.
+
+    >>> evaluate("1f1b", 4, m=8).bubble == 3 / 11
+    True
+    >>> evaluate("1f1b", 4, m=10**6).step
+    2000006
+    """
+    return measure_request(
+        schedule if isinstance(schedule, Request) else _read_request({"schedule": schedule, "n": n} | options)
+    )
+
+
+def evaluate_all(requests: Iterable[Request | Mapping[str, Any]]) -> list[Measured]:
+    """Return the metrics of many requests, or options of requests; requests that differ only in costs are run at once.
+
+    >>> rows = evaluate_all({"schedule": "1f1b", "n": 4, "m": m} for m in (4, 8))
+    >>> [row.step for row in rows]
+    [14, 22]
+    """
+    made = [each if isinstance(each, Request) else _read_request(each) for each in requests]
+    end_check()
+    return [measured_of(*each) for each in evaluate_requests(made)]
+
+
+def measure_request(request: Request) -> Measured:
+    """Return the metrics of a request."""
+    end_check()
+    return measured_of(*evaluate_request(request))
+
+
+def _read_request(options: Mapping[str, Any]) -> Request:
+    """Return a request of options, which may be too large for this machine in all."""
+    request = Request(**{**options, "ignore_memory": True, "max_memory": UNLIMITED})
+    return request.with_limit(options.get("max_memory"))

@@ -113,7 +113,14 @@ def _grid(schedule: Schedule, options: Mapping[str, Any], devices: int) -> dict[
     most, size_of = _grid_sizes(schedule, options, devices)
 
     def count_of(m: int) -> int:
-        return _devices_of(schedule, options, *size_of(m))
+        shape = Shape(*size_of(m))
+        if schedule.placement.exclusive:
+            asked = {name: value for name, value in options.items() if name != "m"} | {
+                "schedule": schedule,
+                "n": shape.n,
+            }
+            shape = replace(shape, widths=Request.from_builtins(taken_options(schedule, asked)).widths)
+        return schedule.placement.devices(shape)
 
     enough = 1
     while enough < most and count_of(enough) < devices:
@@ -144,15 +151,6 @@ def _grid_sizes(
         return (devices, lambda m: (n, m)) if any_m else (1, lambda _: (n, n))
     most = model.n if any_m and model is not None else devices
     return devices, lambda m: (min(m, most), m)
-
-
-def _devices_of(schedule: Schedule, options: Mapping[str, Any], n: int, m: int) -> int:
-    """Return on how many devices a schedule of n stages and m micro-batches runs."""
-    shape = Shape(n, m)
-    if schedule.placement.exclusive:
-        asked = {name: value for name, value in options.items() if name != "m"} | {"schedule": schedule, "n": n}
-        shape = replace(shape, widths=Request.from_builtins(taken_options(schedule, asked)).widths)
-    return schedule.placement.devices(shape)
 
 
 def in_slots(options: Mapping[str, Any]) -> bool:

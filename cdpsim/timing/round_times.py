@@ -184,8 +184,8 @@ def _counts_of_rounds(program: Program) -> Ints:
     return counts
 
 
-def rounds_of(program: Program, start: Times, end: Times) -> RoundTimes:
-    """Return the rounds of a run, from the times of its nodes.
+def rounds_of(program: Program, end: Times) -> RoundTimes:
+    """Return the rounds of a run, from the ends of its nodes.
 
     Where a communication goes as several messages, it is through for a worker with the last one that reaches it.
     """
@@ -231,12 +231,12 @@ def block_ends(program: Program, end: Times, block: int) -> tuple[Ints, Ints, Ti
     return step[whole], device[whole], end[last[whole]]
 
 
-def counts_by_times(program: Program, start: Times, end: Times, block: int, warm_up: int) -> Ints:
+def counts_by_times(program: Program, end: Times, block: int, warm_up: int) -> Ints:
     """Return the counts that a run's own times give: the blocks of each interval that its communication takes.
 
     Where an interval ends too early, more blocks are taken as long as the longest of its worker.
     """
-    found = rounds_of(program, start, end)
+    found = rounds_of(program, end)
     counts = found.counts.copy()
     step, device, ends = block_ends(program, end, block)
     order = np.lexsort((ends, device, step))

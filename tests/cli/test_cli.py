@@ -371,7 +371,7 @@ def test_an_output_without_a_name_is_refused(output: str, command: Command, here
 
 
 def test_an_output_is_refused_before_any_work(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdpsim.cli.commands.requests.simulate", lambda *_, **__: pytest.fail("worked for nothing"))
+    monkeypatch.setattr("cdpsim.cli.arguments.simulate", lambda *_, **__: pytest.fail("worked for nothing"))
     refuse(command, here, "simulate mp-cdp -n 3 -o missing/out", "there is no folder")
 
 
@@ -503,7 +503,7 @@ def raising(error: BaseException) -> Any:
 
 
 def test_an_interruption_exits_with_130(command: Command, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdpsim.cli.commands.requests.simulate", raising(KeyboardInterrupt()))
+    monkeypatch.setattr("cdpsim.cli.arguments.simulate", raising(KeyboardInterrupt()))
     assert command("simulate", "mp-cdp", "-n", 3, "-o", "out") == (130, "", "cdpsim: interrupted\n")
 
 
@@ -528,7 +528,7 @@ def test_an_interruption_while_writing_leaves_nothing_behind(
 def test_a_failure_of_the_machine_is_one_line(
     error: Exception, problem: str, command: Command, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdpsim.cli.commands.requests.simulate", raising(error))
+    monkeypatch.setattr("cdpsim.cli.arguments.simulate", raising(error))
     refuse(command, here, "simulate mp-cdp -n 3 -o out", problem)
 
 
@@ -545,7 +545,7 @@ def simulate(*_, **__):
 # A shell's background jobs ignore the first of them, and those of nohup the second.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-sys.modules["cdpsim.cli.commands.requests"].simulate = simulate
+sys.modules["cdpsim.cli.arguments"].simulate = simulate
 sys.exit(cli.main(["simulate", "mp-cdp", "-n", "3", "-o", sys.argv[1]]))
 """
 

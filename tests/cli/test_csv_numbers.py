@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cdpsim.studies.comparison_columns import MEASURED_COLUMNS
+from cdpsim.studies.comparison import MEASURED_COLUMNS
 from tests.conftest import Command
 
 REAL = "--model toy.toml --cluster box.toml"

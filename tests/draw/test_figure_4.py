@@ -8,8 +8,8 @@ import pytest
 
 from cdpsim import Model, RequestError, Stage, presets
 from cdpsim.draw.canvas import rendered
+from cdpsim.draw.curves import PIXEL_COLUMNS
 from cdpsim.draw.figure_4 import MOST_CURVE_STEPS, PAPER_N, figure_4
-from cdpsim.draw.step_functions import PIXEL_COLUMNS
 from cdpsim.studies.superpose import WorkerCurve, sum_workers, superpose, worker_curve
 from tests.conftest import Command
 from tests.helpers.command_line import content, refuse

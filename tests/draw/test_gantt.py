@@ -17,9 +17,8 @@ from matplotlib.text import Text
 from cdpsim import Cluster, Model, RequestError, Stage, Trace, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.draw import canvas, palette
-from cdpsim.draw.canvas import INK
+from cdpsim.draw.canvas import INK, PLACES, Look
 from cdpsim.draw.gantt import MESSAGE_GREYS, gantt
-from cdpsim.draw.look import PLACES, Look
 from cdpsim.files.units import Work
 from cdpsim.program import Content, Kind
 from cdpsim.trace import load

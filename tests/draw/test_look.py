@@ -16,11 +16,10 @@ from matplotlib.text import Text
 
 from cdpsim import RequestError, plot, simulate
 from cdpsim.draw import canvas, palette
+from cdpsim.draw.canvas import PLACES, Look, as_tex, pgf_text
 from cdpsim.draw.curves import memory_over_time
-from cdpsim.draw.look import PLACES, Look
 from cdpsim.draw.palette import NIGHT
 from cdpsim.draw.paper import figure_1, paper
-from cdpsim.draw.pgf import as_tex, pgf_text
 from cdpsim.draw.sheet import darken
 from cdpsim.draw.snapshot import figure_2, snapshot
 from tests.conftest import Command

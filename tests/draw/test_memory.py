@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 
 from cdpsim import Model, RequestError, Stage, Trace, simulate
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.curves import memory_over_time, traffic_over_time
-from cdpsim.draw.step_functions import PIXEL_COLUMNS
+from cdpsim.draw.curves import PIXEL_COLUMNS, memory_over_time, traffic_over_time
 from cdpsim.draw.version_strips import versions_over_time
 from tests.helpers.figures import BOX, HOSTILE, PAPER, at, held_at, marked, model, one, saved, spot, words
 from tests.helpers.made_traces import changed, empty

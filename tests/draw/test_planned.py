@@ -7,8 +7,8 @@ import pytest
 from matplotlib.colors import to_hex
 
 from cdpsim import Measured, Plan, RequestError, plan
-from cdpsim.draw.look import Look
-from cdpsim.draw.over_memory import plan_picture
+from cdpsim.draw.canvas import Look
+from cdpsim.draw.study_pictures import plan_picture
 from cdpsim.export import pictures
 from tests.helpers.figures import BOX, marked, model, one, words
 

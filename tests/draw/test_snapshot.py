@@ -12,9 +12,8 @@ from cdpsim import SCHEDULES as ALL
 from cdpsim import Cluster, Model, Stage, simulate
 from cdpsim.cluster import Link
 from cdpsim.draw import canvas, palette
-from cdpsim.draw.moment import Moment, busiest_moment, moment_at, stages_served
 from cdpsim.draw.snapshot import arrange, figure_2, snapshot
-from cdpsim.draw.views import Views
+from cdpsim.draw.views import Moment, Views, busiest_moment, moment_at, stages_served
 from cdpsim.errors import RequestError
 from cdpsim.trace import TABLES, Trace, load
 from tests.helpers.made_traces import empty

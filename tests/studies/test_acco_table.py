@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cdpsim.studies.acco_table import METHODS, acco_table1
+from cdpsim.studies.table1 import METHODS, acco_table1
 from tests.conftest import Command
 from tests.helpers.command_line import assert_refused
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from cdpsim import SCHEDULES, Cluster, Model, RequestError, Stage, presets, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Topology
-from cdpsim.draw.break_even_curves import break_even_curves
 from cdpsim.draw.canvas import rendered
+from cdpsim.draw.study_pictures import break_even_curves
 from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
 from cdpsim.schedules import TABLE_1

@@ -20,9 +20,8 @@ from matplotlib.text import Text
 from cdpsim import SCHEDULES, Cluster, Model, Stage, simulate
 from cdpsim.api import reopen
 from cdpsim.cluster import Devices, Link
-from cdpsim.draw.compared import comparison_bars
-from cdpsim.draw.look import Look
-from cdpsim.draw.over_memory import bubble_over_memory
+from cdpsim.draw.canvas import Look
+from cdpsim.draw.study_pictures import bubble_over_memory, comparison_bars
 from cdpsim.program import Category
 from cdpsim.request.sharing import accepts
 from cdpsim.schedules import TABLE_1

@@ -446,5 +446,5 @@ def test_rounds_are_those_that_a_run_asks_for_however_messages_overlap(
     run = simulate(name, 1, m=m, replicas=replicas, model=Model(stages=(stage,)), cluster=cluster, steps=4, **more)
     assert violations(run) == {}
     run = run.whole
-    counts = counts_by_times(run.program, run.start, run.end, m, 0)
+    counts = counts_by_times(run.program, run.end, m, 0)
     assert tuple(map(tuple, counts.tolist())) == run.request.counts

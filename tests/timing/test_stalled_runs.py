@@ -87,7 +87,7 @@ def test_whoever_does_not_end_is_told_with_a_chain_to_who_stopped(name: str, n: 
     (start, end), (other_start, other_end) = times.values()
     assert (start == other_start).all()
     assert (end == other_end).all()
-    found = {wait.device: wait for wait in waits(program, start, end)}
+    found = {wait.device: wait for wait in waits(program, end)}
     never = {int(program.tasks.device[task]) for task in program.lane_tasks if end[task] >= FOREVER}
     assert never <= set(found)
     roots = {device for device, wait in found.items() if wait.task == wait.for_node}
@@ -105,7 +105,7 @@ def test_whoever_does_not_end_is_told_with_a_chain_to_who_stopped(name: str, n: 
 def test_a_run_that_ends_is_not_refused() -> None:
     run, times = stopped("multi-cdp", 3, {0: 10**6})
     refuse_stalled(run.program, run.costs, *times["fast"])
-    assert waits(run.program, *times["fast"]) == []
+    assert waits(run.program, times["fast"][1]) == []
 
 
 def test_many_waiting_devices_are_counted() -> None:
@@ -132,6 +132,6 @@ def test_the_answer_is_no_in_one_line_and_nothing_is_written(line: str, command:
 def test_waits_are_plain() -> None:
     """The fields of a wait have names for programs to read."""
     run, times = stopped("pp-cdp", 3, {1: 3})
-    first = waits(run.program, *times["fast"])[0]
+    first = waits(run.program, times["fast"][1])[0]
     assert first == Wait(device=0, task=5, for_node=first.for_node, blocker=1)
     assert run.program.describe(first.task) == "B(t=0,i=0,j=0)"

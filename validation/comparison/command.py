@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import TypeVar, cast
 
-from cdpsim.cli.commands.options import add_options, option_arguments
+from cdpsim.cli.arguments import add_options, option_arguments
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, argument_group
 from cdpsim.cluster import Cluster

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from cdpsim.cli.commands.options import add_options
-from cdpsim.cli.commands.requests import report_untaken
+from cdpsim.cli.arguments import add_options, report_untaken
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, argument_group
 from cdpsim.draw import canvas

@@ -13,7 +13,7 @@ from cdpsim.model import UNIT_MODELS
 from cdpsim.request import MEMORY_NOTE
 from cdpsim.request.options import DEFAULTS, flag_of
 from cdpsim.studies.compare import Measured
-from cdpsim.studies.comparison_columns import SPLIT_NOTE
+from cdpsim.studies.comparison import SPLIT_NOTE
 from cdpsim.studies.plan.search import INTERRUPTED, Search
 from cdpsim.studies.plan.space import FATES, REFUSED, TOO_LARGE, WORSE, Candidate, values_left_out
 from cdpsim.studies.plan.wanted import SIZE_AXES, Wanted

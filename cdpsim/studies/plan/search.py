@@ -7,7 +7,7 @@ from typing import Any
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.files.notes import ticker
 from cdpsim.numeric.paths import expect_many_runs
-from cdpsim.studies.evaluate import evaluate
+from cdpsim.studies.compare import evaluate
 from cdpsim.studies.plan.bounds import Bounds
 from cdpsim.studies.plan.space import OPEN, REFUSED, SIMULATED, TOO_LARGE, WORSE, Candidate, Space
 from cdpsim.studies.plan.wanted import Wanted

@@ -22,9 +22,8 @@ from cdpsim.request.reading import schedule_of
 from cdpsim.request.sharing import accepts, named_zero
 from cdpsim.schedules import find_schedule
 from cdpsim.studies.breakeven import BreakEven, find_break_even, runner_on_clusters
-from cdpsim.studies.compare import Measured
+from cdpsim.studies.compare import Measured, evaluate
 from cdpsim.studies.equal_shapes import equal_shape
-from cdpsim.studies.evaluate import evaluate
 from cdpsim.studies.plan import plan
 from cdpsim.studies.plan.space import SIMULATED
 from cdpsim.studies.plan.wanted import PLAN_OPTIONS

@@ -85,10 +85,10 @@ def retry_failures(folder: Path) -> int:
 
 def table_of(folder: Path) -> dict[str, list[Any]]:
     """Return the results of a sweep as columns."""
-    return _columns(*_table(*opened_study(folder)))
+    return _result_columns(*_table(*opened_study(folder)))
 
 
-def _columns(names: list[str], rows: Iterable[list[Any]]) -> dict[str, list[Any]]:
+def _result_columns(names: list[str], rows: Iterable[list[Any]]) -> dict[str, list[Any]]:
     every = list(rows)
     return {name: [row[k] for row in every] for k, name in enumerate(names)}
 
@@ -141,7 +141,7 @@ def _parquet_chunks(columns: list[str], rows: Iterator[list[Any]]) -> Iterator[b
         problem = "is not installed, and writes .parquet; pip install 'cdpsim[parquet]', or write .csv"
         raise RequestError("pyarrow", problem) from None
     file = pyarrow.BufferOutputStream()
-    arrays = {name: pyarrow.array(_of_one_type(cells)) for name, cells in _columns(columns, rows).items()}
+    arrays = {name: pyarrow.array(_of_one_type(cells)) for name, cells in _result_columns(columns, rows).items()}
     parquet.write_table(pyarrow.table(arrays), file)
     yield file.getvalue().to_pybytes()
 

@@ -31,7 +31,7 @@ from cdpsim.files.writing import COPIES
 from cdpsim.limits import SHARES
 from cdpsim.numeric.paths import expect_many_runs
 from cdpsim.schedules import SCHEDULES
-from cdpsim.studies.evaluate import evaluate
+from cdpsim.studies.compare import evaluate
 from cdpsim.studies.sweep.points import PointIndex, Sweep, SweepPart
 from cdpsim.studies.sweep.questions import cell, find_question
 from cdpsim.studies.sweep.results import study_status

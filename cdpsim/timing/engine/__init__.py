@@ -65,7 +65,7 @@ class Wait(NamedTuple):
     blocker: int
 
 
-def waits(program: Program, start: Times, end: Times) -> list[Wait]:
+def waits(program: Program, end: Times) -> list[Wait]:
     """Return the task that each stopped device does not do, and the node that each other device waits for in vain."""
     ends = end < never(end.dtype)
     before, after = program.waits()
@@ -102,7 +102,7 @@ def _blocker(program: Program, waited: Ints, node: int) -> int:
 
 def refuse_stalled(program: Program, costs: Costs, start: Times, end: Times, run_name: str = "the run") -> None:
     """Raise an error that names the devices that wait, and for which, if a run does not end."""
-    if costs.calendar is not None and (found := waits(program, start, end)):
+    if costs.calendar is not None and (found := waits(program, end)):
         _refuse(program, costs, start, found, run_name)
 
 

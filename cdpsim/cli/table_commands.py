@@ -12,20 +12,22 @@ import numpy as np
 
 from cdpsim import model, presets
 from cdpsim.api import rounds
-from cdpsim.cli.commands.options import (
+from cdpsim.cli.arguments import (
     FORMAT,
     FORMAT_OF_PAPERS,
     RUN_OPTIONS,
     STAGES,
+    check_output,
     format_of,
+    given_options,
     option_arguments,
+    options_of,
     output_arguments,
     request_arguments,
+    run_of,
 )
-from cdpsim.cli.commands.requests import check_output, given_options, options_of, run_of
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import Argument, argument, command
-from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError, choose
 from cdpsim.files.notes import explain
 from cdpsim.files.tables import Column, PrintedTable
@@ -35,10 +37,9 @@ from cdpsim.numeric.columns import group_starts
 from cdpsim.request import Request
 from cdpsim.request.sharing import option_words, options_beyond_usual
 from cdpsim.schedules import NAMES, SCHEDULES
-from cdpsim.studies.acco_table import ACCO_PAPER, CDP_PAPER, METHOD_COLUMNS, TABLED_PAPERS, acco_table1
 from cdpsim.studies.pyramid import pyramid
 from cdpsim.studies.superpose import AXES, CURVE_CONTENTS, PAPER_CLAIMS, bytes_text, superpose
-from cdpsim.studies.table1 import table1
+from cdpsim.studies.table1 import ACCO_PAPER, CDP_PAPER, METHOD_COLUMNS, TABLED_PAPERS, acco_table1, table1
 from cdpsim.trace import table_text
 from cdpsim.trace.table import RoundRow, Table
 
@@ -299,10 +300,14 @@ def _model_record(name: str) -> dict[str, Any]:
 
 
 def _cluster_record(name: str) -> dict[str, Any]:
-    """Return what one device of a cluster does and holds, and the links between two."""
+    """Return what one device of a cluster does and holds, and the different links between two."""
     cluster = presets.cluster(name)
     devices = cluster.devices[0]
     known = devices.speeds.known if devices.speeds is not None else {}
+    per_node = cluster.topology.per_node if cluster.topology is not None else None
+    count = cluster.count or 2 * (per_node or 1)  # two nodes of one that may grow
+    src, dst = np.nonzero(~np.eye(count, dtype=np.bool_))
+    links = np.unique(np.stack(cluster.sized(count).link_costs(src, dst)), axis=1).T.tolist()
     return {
         "name": name,
         "devices": cluster.count,
@@ -310,17 +315,8 @@ def _cluster_record(name: str) -> dict[str, Any]:
         "speeds": {precision: known.get(precision) for precision in _SPEEDS},
         "achieved": devices.achieved,
         "topology": cluster.topology.kind if cluster.topology is not None else "edges",
-        "links": _distinct_links(cluster),
+        "links": [dict(zip(sorted(_LINK_UNITS, reverse=True), link, strict=True)) for link in links],
     }
-
-
-def _distinct_links(cluster: Cluster) -> list[dict[str, float]]:
-    """Return the different latencies and reached bandwidths between two devices; of two nodes where it may grow."""
-    per_node = cluster.topology.per_node if cluster.topology is not None else None
-    count = cluster.count or 2 * (per_node or 1)
-    src, dst = np.nonzero(~np.eye(count, dtype=np.bool_))
-    links = np.unique(np.stack(cluster.sized(count).link_costs(src, dst)), axis=1).T.tolist()
-    return [{"latency_seconds": latency, "bandwidth_bytes_per_second": bandwidth} for latency, bandwidth in links]
 
 
 def curve_arguments(of: str = "", axis: str | None = "flops", contents: str | None = "activations") -> list[Argument]:

@@ -4,20 +4,23 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from cdpsim.cli.commands.options import (
+from cdpsim.cli.arguments import (
     RUN_OPTIONS,
     STAGES,
+    check_output,
     look_arguments,
     look_of,
     number_of_runs,
     option_arguments,
+    options_of,
     output_arguments,
     request_arguments,
     runs_argument,
+    trace_of,
+    traces_of,
 )
-from cdpsim.cli.commands.requests import check_output, options_of, trace_of, traces_of
-from cdpsim.cli.commands.tables import curve_arguments
 from cdpsim.cli.parser import argument, command
+from cdpsim.cli.table_commands import curve_arguments
 from cdpsim.draw.canvas import PICTURE_ENDINGS
 from cdpsim.draw.palette import COLOURINGS
 from cdpsim.draw.plots import FIGURES

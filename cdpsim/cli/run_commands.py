@@ -6,19 +6,22 @@ from collections.abc import Iterable
 from functools import partial
 from operator import itemgetter
 
-from cdpsim.cli.commands.options import (
+from cdpsim.cli.arguments import (
     FORMAT,
     RUN_OPTIONS,
     STAGES,
+    check_output,
     format_argument,
     format_of,
     number_of_runs,
     option_arguments,
+    options_of,
     output_arguments,
+    report_recomputation,
     request_arguments,
+    run_of,
     runs_argument,
 )
-from cdpsim.cli.commands.requests import check_output, options_of, report_recomputation, run_of
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument, command
 from cdpsim.errors import RequestError
@@ -29,7 +32,7 @@ from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.request import describe_untied
 from cdpsim.schedules import NAMES, schedule_from_csv
 from cdpsim.studies.compare import measure, overview, table_notes
-from cdpsim.studies.comparison_columns import known_columns
+from cdpsim.studies.comparison import known_columns
 from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.trace import FILES, RUNS, summary_text
 
