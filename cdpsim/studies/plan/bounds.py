@@ -20,6 +20,7 @@ from cdpsim.numeric.columns import Floats, Ints, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op, Program
 from cdpsim.request import Request
 from cdpsim.runs import Run
+from cdpsim.runs.assembling import assemble_one
 from cdpsim.runs.micro_batches import fold_micro_batches
 from cdpsim.runs.playing import run
 from cdpsim.runs.steady_metrics import steady_steps
@@ -28,7 +29,6 @@ from cdpsim.schedules.state import MOST_SPLIT, ZERO, Placed
 ROUNDING = 1 - 1e-9  # of seconds, which sums in another order may miss by less
 STASHES = len(Category)  # the column behind those of categories: the part of activations kept for backwards
 _BETWEEN_RANKS = ("replicas", "shard", "zero", "contention", "expand_collectives", "engine")
-_SHARED_ALIKE = (Category.ACTIVATIONS, Category.GRADIENTS, Category.PARAMETERS)
 _BETWEEN_STAGES = (Content.ACTIVATION, Content.ACTIVATION_GRADIENT)
 
 
@@ -51,10 +51,10 @@ class Probe(NamedTuple):
 class Bounds:
     """Bounds of candidates, whose requests without data ranks are known; probes are run when they are first needed."""
 
-    def __init__(self, cases: Sequence[Request]) -> None:
-        self._cases = cases
+    def __init__(self, cases: Sequence[Request], most: float = np.inf) -> None:
+        self._cases, self._most = cases, most  # of more memory than that, no more is asked
         self._probes: dict[int, Probe] = {}
-        self._held_by_layer: dict[tuple[int, int], Ints] = {}
+        self._held_in_shares: dict[tuple[int, int, int], int] = {}
 
     def of(self, case: int, options: Mapping[str, Any]) -> Bound:
         """Return the bound of a request of a case, which differs from it in data ranks."""
@@ -62,16 +62,21 @@ class Bounds:
         if case not in self._probes:
             self._probes[case] = _probe(request)
         probe, zero, shard = self._probes[case], options.get("zero", request.zero), options.get("shard", 1)
-        ranks = options.get("replicas", 1) * shard
-        if ranks == 1 and not request.zero:
+        if options.get("replicas", 1) * shard == 1 and not request.zero:
             return Bound(probe.step, float(probe.held[:, :STASHES].sum(axis=1).max(initial=0)))
         memory = float(np.floor((probe.held @ kept(zero, shard)).max(initial=0)))
-        if zero == MOST_SPLIT and ranks > 1 and probe.m:
-            if (case, ranks) not in self._held_by_layer:
-                self._held_by_layer[case, ranks] = _held_by_layer({**options, "replicas": 1, "shard": ranks}, probe.m)
-            least = self._held_by_layer[case, ranks][:, list(_SHARED_ALIKE)].sum(axis=1).max(initial=0)
-            memory = max(memory, float(least + probe.held[:, Category.OPTIMIZER].min(initial=0) // shard))
+        if memory <= self._most and ZERO[zero][1] is Placed.SPLIT and probe.m:
+            memory = max(memory, self._in_shares(case, {**options, "zero": zero}))
         return Bound(probe.passes, memory)
+
+    def _in_shares(self, case: int, options: Mapping[str, Any]) -> float:
+        """Return the least peak of a request by a program of its own, in which ranks split gradients."""
+        probe, shard = self._probes[case], options.get("shard", 1)
+        key = case, options["zero"], options.get("replicas", 1) * shard
+        if key not in self._held_in_shares:
+            self._held_in_shares[key] = _held_in_shares({**options, "replicas": 1, "shard": key[-1]}, probe.m)
+        parameters = probe.held[:, Category.PARAMETERS].min() if options["zero"] < MOST_SPLIT else 0
+        return float(self._held_in_shares[key] + parameters + probe.held[:, Category.OPTIMIZER].min() // shard)
 
 
 def case_of(options: Mapping[str, Any]) -> Request:
@@ -136,13 +141,15 @@ def _mean_work(one: Run) -> float:
     return ROUNDING * float(one.costs.duration[: one.program.compute].sum()) / (lanes * one.program.steps)
 
 
-def _held_by_layer(options: Mapping[str, Any], m: int) -> Ints:
-    """Return what devices hold in their tasks with m micro-batches, where ranks split parameters."""
+def _held_in_shares(options: Mapping[str, Any], m: int) -> int:
+    """Return what a device holds in a task of m micro-batches of a step beside states, where ranks split gradients."""
     try:
         request = Request(**{**options, "ignore_memory": True, "max_memory": UNLIMITED})
-        return certainly_held(steady_steps(request.with_micro_batches(m)).program)
+        held = certainly_held(assemble_one(request.with_micro_batches(m).with_steps(1, ignore_memory=True)))
     except (RequestError, Stalled):  # which the simulation of a candidate shows
-        return np.zeros((1, STASHES + 1), dtype=np.int64)
+        return 0
+    columns = [Category.ACTIVATIONS, Category.GRADIENTS, *[Category.PARAMETERS] * (request.zero == MOST_SPLIT)]
+    return int(held[:, columns].sum(axis=1).max(initial=0))
 
 
 def _without_exchanges(one: Run) -> Run:
