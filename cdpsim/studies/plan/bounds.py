@@ -3,7 +3,8 @@
 Both come from a probe: a run of the same request without data ranks, of few micro-batches and steps where these show
 all. It serves all candidates that differ in data ranks alone. These add messages and take nothing from a pass, so no
 step is shorter than the probe's. In each of its tasks a device holds what begins and ends with tasks of its own, or
-with what these wait for, whatever anything takes.
+with what these wait for, whatever anything takes. Of states that ranks split, one of them holds the mean. Where they
+split parameters, a program of few micro-batches shows what comes layer by layer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,14 +16,15 @@ import numpy as np
 from cdpsim.cluster.topology import NONE
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.limits import UNLIMITED
-from cdpsim.numeric.columns import Ints
+from cdpsim.numeric.columns import Floats, Ints, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op, Program
 from cdpsim.request import Request
 from cdpsim.runs import Run
+from cdpsim.runs.assembling import assemble_one
 from cdpsim.runs.micro_batches import fold_micro_batches
 from cdpsim.runs.playing import run
 from cdpsim.runs.steady_metrics import steady_steps
-from cdpsim.schedules.state import ZERO, Placed
+from cdpsim.schedules.state import MOST_SPLIT, ZERO, Placed
 
 ROUNDING = 1 - 1e-9  # of seconds, which sums in another order may miss by less
 STASHES = len(Category)  # the column behind those of categories: the part of activations kept for backwards
@@ -38,29 +40,43 @@ class Bound(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """The step of a run without data ranks, that of its passes alone, and what its devices hold in their tasks."""
+    """The step of a run without data ranks, that of its passes alone, and what its `m` micro-batches hold in tasks."""
 
     step: float
     passes: float
     held: Ints
+    m: int = 0
 
 
 class Bounds:
     """Bounds of candidates, whose requests without data ranks are known; probes are run when they are first needed."""
 
-    def __init__(self, cases: Sequence[Request]) -> None:
-        self._cases = cases
+    def __init__(self, cases: Sequence[Request], most: float = np.inf) -> None:
+        self._cases, self._most = cases, most  # of more memory than that, no more is asked
         self._probes: dict[int, Probe] = {}
+        self._held_in_shares: dict[tuple[int, int, int], int] = {}
 
     def of(self, case: int, options: Mapping[str, Any]) -> Bound:
         """Return the bound of a request of a case, which differs from it in data ranks."""
         request = self._cases[case]
         if case not in self._probes:
             self._probes[case] = _probe(request)
-        probe, zero = self._probes[case], options.get("zero", request.zero)
-        if options.get("replicas", 1) * options.get("shard", 1) == 1 and not request.zero:
+        probe, zero, shard = self._probes[case], options.get("zero", request.zero), options.get("shard", 1)
+        if options.get("replicas", 1) * shard == 1 and not request.zero:
             return Bound(probe.step, float(probe.held[:, :STASHES].sum(axis=1).max(initial=0)))
-        return Bound(probe.passes, float((probe.held @ np.array(kept_whole(zero))).max(initial=0)))
+        memory = float(np.floor((probe.held @ kept(zero, shard)).max(initial=0)))
+        if memory <= self._most and ZERO[zero][1] is Placed.SPLIT and probe.m:
+            memory = max(memory, self._in_shares(case, {**options, "zero": zero}))
+        return Bound(probe.passes, memory)
+
+    def _in_shares(self, case: int, options: Mapping[str, Any]) -> float:
+        """Return the least peak of a request by a program of its own, in which ranks split gradients."""
+        probe, shard = self._probes[case], options.get("shard", 1)
+        key = case, options["zero"], options.get("replicas", 1) * shard
+        if key not in self._held_in_shares:
+            self._held_in_shares[key] = _held_in_shares({**options, "replicas": 1, "shard": key[-1]}, probe.m)
+        parameters = probe.held[:, Category.PARAMETERS].min() if options["zero"] < MOST_SPLIT else 0
+        return float(self._held_in_shares[key] + parameters + probe.held[:, Category.OPTIMIZER].min() // shard)
 
 
 def case_of(options: Mapping[str, Any]) -> Request:
@@ -74,21 +90,19 @@ def case_of(options: Mapping[str, Any]) -> Request:
     return Request(**{**few, "zero": 3, "shard": 1, "ignore_memory": True, "max_memory": UNLIMITED})  # parameters'
 
 
-def kept_whole(zero: int) -> tuple[int, ...]:
-    """Return the weights of the columns that a rank holds as if it were alone, at a stage of ZeRO.
+def kept(zero: int, shard: int) -> Floats:
+    """Return the weights of the columns of which a rank holds at least so much, at a stage of ZeRO.
 
-    Of split parameters, which come layer by layer, the rank has what forwards keep.
+    Of states that ranks split, one has the mean at least. Gradients are whole up to their sum, and split behind it. Of
+    split parameters, which come layer by layer, it has what forwards keep.
     """
     parameters, gradients, optimizer = (placement is Placed.COPIED for placement in ZERO[zero])
-    if not parameters:
-        return *(0,) * STASHES, 1
-    kept = {
-        Category.ACTIVATIONS: True,
-        Category.PARAMETERS: True,
-        Category.GRADIENTS: gradients,
-        Category.OPTIMIZER: optimizer,
-    }
-    return *(int(kept.get(category, False)) for category in Category), 0
+    weights = np.zeros(STASHES + 1)
+    weights[Category.PARAMETERS] = 1 if parameters else 1 / shard
+    weights[Category.OPTIMIZER] = 1 if optimizer else 1 / shard
+    weights[Category.GRADIENTS] = gradients
+    weights[Category.ACTIVATIONS if parameters else STASHES] = 1
+    return weights
 
 
 def _probe(case: Request) -> Probe:
@@ -104,7 +118,7 @@ def _probe(case: Request) -> Probe:
         return Probe(0.0, 0.0, np.zeros((1, STASHES + 1), dtype=np.int64))
     program = passes.program
     work = _mean_work(passes) * case.shape.m / one.request.shape.m
-    alike = settled.run.program is program and not _has_copies(program)  # as ranks exchange in other parts
+    alike = settled.run.program is program  # as ranks exchange in other parts
     if case.rendezvous or NONE in case.cluster.overlaps(program.devices):
         step = least = work  # as other messages may let tasks wait less for each other
     elif not alike or (program.messages.micro_batch[_exchanges(program)] >= 0).any():
@@ -112,7 +126,7 @@ def _probe(case: Request) -> Probe:
     else:
         least = float(settled.period + step - rest.period)
     exact = 1.0 if case.in_slots else ROUNDING
-    return Probe(exact * float(step), exact * float(least), certainly_held(one.program))
+    return Probe(exact * float(step), exact * float(least), certainly_held(one.program), one.request.shape.m)
 
 
 def _exchanges(program: Program) -> Ints:
@@ -127,10 +141,15 @@ def _mean_work(one: Run) -> float:
     return ROUNDING * float(one.costs.duration[: one.program.compute].sum()) / (lanes * one.program.steps)
 
 
-def _has_copies(program: Program) -> bool:
-    """Return whether any stage is on several devices."""
-    tasks = program.tasks
-    return len(np.unique(tasks.device[: program.compute] * program.n + tasks.stage[: program.compute])) > program.n
+def _held_in_shares(options: Mapping[str, Any], m: int) -> int:
+    """Return what a device holds in a task of m micro-batches of a step beside states, where ranks split gradients."""
+    try:
+        request = Request(**{**options, "ignore_memory": True, "max_memory": UNLIMITED})
+        held = certainly_held(assemble_one(request.with_micro_batches(m).with_steps(1, ignore_memory=True)))
+    except (RequestError, Stalled):  # which the simulation of a candidate shows
+        return 0
+    columns = [Category.ACTIVATIONS, Category.GRADIENTS, *[Category.PARAMETERS] * (request.zero == MOST_SPLIT)]
+    return int(held[:, columns].sum(axis=1).max(initial=0))
 
 
 def _without_exchanges(one: Run) -> Run:
@@ -141,6 +160,19 @@ def _without_exchanges(one: Run) -> Run:
     duration[program.message_nodes.stop :] = program.parts.times(duration[program.message_nodes])
     same = (duration == one.costs.duration).all()
     return one if same else run(program, replace(one.costs, duration=duration))
+
+
+def _find_summed(program: Program, before: Ints, after: Ints, rank: Ints, last_maker: Ints) -> None:
+    """Write the last tasks whose gradients updates of their devices take from sums."""
+    tasks, first = program.tasks, len(program.tasks)
+    into, out = (after >= first) & (before < program.compute), (before >= first) & (after < first)
+    made, sums = sort_by(after[into]), out & (after >= program.compute)
+    task, message, summed, update = before[into][made], after[into][made], before[sums], after[sums]
+    low, high = (np.searchsorted(message, summed, side) for side in ("left", "right"))
+    update = np.repeat(update, high - low)
+    task = task[np.repeat(high - np.cumsum(high - low), high - low) + np.arange(len(update))]
+    own = tasks.device[task] == tasks.device[update]
+    np.maximum.at(last_maker, update[own], rank[task[own]])
 
 
 def certainly_held(program: Program) -> Ints:
@@ -154,6 +186,7 @@ def certainly_held(program: Program) -> Ints:
     used, made = rank[after] >= 0, rank[before] >= 0
     np.minimum.at(first_use, before[used], rank[after[used]])
     np.maximum.at(last_maker, after[made], rank[before[made]])
+    _find_summed(program, before, after, rank, last_maker)
     lanes = np.flatnonzero(np.diff(program.lane_start))
     devices = program.tasks.device[tasks[program.lane_start[lanes]]]
     lane_of = np.full(program.devices, -1)

@@ -9,7 +9,7 @@ from cdpsim.files.notes import ticker
 from cdpsim.numeric.paths import expect_many_runs
 from cdpsim.studies.compare import evaluate
 from cdpsim.studies.plan.bounds import Bounds
-from cdpsim.studies.plan.space import OPEN, REFUSED, SIMULATED, TOO_LARGE, WORSE, Candidate, Space
+from cdpsim.studies.plan.space import OPEN, REFUSED, SIMULATED, TOO_LARGE, WORSE, Candidate, Point, Space
 from cdpsim.studies.plan.wanted import Wanted
 
 INTERRUPTED = "interrupted"
@@ -25,9 +25,10 @@ class Search:
     def __init__(self, space: Space, wanted: Wanted) -> None:
         self.space, self.wanted, self.stopped = space, wanted, ""
         self.smallest: Candidate | None = None
-        self._bounds, self._asked = Bounds(space.cases), [one for one in space.candidates if not one.refusal]
+        self._asked = [one for one in space.candidates if not one.refusal]
         sizes = [case.cluster.memory_bytes(case.cluster.count or 1).max() for case in space.cases]
         self._most = float(max(sizes, default=0.0)) if wanted.memory is None else wanted.memory
+        self._bounds = Bounds(space.cases, self._most)
         self._tick: Any = ticker(2 * len(self._asked), "plan")
 
     def run(self) -> "Search":
@@ -70,9 +71,15 @@ class Search:
 
     def front(self) -> Merged:
         """Return the candidates that no other one dominates, the fastest first."""
-        every = {one.point for one in self.fitting}
-        found = [one for one in self.fitting if not any(point.dominates(one.point) for point in every)]
-        return merged(sorted(found, key=lambda one: one.point))
+        points = self._points_of_front()
+        return merged(sorted((one for one in self.fitting if one.point in points), key=lambda one: one.point))
+
+    def _points_of_front(self) -> set[Point]:
+        points: set[Point] = set()
+        for one in sorted({one.point for one in self.fitting}):  # none is dominated by a later one
+            if not any(point.dominates(one) for point in points):
+                points.add(one)
+        return points
 
     def best_left(self) -> float:
         """Return the best value of the objective that a candidate has, or that one could have that is open."""
@@ -115,7 +122,7 @@ class Search:
 
     def _find_front(self) -> None:
         """Simulate candidates that no other one dominates, whatever their metrics are."""
-        points = {one.point for one in self.fitting}
+        points = self._points_of_front()
         for one in self._open():
             if self.wanted.is_late():
                 return
