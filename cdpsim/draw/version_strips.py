@@ -204,4 +204,4 @@ def _draw_ages(axes: Axes, run: Run, scale: Scale) -> None:
     few = thinned(series, scale.end)
     steps(axes, few.time, few.total, scale.end, "age", edgecolor=colour(0), linewidth=1.4)
     mean = run.steady_state.staleness
-    level(axes, mean, f"mean at\nrest: {mean:.3g}", "mean-age")
+    level(axes, mean, f"steady\nmean: {mean:.3g}", "mean-age")

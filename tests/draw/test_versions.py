@@ -77,14 +77,14 @@ def test_ages_are_those_of_the_tasks_of_each_slot(name: str, rule: str, n: int) 
     assert {slot: at(line, slot) for slot in every} == {slot: np.mean(ages) for slot, ages in every.items()}
     mean = {"dp": 0, "cdp-v1": 1, "cdp-v2": (n - 1) / (2 * n)}[rule]
     assert one(figure, "mean-age").get_ydata() == [mean, mean]
-    assert f"mean at\nrest: {mean:.3g}" in words(figure)
+    assert f"steady\nmean: {mean:.3g}" in words(figure)
 
 
 def test_the_mean_age_is_of_steps_in_steady_state() -> None:
     """(N - 1) / 2N, also where the run has a single step, which reads nothing old."""
     figure = versions_over_time([simulate("multi-cdp", 2, steps=1)])
     assert marked(figure, "mean-age")
-    assert "mean at\nrest: 0.25" in words(figure)
+    assert "steady\nmean: 0.25" in words(figure)
     assert "mean age read 0.25" in words(versions_over_time([simulate("multi-cdp", 2, steps=1)] * 2))
 
 

@@ -273,6 +273,15 @@ def test_a_folder_without_a_sweep_is_refused(tmp_path: Path, text: str | None, w
         load_study(tmp_path)
 
 
+def test_rows_that_are_no_folder_are_refused(tmp_path: Path) -> None:
+    cdpsim.study({"n": [2, 4]}, {"schedule": "1f1b"}, tmp_path / "sweep", workers=1)
+    rows = tmp_path / "sweep" / "rows"
+    shutil.rmtree(rows)
+    rows.write_text("")
+    with pytest.raises(RequestError, match=r"rows: is no folder of rows"):
+        study_status(tmp_path / "sweep")
+
+
 def line_of(body: bytes) -> bytes:
     """A line with the right crc, whatever is before it."""
     return b'%s,"crc":"%08x"}\n' % (body, crc32(body))

@@ -221,6 +221,8 @@ def load_study(folder: Path, stamp: str | None = None) -> Sweep:
     path = folder / STUDY
     if not path.exists():
         raise RequestError(str(folder), "has no sweep; give the folder that `cdpsim sweep FILE -o DIR` wrote")
+    if (folder / ROWS).exists() and not (folder / ROWS).is_dir():
+        raise RequestError(str(folder / ROWS), "is no folder of rows; delete it, and all points are to do")
     content = read_bytes(path, largest_bytes=free_bytes(), rewritten=True)
     if stamp is not None and stamp != sha256(content).hexdigest():
         raise RequestError(str(folder), "got another sweep meanwhile; all rows are kept: give the command again")
@@ -231,9 +233,8 @@ def load_study(folder: Path, stamp: str | None = None) -> Sweep:
             sweep.stamp = sha256(content).hexdigest()
             return sweep
     except (ValueError, RecursionError) as error:  # RequestError is one
-        raise RequestError(
-            str(path), f"was changed ({error}); give the sweep's file again, with another folder"
-        ) from None
+        problem = f"was changed, or is of another version of cdpsim ({error})"
+        raise RequestError(str(path), f"{problem}; give the sweep's file again, with another folder") from None
     raise RequestError(str(path), "is of another version of cdpsim, with other results or files; give another folder")
 
 
