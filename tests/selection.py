@@ -23,7 +23,7 @@ from cdpsim.version import __version__
 
 # Shares that --ci adds: of further cases, of slow functions, and of laws, which are then tried with all examples.
 # The last is of commits for which CI tries the lowest versions.
-SHARES = {"cases": 0.1, "slow": 1 / 15, "laws": 1 / 10, "lowest versions": 1 / 10}
+SHARES = {"cases": 0.08, "slow": 1 / 15, "laws": 1 / 10, "lowest versions": 1 / 10}
 FEWER = 5  # times fewer examples of other laws
 HARNESS = "tests/validation/"  # of which --ci adds no further cases
 Examples = Callable[[int], int]  # how many of so many are tried

@@ -60,7 +60,7 @@ LINES = {
     "invariants": 2495,
     "runs": 1825,
     "api": 190,
-    "studies": 5165,
+    "studies": 5170,
     "draw": 4470,
     "export": 895,
     "cli": 1790,

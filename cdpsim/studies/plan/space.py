@@ -304,9 +304,10 @@ def _grids(wanted: Wanted, schedule: Schedule, devices: int, variant: Variant) -
 
 
 def _too_many(wanted: Wanted, structure: _Structure, n: int, m: int) -> _Structure:
-    """Return a structure with the refusal of so many stages and micro-batches."""
-    passes = f"{counted(n, 'stage')} and {counted(m, 'micro-batch')} are more than {wanted.most_passes:,} passes through stages"
-    return structure.refused("batch" if m > n else "n", f"{passes}; give fewer devices, a smaller batch or another n")
+    """Return a structure with the refusal of its stages and micro-batches."""
+    passes = f"{counted(n, 'stage')} and {counted(m, 'micro-batch')} are more than {wanted.most_passes:,} passes"
+    remedy = "give fewer devices, a smaller batch or another n"
+    return structure.refused("batch" if m > n else "n", f"{passes} through stages; {remedy}")
 
 
 def _with_batch(wanted: Wanted, structure: _Structure, variant: Variant, *, fixed: int | None = None) -> _Structure:
