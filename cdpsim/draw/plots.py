@@ -30,7 +30,7 @@ def plot(what: str, schedules: Plotted | Sequence[Plotted], ax: "Axes | None" = 
 
     Options are those of a request, of the picture (as of `Trace.plot`), and of its look (`draw.canvas.Look`).
 
-    >>> plot("memory", ["multi-dp", "multi-cdp"], n=8, width="12 cm").axes[0].get_xlabel()
+    >>> plot("memory", ["multi-dp", "multi-cdp"], n=8, width="12 cm").axes[-1].get_xlabel()
     'time, slots'
     """
     items = [schedules] if isinstance(schedules, str | Schedule | Request | Trace) else list(schedules)

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from cdpsim.errors import RequestError
 from cdpsim.model import Cuts, balanced
+
+pytest.importorskip("torch")
+
 from validation.profile import cuts as partition
 from validation.profile.cuts import authors, read_cuts
 
