@@ -137,7 +137,7 @@ def look_of(args: argparse.Namespace) -> Look:
 
 def runs_argument(purpose: str) -> Argument:
     """Return the argument --runs, whose `purpose` a command names."""
-    return argument("--runs", metavar="COUNT", help=f"with --jitter: simulate COUNT runs, and {purpose}")
+    return argument("--runs", metavar="COUNT", help=f"with --jitter: COUNT runs, to {purpose}")
 
 
 def number_of_runs(args: argparse.Namespace, number: object = None) -> int | None:

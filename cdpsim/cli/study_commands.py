@@ -81,7 +81,7 @@ _COLUMNS = known_columns(quantiles=True)
     argument(
         "--devices",
         metavar="D",
-        help="devices of each schedule; n and replicas follow (default with --batch: the cluster's)",
+        help="devices of each schedule (with --batch by default the cluster's)",
     ),
     argument("--batch", metavar="B", help="samples in a training step of each schedule; m follows"),
     argument("-n", metavar="N", help="stages (default: those of the model, or --devices times --chunks)"),
@@ -90,9 +90,9 @@ _COLUMNS = known_columns(quantiles=True)
         default="throughput",
         metavar="COLUMN",
         choices=(*_ORDERS, *_COLUMNS),
-        help="the best first: throughput (of a device, default) or a column; or given, as named",
+        help="best first: throughput of a device (default), a column, or given (as named)",
     ),
-    argument("--within", metavar="SIZE", help="leave out schedules that need more on a device: '80 GB', in slots 6"),
+    argument("--within", metavar="SIZE", help="the most that a device may hold: '80 GB', in slots 6"),
     argument(
         "--columns",
         metavar="NAME,...",
