@@ -62,7 +62,7 @@ LINES = {
     "api": 190,
     "studies": 5170,
     "draw": 4470,
-    "export": 895,
+    "export": 900,
     "cli": 1790,
 }
 MOST_FILES = 136  # of Python

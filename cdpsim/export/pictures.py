@@ -131,6 +131,12 @@ def write_figure(
     if number != "4" and len(numbers) > 1:
         raise RequestError("n", f"figure {number} is of one n, not of {len(numbers)}; give one")
     own = [numbers] if numbers and number == "4" else numbers
+    check_picture(path, look=look, force=True)
+    try:
+        check_writable(path, force=force)
+    except RequestError:
+        plots.draw_picture(f"figure {number}", *own, look=look, **given)  # a wrong n or slot is reported first
+        raise
     write_picture(f"figure {number}", *own, path=path, look=look, force=force, **given)
 
 

@@ -94,7 +94,7 @@ def test_what_is_there_is_refused_before_anything_runs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runs", [True, False], ids=["runs", "metrics"])
+@pytest.mark.parametrize("runs", [True, False], ids=["runs", "figures"])
 def test_each_other_mistake_is_named_first(
     runs: bool, command: Command, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
