@@ -176,7 +176,7 @@ def test_candidates_are_all_requests_with_these_devices_and_this_batch(name: str
     """Each of them, and no others: found by trying all sizes."""
     model, cluster, schedule = stages(6, samples=2), box(), SCHEDULES[name]
     found = listed(model, cluster, devices=4, batch=16, schedules=[name], recompute="none")
-    asked = {sizes_of(one.options) for one in found if one.refusal is None}
+    asked = {sizes_of(one.options) for one in found if one.refusal is None and one.options["schedule"] == name}
     expected = set()
     for options in every_request(model, cluster, 4, 16):
         if ("chunks" in options) != schedule.order.any_chunks:
@@ -196,7 +196,7 @@ def test_candidates_are_all_requests_with_these_devices_and_this_batch(name: str
             continue
         assert (one.devices, one.batch) == (4, 16)
         expected.add(sizes_of(options))
-    assert {sizes for sizes in asked if name == "dp" or sizes[0] != 1} == expected
+    assert asked == expected
 
 
 def sizes_of(options: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -220,6 +220,15 @@ def test_a_candidate_that_cannot_be_asked_is_refused_by_a_request_for_the_same_r
 def test_a_pipeline_of_one_stage_is_data_parallelism() -> None:
     found = plan(stages(4), box(), devices=2, batch=4, schedules="gpipe,1f1b", n=1, recompute="none")
     assert {(one.options["schedule"], one.options["n"]) for one in found.search.space.candidates} == {("dp", 1)}
+
+
+def test_pipelines_of_one_stage_have_all_candidates_of_data_parallelism() -> None:
+    """Of layers, too, which `-n 1` groups."""
+    names = ["1f1b", "zb-h1", "dp"]
+    found = {name: listed(stages(6), box(), devices=4, batch=16, schedules=[name], recompute="none") for name in names}
+    of_dp = {name: {sizes_of(one.options) for one in found[name] if one.options["schedule"] == "dp"} for name in names}
+    assert of_dp["1f1b"] == of_dp["zb-h1"] == of_dp["dp"]
+    assert {sizes[0] for sizes in of_dp["dp"]} == {None, 1, 2, 4}
 
 
 def test_a_row_counts_the_candidates_that_equal_it() -> None:
@@ -604,4 +613,5 @@ def test_a_list_of_an_option_has_a_column_also_where_one_value_is_none() -> None
     )
     assert "compress" in found.candidates.records()[0]
     alone = [one for one in found.search.space.candidates if one.options.get("n") == 4 and not one.refusal]
+    alone = [one for one in alone if one.options["schedule"] != "dp"]
     assert {one.options.get("compress") for one in alone} == {None}

@@ -162,7 +162,7 @@ class _Lister:
         return Space([*found.values()], self.cases, complete=True)
 
     def _all(self) -> Iterator[tuple[object, Candidate]]:
-        for schedule in self.wanted.schedules:
+        for schedule in _schedules(self.wanted):
             for devices in divisors(self.wanted.devices) if self.wanted.fewer else [self.wanted.devices]:
                 for variant in _variants_taken(self.wanted, schedule):
                     sizes = _pipelines_of if accepts(schedule, "replicas") else _grids
@@ -242,15 +242,29 @@ def _variants_taken(wanted: Wanted, schedule: Schedule) -> Iterator[Variant]:
     yield from taken.values()
 
 
+def _schedules(wanted: Wanted) -> list[Schedule]:
+    """Return the schedules, and data parallelism for pipelines of one stage."""
+    dp = SCHEDULES["dp"]
+    one_stage = wanted.allows("n", 1) and any(map(_has_lengths, wanted.schedules))
+    return [*wanted.schedules, *[dp] * (one_stage and dp not in wanted.schedules)]
+
+
+def _has_lengths(schedule: Schedule) -> bool:
+    """Return whether a schedule is a pipeline of the package, of several lengths."""
+    named = schedule.name in SCHEDULES and schedule.shape is None
+    return named and accepts(schedule, "replicas") and not schedule.order.one_place
+
+
 def _pipelines_of(wanted: Wanted, schedule: Schedule, devices: int, variant: Variant) -> Iterator[_Structure]:
     """Yield pipelines of all lengths that divide the devices, with as many data ranks as there is room for.
 
-    One of a single stage is data parallelism.
+    One of a single stage is data parallelism, of all layers or of groups of them, which is listed by itself.
     """
     for n, chunks, places in _lengths(wanted, schedule, devices, variant):
+        if n == 1 and _has_lengths(schedule):
+            continue
         ranks, rest = divmod(devices, places)
-        known = SCHEDULES["dp"] if n == 1 and schedule.name in SCHEDULES and schedule.shape is None else schedule
-        structure = _Structure(known, n, None, chunks if known is schedule else None, devices, max(ranks, 1))
+        structure = _Structure(schedule, n, None, chunks, devices, max(ranks, 1))
         if rest:
             problem = f"{devices} are no multiple of the {places} of {schedule.name}; give a multiple"
             yield structure.refused("devices", problem)
