@@ -31,8 +31,7 @@ LONGEST_CELL = 300  # characters of a cell for people
 LINE = 100  # characters of a line for people, beyond which columns are dropped
 BOOKTABS = "% needs \\usepackage{booktabs}\n"  # the first line of LaTeX
 _NUMERIC = re.compile(r"-?[0-9]+([./][0-9]+)?")
-# The beginning of a spreadsheet's formula; also full-width.
-_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")  # how a spreadsheet's begins; also full-width
 
 
 @dataclass(frozen=True)
