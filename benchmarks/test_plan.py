@@ -4,7 +4,7 @@ from typing import Any
 
 from cdpsim import Plan, plan
 
-MOST, MOST_SIMULATED, LEAST_CANDIDATES = 15, 0.1, 4000
+MOST, MOST_SIMULATED, LEAST_CANDIDATES = 30, 0.2, 3500
 
 
 def test_the_plan_of_llama_on_64_devices(benchmark: Any) -> None:

@@ -86,7 +86,7 @@ def refuse_too_large(
     each = BYTES_PER_TASK[engine][not slots]
     if max_memory is UNLIMITED or (max_memory is None and tasks * each <= ALWAYS_FREE):
         return
-    limit = _bytes_allowed(max_memory)
+    limit = bytes_allowed(max_memory)
     if tasks <= (most := min(limit // each, MOST_TASKS)):
         return
     room = most // (each_step * many)
@@ -125,7 +125,7 @@ def refuse_large_expansion(
     program: Program, costs: Costs, engine: str, max_memory: str | float | None, *, slots: bool = True
 ) -> None:
     """Refuse, before they are laid out, collectives whose messages will not fit, with an estimate, and what would."""
-    limit = _bytes_allowed(max_memory)
+    limit = bytes_allowed(max_memory)
     unexpanded = len(program.tasks) * BYTES_PER_TASK[engine][not slots]
     by_message, by_edge = BYTES_PER_MESSAGE[engine]
     collectives = _equal_collectives(program, costs)
@@ -149,14 +149,14 @@ def refuse_large_expansion(
     )
 
 
-def _bytes_allowed(max_memory: str | float | None) -> int:
-    """Return the bytes that a run may take: the limit of the option, or all free memory."""
-    if max_memory is None:
+def bytes_allowed(given: str | float | None, option: str = "max-memory") -> int:
+    """Return the bytes that an option allows; where it is not given, all free memory."""
+    if given is None:
         return free_bytes()
     try:
-        return size_bytes(max_memory)
+        return size_bytes(given)
     except RequestError as error:
-        raise RequestError("max-memory", str(error)) from None
+        raise RequestError(option, str(error)) from None
 
 
 def _equal_collectives(program: Program, costs: Costs) -> dict[tuple[int, int], tuple[int, int]]:

@@ -39,8 +39,9 @@ from cdpsim.errors import RequestError, choose, in_known_case, whole_number
 from cdpsim.export import pictures
 from cdpsim.files.notes import explain, say
 from cdpsim.files.tables import Column, PrintedTable, format_table, value_words
-from cdpsim.files.units import counted, size_bytes
+from cdpsim.files.units import counted
 from cdpsim.files.writing import checked_path, read_text
+from cdpsim.limits import bytes_allowed
 from cdpsim.presets import find_cluster, find_model
 from cdpsim.request import Request
 from cdpsim.request.options import OPTIONS
@@ -148,10 +149,7 @@ def _memory_limit(args: argparse.Namespace, options: Mapping[str, Any]) -> int:
     """Return what --within says: stage-activations in the slot model, else bytes."""
     if all(in_slots(options_of(args, name)) for name in args.schedules) and in_slots(options):
         return whole_number("within", args.within, at_least=0)
-    try:
-        return size_bytes(args.within)
-    except RequestError as error:
-        raise RequestError("within", str(error)) from None
+    return bytes_allowed(args.within, "within")
 
 
 _OWN_OPTIONS = (
@@ -278,13 +276,16 @@ def _run_sweep(args: argparse.Namespace, form: str) -> int:
     if args.output is None:
         raise RequestError("-o", "is missing; name the folder of the rows, which may be there")
     folder = checked_path(args.output)
+    client = running.dask_client(where) if where.startswith(running.DASK) else None
+    if where == _SLURM:
+        running.check_slurm()
     save_study(folder, sweep, f"sweep{path.suffix.lower()}", read_text(path, rewritten=True))
     if where == _SLURM:
         running.run_on_slurm(folder, workers or running.usual_workers(), parameters, detach=args.detach)
         if args.detach:
             return 0
-    elif where.startswith(running.DASK):
-        running.run_on_dask(folder, where, workers)
+    elif client is not None:
+        running.run_on_dask(folder, client, workers)
     else:
         if hasattr(signal, "SIGUSR2"):  # by which Slurm says that the time is nearly up; rows are kept anyway
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from html import escape
 from io import StringIO
+from math import inf
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +29,9 @@ DataRow = Sequence[object]  # of numbers, texts, truths and None
 
 LONGEST_CELL = 300  # characters of a cell for people
 LINE = 100  # characters of a line for people, beyond which columns are dropped
+BOOKTABS = "% needs \\usepackage{booktabs}\n"  # the first line of LaTeX
 _NUMERIC = re.compile(r"-?[0-9]+([./][0-9]+)?")
-# The beginning of a spreadsheet's formula; also full-width.
-_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")  # how a spreadsheet's begins; also full-width
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ class PrintedTable:
     """Rows and columns, in each form: `printed` writes one, `str` is text, and notebooks show HTML.
 
     `record` is all that JSON says, by default the rows by the names of columns. For people, `heads` are lines above the
-    table and `notes` lines below it; a line of the table has at most `width` characters, if enough columns may go. In
-    LaTeX, `latex` writes a cell, by default as plain words.
+    table and `notes` lines below it; a line of text or HTML has at most `width` characters, if enough columns may go.
+    In LaTeX, `latex` writes a cell, by default as plain words.
     """
 
     columns: Sequence[Column]
@@ -102,7 +103,7 @@ class PrintedTable:
         return self.printed().rstrip("\n")
 
     def _repr_html_(self) -> str:
-        header, rows, dropped = self._for_people()
+        header, rows, dropped = self._for_people(self.width)
         return as_html(header, rows, *self.heads, *dropped, *self.notes)
 
     def printed(self, form: str = "text") -> str:
@@ -111,12 +112,12 @@ class PrintedTable:
             return as_json(self.records() if self.record is None else self.record)
         if form == "csv":
             return as_csv([*self._for_programs()], [[*record.values()] for record in self.records()])
-        header, rows, dropped = self._for_people()
+        header, rows, dropped = self._for_people(inf if form == "latex" else self.width)
         lines = [[one_line(line) for line in each] for each in (self.heads, [*dropped, *self.notes])]
         if form == "latex":
             write = self.latex or latex_text
             above, below = ("".join(f"{write(line)}\\par\n" for line in each) for each in lines)
-            return above + as_latex(header, rows, write) + below
+            return BOOKTABS + above + as_latex(header, rows, write) + below
         above, below = ("".join(f"{line}\n" for line in each) for each in lines)
         return "\n".join(filter(None, (above, as_text(header, rows), below)))
 
@@ -133,7 +134,7 @@ class PrintedTable:
     def _for_programs(self) -> dict[str, Column]:
         return {column.name: column for column in self.columns if column.name}
 
-    def _for_people(self) -> tuple[list[str], list[list[str]], list[str]]:
+    def _for_people(self, width: float) -> tuple[list[str], list[list[str]], list[str]]:
         """Return headings, rows of cells, and a line on the columns that were dropped, in this order."""
         shown = [column for column in self.columns if column.heading != ""]
         cells = {
@@ -142,12 +143,12 @@ class PrintedTable:
         }
         dropped = []
         for column in sorted(shown, key=lambda column: -column.rank):
-            if not column.rank or sum(2 + max(map(len, texts)) for texts in cells.values()) - 2 <= self.width:
+            if not column.rank or sum(2 + max(map(len, texts)) for texts in cells.values()) - 2 <= width:
                 break
             del cells[id(column)]
             dropped.append(column.name or column.title)
         header, *rows = ([*row] for row in zip(*cells.values(), strict=True))
-        words = f"not shown in a line of {self.width} characters: {', '.join(dropped)} (CSV and JSON have all)"
+        words = f"not shown in a line of {width} characters: {', '.join(dropped)} (CSV and JSON have all)"
         return header, rows, [words] * bool(dropped)
 
 
@@ -201,8 +202,7 @@ def as_latex(header: TextRow, rows: Sequence[TextRow], write: Callable[[str], st
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     top, *body = (" & ".join(map(str.ljust, row, widths)) + r" \\" for row in cells)
     begin = rf"\begin{{tabular}}{{{'l' * len(header)}}}"
-    lines = [begin, r"\toprule", top, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
-    return "\n".join(["% needs \\usepackage{booktabs}", *lines]) + "\n"
+    return "\n".join([begin, r"\toprule", top, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
 def as_html(header: TextRow, rows: Sequence[TextRow], *notes: str) -> str:

@@ -13,7 +13,7 @@ from cdpsim.api import simulate
 from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError, choose, true_or_false, whole_number
 from cdpsim.files.notes import progress
-from cdpsim.files.tables import Column, PrintedTable, as_json, latex_text
+from cdpsim.files.tables import BOOKTABS, Column, PrintedTable, as_json, latex_text
 from cdpsim.files.units import counted
 from cdpsim.model import Model, Stage
 from cdpsim.program import Category, Content
@@ -179,7 +179,8 @@ class Table1:
             return as_json(content | ({"beside": self.beside} if self.is_simulated else {}))
         if form == "csv":
             return self._whole().printed(form)
-        return "\n".join(block.printed(form) for block in self._blocks())
+        first, *others = (block.printed(form) for block in self._blocks())
+        return "\n".join([first, *(other.removeprefix(BOOKTABS) for other in others)])
 
     def frame(self) -> "pd.DataFrame":
         """Return the table as a DataFrame of pandas, with a column for each value of a quantity: `rounds_exact`."""
@@ -210,6 +211,7 @@ class Table1:
             "activations in BΨA, parameters and their volumes in ΨP, boundary volumes in BΨint",
             "volumes are per micro-batch and training step; a stage has 1/N of BΨA and of ΨP",
             f"all-reduce by {self.collective.replace('-', ' ')}; zero-dp broadcasts and reduces by binomial trees",
+            *["agree: exact and simulated values of all blocks"] * self.is_simulated,
             *(f"{number} {reason}" for reason, number in reasons.items()),
         ]
         found = [

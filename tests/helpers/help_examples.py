@@ -106,16 +106,16 @@ EXAMPLES = {
     "compare multi-dp pp-cdp --model toy.toml --jitter exponential:0.2 --runs 99": (
         "step 5% step 50% step 95% … multi-dp 8 … pp-cdp 8"
     ),
-    # plan
+    # plan: which rows are the best is held against simulations of all candidates in tests/studies/test_plan.py
     "plan --devices 8 --batch 64 --model gpt2 --cluster a100-nodes": (
-        "8 devices, 64 samples … proved: no synchronous candidate is better than row 1; … 52.77 ms 1213 /s"
+        "8 devices, 64 samples … proved: no synchronous candidate is better than row 1; … row 1: cdpsim compare"
     ),
     "plan --model llama3-8b --cluster a100-nodes --devices 16 --batch 64 --seconds 5": (
         "16 devices, 64 samples in a training step … candidates:"
     ),
     "plan --devices 8 --batch 16 --memory 8": "at most 8 on a device … proved: … 1 gems 8 16",
     "plan --model gpt2 --cluster a100-nodes --devices 8 --batch 256 -o plan.svg": (
-        "proved: … 1224 /s … gpt2 on a100-nodes, 8 devices, batch 256: proved"
+        "proved: … row 1: cdpsim compare … gpt2 on a100-nodes, 8 devices, batch 256: proved"
     ),
     "plan --devices 4 --batch 8 --schedules 1f1b,zb-h1,zb-h2 --staleness 0": (
         "1 zb-h2 4 8 24 … 2 zb-h1 4 8 27 … 3 1f1b 4 8 33"  # slots: 3 m, 3 m + n - 1, 3 (m + n - 1)
@@ -124,7 +124,7 @@ EXAMPLES = {
         '"proved": true, "objective": "memory", … "command": "cdpsim compare gems -n 8 -m 16'
     ),
     "plan --model gpt2 --cluster a100-nodes --devices 8 --batch 64 --fewer": (
-        "at most 8 devices, 64 samples in a training step … proved: … 52.77 ms 1213 /s"
+        "at most 8 devices, 64 samples in a training step … proved: … row 1: cdpsim compare"
     ),
     # sweep: 2 * 3 * 2 * 2 points without 4, in eight parts of two or three
     "sweep sweep.toml --dry-run": "1f1b 2 12.5 GB/s 16 2 … 20 points, 0 of them done",

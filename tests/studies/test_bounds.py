@@ -197,17 +197,25 @@ def test_bounds_hold_for_a_grouped_model_on_nodes(name: str, trained: dict[str, 
         assert least.memory <= measured.memory
 
 
-@pytest.mark.every_case
+# Shares of what a simulation gives, of the step and of the memory, that bounds have at least: so few candidates are
+# simulated. A looser bound proves as much, and takes longer.
+NEAR: tuple[tuple[dict[str, int], float, float], ...] = (
+    ({}, 1 - 1e-8, 0.98),
+    ({"replicas": 4}, 0.9, 0.98),
+    ({"zero": 1, "shard": 8}, 0.9, 0.98),
+    ({"zero": 2, "shard": 8}, 0.9, 0.75),  # which gradients are whole at once depends on the exchange
+    ({"zero": 3, "shard": 8}, 0.9, 0.65),  # and which layers are gathered
+)
+
+
 @pytest.mark.parametrize("recompute", ["none", "layer"])
-@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zbv"])
-def test_a_bound_is_close_without_data_ranks(name: str, recompute: str) -> None:
-    """And so is that of a step with them, whose gathers and sums are mostly beside tasks."""
-    asked = options_of(name, 4) | REAL | {"recompute": recompute, "m": 16}
-    measured, least = evaluate(**asked), bound_of(asked)
-    assert 0.95 <= least.memory / measured.memory <= 1
-    assert least.step == pytest.approx(float(measured.step), rel=1e-8)
-    split = asked | {"zero": 1, "shard": 8}
-    assert 0.9 <= bound_of(split).step / float(evaluate(**split).step) <= 1
+@pytest.mark.parametrize("name", PIPELINES)
+def test_bounds_are_near(name: str, recompute: str) -> None:
+    for data, step, memory in NEAR:
+        asked = options_of(name, 4) | REAL | {"recompute": recompute, "m": 16} | data
+        measured, least = evaluate(**asked), bound_of(asked)
+        assert step <= least.step / float(measured.step) <= RATIO, data
+        assert memory <= least.memory / measured.memory <= 1, data
 
 
 @pytest.mark.every_case

@@ -220,6 +220,8 @@ def test_a_candidate_that_cannot_be_asked_is_refused_by_a_request_for_the_same_r
 def test_a_pipeline_of_one_stage_is_data_parallelism() -> None:
     found = plan(stages(4), box(), devices=2, batch=4, schedules="gpipe,1f1b", n=1, recompute="none")
     assert {(one.options["schedule"], one.options["n"]) for one in found.search.space.candidates} == {("dp", 1)}
+    stale = plan(stages(4), box(), devices=2, batch=4, schedules="pp-cdp", n=1, rule="cdp-v1", recompute="none")
+    assert [row.options for row in stale.front] == [row.options for row in found.front]  # without staleness
 
 
 def test_pipelines_of_one_stage_have_all_candidates_of_data_parallelism() -> None:

@@ -14,7 +14,15 @@ from cdpsim import RequestError
 from cdpsim.studies.sweep import running
 from cdpsim.studies.sweep.points import SweepPart
 from cdpsim.studies.sweep.results import study_status
-from cdpsim.studies.sweep.running import Outcomes, SweepJob, largest_array, run_on_dask, run_on_slurm
+from cdpsim.studies.sweep.running import (
+    Outcomes,
+    SweepJob,
+    check_slurm,
+    dask_client,
+    largest_array,
+    run_on_dask,
+    run_on_slurm,
+)
 from tests.conftest import Command
 from tests.helpers.sweeps import FILE, saved
 
@@ -109,14 +117,13 @@ def test_parameters_that_slurm_does_not_have_are_refused(tmp_path: Path, slurm: 
 
 
 def test_without_slurm_or_submitit_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "submitit", ModuleType("submitit"))
     with pytest.raises(RequestError, match="slurm: there is no sbatch here; run this where jobs are submitted"):
-        run_on_slurm(tmp_path, 2, {}, detach=True)
+        check_slurm()
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(RequestError, match=r"submitit: is not installed.*pip install 'cdpsim\[slurm\]'"):
-        run_on_slurm(tmp_path, 2, {}, detach=True)
+        check_slurm()
     assert largest_array() == 1001
 
 
@@ -193,13 +200,27 @@ def test_each_worker_of_a_dask_cluster_does_a_part(
 def test_a_cluster_that_is_not_there_is_refused(tmp_path: Path, dask: None, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(tmp_path)
     with pytest.raises(RequestError, match="on: no Dask scheduler answers at nowhere"):
-        run_on_dask(tmp_path, "dask://nowhere", 2)
+        dask_client("dask://nowhere")
     monkeypatch.setattr(FakeClient, "workers", ())
-    with pytest.raises(RequestError, match="on: the Dask cluster at here has no workers"):
-        run_on_dask(tmp_path, "dask://here", None)
+    with pytest.raises(RequestError, match="on: the Dask cluster has no workers"):
+        run_on_dask(tmp_path, dask_client("dask://here"), None)
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(RequestError, match=r"distributed: is not installed.*pip install 'cdpsim\[dask\]'"):
-        run_on_dask(tmp_path, "dask://here", None)
+        dask_client("dask://here")
+
+
+@pytest.mark.parametrize("where", ["slurm", "dask://here"])
+def test_a_sweep_that_cannot_begin_leaves_no_folder(
+    where: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("submitit", "distributed"):
+        monkeypatch.setitem(sys.modules, module, None)
+    file = tmp_path / "sweep.toml"
+    file.write_text(FILE)
+    refused = command("sweep", file, "-o", tmp_path / "out", "--on", where)
+    assert refused.code == 2
+    assert "is not installed" in refused.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_dask_cluster_on_this_machine_does_a_sweep(tmp_path: Path) -> None:
@@ -213,5 +234,5 @@ def test_a_dask_cluster_on_this_machine_does_a_sweep(tmp_path: Path) -> None:
         "protocol": "tcp://",
     }
     with distributed.LocalCluster(host="127.0.0.1", **settings) as cluster:
-        run_on_dask(tmp_path, f"dask://{cluster.scheduler_address}", 2)
+        run_on_dask(tmp_path, dask_client(f"dask://{cluster.scheduler_address}"), 2)
     assert study_status(tmp_path).done == 18

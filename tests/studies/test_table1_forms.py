@@ -196,7 +196,9 @@ def test_latex_is_balanced_and_its_formulas_are_mathematics(table: Table1) -> No
         assert line.count("$") % 2 == 0, line
         outside = "".join(line.split("$")[::2])
         assert not re.search(r"(?<!\\)[_^#]", outside), line
-        assert "%" not in line or line.startswith("% needs")
+        assert "%" not in line or line == "% needs \\usepackage{booktabs}"
+    assert text.startswith("% needs")
+    assert text.count("%") == 1
     first, _, third, _ = blocks(table, "latex")
     assert (first[6][1], first[5][7]) == (r"$B\Psi_A/N$", "$N^2$")
     assert (third[5][1], third[3][4]) == (r"$B\Psi_A^{\mathrm{int}}$", r"$\mathcal{O}(\log N)$")

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError, choose, short_repr, true_or_false, whole_number
-from cdpsim.files.units import size_bytes
-from cdpsim.limits import BYTES_PER_TASK, free_bytes
+from cdpsim.limits import BYTES_PER_TASK, bytes_allowed
 from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.presets import find_model
 from cdpsim.request.options import DEFAULTS, OPTIONS, TRAINING, read_value
@@ -120,10 +119,10 @@ def read_wanted(
     slots = {isinstance(one, str) and one in UNIT_MODELS for one in models}
     if len(slots) != 1:
         raise RequestError("model", "some are in slots, and some in seconds; give models of one kind")
-    in_slots, (memory, most) = slots == {True}, (limits["memory"], limits["max_memory"])
+    in_slots, memory = slots == {True}, limits["memory"]
     axes = _size_axes(options, count, slots=in_slots)
     if memory is not None:
-        memory = whole_number("memory", memory, at_least=0) if in_slots else _read_bytes("memory", memory)
+        memory = whole_number("memory", memory, at_least=0) if in_slots else bytes_allowed(memory, "memory")
     return Wanted(
         schedules=_listed_schedules(limits["schedules"]),
         devices=count,
@@ -135,7 +134,7 @@ def read_wanted(
         variants=tuple(_variants(models, cluster, options, axes["n"][0] if in_slots else None)),
         objective=choose("objective", limits["objective"], [*OBJECTIVES]),
         top=whole_number("top", limits["top"], at_least=1),
-        max_memory=free_bytes() if most is None else _read_bytes("max-memory", most),
+        max_memory=bytes_allowed(limits["max_memory"]),
         seconds=read_amount("seconds", limits["seconds"]),
         begun=begun,
     )
@@ -152,13 +151,6 @@ def read_amount(name: str, given: object) -> float | None:
     if not 0 <= amount < float("inf"):
         raise RequestError(name, f"{short_repr(given, 40)} is no number from 0 on; give for example 1.5")
     return amount
-
-
-def _read_bytes(name: str, given: Any) -> int:
-    try:
-        return size_bytes(given)
-    except RequestError as error:
-        raise RequestError(name, str(error)) from None
 
 
 def _number_of_devices(given: object, cluster: str | Path | Cluster) -> int:

@@ -309,6 +309,18 @@ class SweepJob:
         return DelayedSubmission(self, folder, part)
 
 
+def check_slurm() -> None:
+    """Refuse to submit jobs where that cannot be done."""
+    try:
+        import submitit  # noqa: F401
+    except ImportError:
+        problem = "is not installed, and submits the jobs; pip install 'cdpsim[slurm]', or give --part to your own jobs"
+        raise RequestError("submitit", problem) from None
+    for program in ("sbatch", "srun"):
+        if shutil.which(program) is None:
+            raise RequestError("slurm", f"there is no {program} here; run this where jobs are submitted, or use --part")
+
+
 def run_on_slurm(folder: Path, workers: int, parameters: Mapping[str, Any], *, detach: bool) -> None:
     """Submit the points of a sweep as a job array; wait for its end unless the parent is to leave.
 
@@ -316,14 +328,8 @@ def run_on_slurm(folder: Path, workers: int, parameters: Mapping[str, Any], *, d
     """
     from subprocess import CalledProcessError
 
-    try:
-        import submitit
-    except ImportError:
-        problem = "is not installed, and submits the jobs; pip install 'cdpsim[slurm]', or give --part to your own jobs"
-        raise RequestError("submitit", problem) from None
-    for program in ("sbatch", "srun"):
-        if shutil.which(program) is None:
-            raise RequestError("slurm", f"there is no {program} here; run this where jobs are submitted, or use --part")
+    import submitit
+
     parts = min(workers, load_study(folder).count, MOST_JOBS, largest_array())
     executor = submitit.SlurmExecutor(folder / "slurm")
     try:
@@ -350,8 +356,8 @@ def largest_array() -> int:
     return max(1, int(found[1]) if found else _USUAL_ARRAY)
 
 
-def run_on_dask(folder: Path, address: str, workers: int | None) -> None:
-    """Run a part of a sweep as a long task on each worker of a running Dask cluster; results go by the folder."""
+def dask_client(address: str) -> Any:
+    """Return a client of a running Dask cluster."""
     try:
         from distributed import Client
     except ImportError:
@@ -359,13 +365,17 @@ def run_on_dask(folder: Path, address: str, workers: int | None) -> None:
         raise RequestError("distributed", problem) from None
     where = address.removeprefix(DASK)
     try:
-        client = Client(where, timeout=10)
+        return Client(where, timeout=10)
     except (OSError, ValueError) as error:
         raise RequestError("on", f"no Dask scheduler answers at {where} ({error}); check its address") from None
+
+
+def run_on_dask(folder: Path, client: Any, workers: int | None) -> None:
+    """Run a part of a sweep as a long task on each worker of a Dask cluster; results go by the folder."""
     with client:
         parts = workers or len(client.scheduler_info(n_workers=-1)["workers"])
         if not parts:
-            raise RequestError("on", f"the Dask cluster at {where} has no workers; start some, or give --workers")
+            raise RequestError("on", "the Dask cluster has no workers; start some, or give --workers")
         settings: dict[str, Any] = {"pure": False, "retries": 10**6}
         every = [(k, parts) for k in range(1, parts + 1)]
         tasks = [client.submit(run_dask_part, str(folder.resolve()), part, **settings) for part in every]
