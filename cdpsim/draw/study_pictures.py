@@ -173,7 +173,7 @@ def bubble_over_memory(comparison: Comparison, look: Look = AS_DRAWN) -> Figure:
         entries.append(Line2D([], [], label=words, **style))
     axes.set(xlim=(0, (1 + _EDGE) * end), ylim=(-0.02, 1.12 * max(one.bubble for one in measured) or 1))
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
-    unit = "stages' worth" if comparison.slots else one_unit(axes.xaxis, "B", end)
+    unit = "stage-activations" if comparison.slots else one_unit(axes.xaxis, "B", end)
     axes.set(xlabel=f"memory of the fullest device, {unit}", ylabel="bubble: share of the time that is idle")
     notes = ["in brackets: devices; a line joins the best of those on equally many"] * counts_differ
     notes += ["hollow: more than a device has"] * (not all(one.fits for one in measured))

@@ -408,7 +408,7 @@ class Moment(NamedTuple):
     labels: dict[Place, list[str]]  # the tasks that compute them, such as 1F3
     states: frozenset[Place] | None  # where parameters are alive; None if not known
     activations: dict[Place, int]  # the number of micro-batches whose activations of that stage are held
-    stash: dict[int, float]  # activations of each device, in stages' worth or bytes
+    stash: dict[int, float]  # activations of each device, in stage-activations or bytes
     inside: list[tuple[Place, Place]]  # data that running tasks will pass on inside their device
     messages: list[tuple[Place, Place]]  # messages on their way from device to device
     collectives: list[StepCollective]
