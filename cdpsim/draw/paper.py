@@ -94,8 +94,7 @@ def paper(
         write_words(axes, 3, top - _TITLE / 2, heading, SMALL + 2, gid=TITLE)
         top -= _TITLE + sheet.height_below_first(heading, SMALL + 2)
     for timeline, words in zip(timelines, headings, strict=True):
-        own = {"gid": TITLE} if len(timelines) == 1 else {}
-        write_words(axes, 3, top - _TITLE / 2 - 1, words, SMALL + 1, **own)
+        write_words(axes, 3, top - _TITLE / 2 - 1, words, SMALL + 1, gid=TITLE if len(timelines) == 1 else None)
         top -= _TITLE + sheet.height_below_first(words, SMALL + 1) + timeline.stages * timeline.pitch
         _draw_timeline(axes, timeline, pace, end, top)
     _write_times(axes, span, pace, top)
