@@ -104,7 +104,8 @@ def _task_layers(panel: Panel, scale: float) -> Iterator[Marks]:
         old = panel.tasks["stale"][rows] > 0
         ends = right[rows][old]
         foot = ends - np.minimum(SLASH / scale, 0.5 * (ends - left[rows][old]))
-        style = {"colors": list(map(ink_on, shades[old].tolist())), "linewidths": _fineness(panel, scale)}
+        inks = [INK if shade[7:] else ink_on(shade) for shade in shades[old].tolist()]
+        style = {"colors": inks, "linewidths": _fineness(panel, scale)}
         slash = Marks(f"{gid}-stale", "line", (foot, ends), (bottom[old], top[old]), style, "reads an older version")
         slashes.append(slash._replace(sample=(0.3, 1, 1, -1), fill=INK))
     yield from (_ground("reads an older version"), *slashes)
