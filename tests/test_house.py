@@ -61,7 +61,7 @@ LINES = {
     "runs": 1825,
     "api": 190,
     "studies": 5170,
-    "draw": 4470,
+    "draw": 4485,
     "export": 900,
     "cli": 1790,
 }

@@ -96,6 +96,10 @@ class Look:
         """The size of ordinary letters that was asked for."""
         return _as_number(self.font_size) or (PLACES[self.place].font_size if self.place else None)
 
+    def enlargement(self, ordinary: float) -> float:
+        """Return the factor that gives ordinary letters of that size the size that was asked for."""
+        return (self.letters or ordinary) / ordinary
+
     @property
     def least_letters(self) -> float:
         """The least size of letters; 0 if the picture is for no particular place."""
@@ -185,8 +189,6 @@ def rendered(figure: "Figure", path: str | Path, look: Look = AS_DRAWN) -> bytes
     ending, out = check_form(path), BytesIO()
     with defaults(), mpl.rc_context({"svg.hashsalt": "cdpsim", "svg.fonttype": "none", "pdf.fonttype": 42}):
         if ending == ".pgf":
-            from cdpsim.draw.canvas import pgf_text
-
             return pgf_text(figure).encode()
         titles: list[Any] = figure.findobj(lambda artist: artist.get_gid() == TITLE)
         words = " ".join(text.get_text() for text in titles).replace("\n", " ").replace(r"\$", "$")

@@ -237,7 +237,7 @@ def memory_over_time(traces: Sequence[Trace], *, sums: bool = False, look: Look 
 def _memory_of_one(trace: Trace, title: str, scale: Scale, look: Look) -> Figure:
     total, each = total_memory(trace), memory_of_devices(trace)
     ends = ends_of_devices(each, scale.end)
-    figure, (axes,), panels = _page_of_one(title, each, "Held by {}", look)
+    figure, (axes,), panels = _page_of_one(title, each, "Held by {}", scale, look)
     _stack(axes, total, CATEGORY_COLOURS, scale, "held", PIXEL_COLUMNS)
     _memory_panel(axes, "Held by all devices together" if len(each) > 1 else "Held", scale, [total], [trace])
     _mark_peak(axes, total.peak(), scale.peak(total), "peak")
@@ -263,7 +263,7 @@ def _memory_panel(axes: Axes, heading: str, scale: Scale, totals: Sequence[Serie
     levels = paper_levels(of) if of else {}
     most = max(*(total.peak()[1] for total in totals), *levels.values(), 0)
     heading = heading if scale.in_slots else f"{heading}, {MEMORY_LEAVES_OUT}"
-    panel(axes, heading, scale, most, "stages' worth" if scale.in_slots else "memory")
+    panel(axes, heading, scale, most, "stage-activations" if scale.in_slots else "memory")
     for text, value in levels.items():
         level(axes, value, text, f"level-{value}")
 
@@ -298,7 +298,7 @@ def traffic_over_time(traces: Sequence[Trace], *, look: Look = AS_DRAWN) -> Figu
     if len(traces) == 1:
         each = traffic_by_sender(traces[0], scale) if len(totals[0].time) else {}
         heading = "Sent by {}" + _algorithm_note(traces[0])
-        figure, (axes, *below), panels = _page_of_one(title, each, heading, look, [_SUM_HEIGHT] * bool(each))
+        figure, (axes, *below), panels = _page_of_one(title, each, heading, scale, look, [_SUM_HEIGHT] * bool(each))
         _stack(axes, totals[0], CONTENT_COLOURS, scale, "sent", PIXEL_COLUMNS)
         _draw_devices(panels, each, scale, CONTENT_COLOURS, {})
         entries = _part_entries(CONTENT_COLOURS, totals[0])
@@ -371,7 +371,7 @@ def _traffic_panel(axes: Axes, traces: Sequence[Trace], totals: Sequence[Series]
     heading = "Sent by all devices together"
     if any((trace.messages["op"] != "p2p").any() for trace in traces):
         heading += "; a collective of k counts k − 1 copies, an all-reduce 2(k − 1)"
-    unit = "stages' worth at a moment" if scale.in_slots else "at a moment" if scale.at_once else "rate"
+    unit = "stage-activations at a moment" if scale.in_slots else "at a moment" if scale.at_once else "rate"
     panel(axes, heading, scale, max(total.peak()[1] for total in totals), unit)
     if not any(len(total.time) for total in totals):
         axes.text(0.5, 0.5, "nothing is sent", transform=axes.transAxes, ha="center", color=GREY, fontsize=9)
@@ -398,7 +398,7 @@ def sent_so_far(total: Series, scale: Scale) -> tuple[Times, np.ndarray]:
 def _draw_sums(axes: Axes, traces: Sequence[Trace], totals: Sequence[Series], scale: Scale, heading: str) -> None:
     """Draw the sum of bytes sent until each time, a line for each trace: level while nothing is sent."""
     lines = [sent_so_far(one, scale._replace(end=end_of_run(of))) for one, of in zip(totals, traces, strict=True)]
-    unit = "stages' worth" if scale.in_slots else "sent"
+    unit = "stage-activations" if scale.in_slots else "sent"
     panel(axes, heading, scale._replace(unit="B"), max(line[1][-1] for line in lines), unit)
     for k, (time, value) in enumerate(lines):
         look = _look_of_curve(k, len(lines)) if len(lines) > 1 else {"color": INK, "linewidth": 1.2}
@@ -407,7 +407,7 @@ def _draw_sums(axes: Axes, traces: Sequence[Trace], totals: Sequence[Series], sc
 
 
 def _page_of_one(
-    title: str, each: Mapping[int, Series], heading: str, look: Look, more: Sequence[float] = ()
+    title: str, each: Mapping[int, Series], heading: str, scale: Scale, look: Look, more: Sequence[float] = ()
 ) -> tuple[Figure, list[Axes], dict[int, Axes]]:
     """Return the figure of one trace, its axes (of the total, and of panels of `more` inches), and those of devices."""
     fullest = sorted(each, key=lambda device: -each[device].peak()[1])[:MOST_DEVICE_PANELS]
@@ -420,8 +420,11 @@ def _page_of_one(
     axes = list(above.subplots(len(heights), 1, squeeze=False, sharex=True, height_ratios=heights).flat)
     grid: list[Axes] = []
     for part in below:
-        whose = f"the {len(shown)} fullest of {len(each)} devices" if len(shown) < len(each) else "each device"
-        part.suptitle(heading.format(whose), x=0.012, ha="left", fontsize=9.5, color=INK, wrap=True)
+        words = heading.format("each device")
+        if others := [each[device].peak()[1] for device in each.keys() - set(shown)]:
+            peaks = " to ".join(dict.fromkeys(map(scale.amount, (min(others), max(others)))))
+            words = heading.format(f"the {len(shown)} fullest of {len(each)} devices") + f"; others' peaks: {peaks}"
+        part.suptitle(words, x=0.012, ha="left", fontsize=9.5, color=INK, wrap=True)
         grid = list(part.subplots(down, across, squeeze=False, sharex=True, sharey=True).flat)
     for unused in grid[len(shown) :]:
         unused.set_visible(False)
@@ -560,7 +563,7 @@ def traffic_line(trace: Trace, axes: Axes, **style: Any) -> None:
 def _name_axes(axes: Axes, trace: Trace, what: str) -> None:
     """Name both axes, with the unit of the largest number on each."""
     if trace.in_slots:
-        axes.set(xlabel="time, slots", ylabel=f"{what}, stages' worth")
+        axes.set(xlabel="time, slots", ylabel=f"{what}, stage-activations")
         return
     axes.set_xlabel(f"time, {one_unit(axes.xaxis, 's', axes.get_xlim()[1])}")
     axes.set_ylabel(f"{what}, {one_unit(axes.yaxis, 'B', axes.get_ylim()[1])}")

@@ -104,7 +104,8 @@ def _task_layers(panel: Panel, scale: float) -> Iterator[Marks]:
         old = panel.tasks["stale"][rows] > 0
         ends = right[rows][old]
         foot = ends - np.minimum(SLASH / scale, 0.5 * (ends - left[rows][old]))
-        style = {"colors": list(map(ink_on, shades[old].tolist())), "linewidths": _fineness(panel, scale)}
+        inks = [INK if shade[7:] else ink_on(shade) for shade in shades[old].tolist()]
+        style = {"colors": inks, "linewidths": _fineness(panel, scale)}
         slash = Marks(f"{gid}-stale", "line", (foot, ends), (bottom[old], top[old]), style, "reads an older version")
         slashes.append(slash._replace(sample=(0.3, 1, 1, -1), fill=INK))
     yield from (_ground("reads an older version"), *slashes)
@@ -334,13 +335,8 @@ def _clock_of(panels: Sequence[Panel], look: Look, axes: Axes | None) -> _Clock:
     if axes is not None:
         width = axes.get_position().width * figure_with(axes).get_figwidth()
     elif look.inches_wide:
-        width = max(1.0, look.inches_wide / _enlargement(look) - left - _RIGHT)
+        width = max(1.0, look.inches_wide / look.enlargement(LETTERS) - left - _RIGHT)
     return _Clock(span, width, left, panels[0].views.in_slots)
-
-
-def _enlargement(look: Look) -> float:
-    """Return by how much the finished picture is enlarged, so that its letters are as large as asked."""
-    return (look.letters or LETTERS) / LETTERS
 
 
 def _refuse_too_much(panels: Sequence[Panel], clock: _Clock) -> None:
@@ -361,12 +357,14 @@ def _new_figure(drawings: Sequence[_Drawing], clock: _Clock, look: Look) -> Figu
     traces, several = [panel.views.trace for panel, _ in drawings], len(drawings) > 1
     words, names = sheet.titles(traces) if several else (title(traces[0]), [""])
     words = words if look.title is None else label(look.title, 300)
-    factor, wide = _enlargement(look), clock.left + clock.width + _RIGHT
+    factor, wide = look.enlargement(LETTERS), clock.left + clock.width + _RIGHT
     least = max(6.0, look.least_letters / factor)
     fitted = [_fitted_names(panel, clock.scale, least) for panel, _ in drawings]
     key = sheet.key_rows(_gantt_key(drawings, fitted) if look.legend else [], (wide - 0.2) * 72, LETTERS)
     gap = _NAME_ROW if several else 0.02
-    fixed = _TITLE_ROW * bool(words) + _AXIS_ROW + len(key) * _KEY_ROW / 72 + 0.05 + len(drawings) * gap
+    words = sheet.wrapped(words, (wide - 0.45) * 72, LETTERS + 1.5)
+    heading = (_TITLE_ROW + sheet.height_below_first(words, LETTERS + 1.5) / 72) * bool(words)
+    fixed = heading + _AXIS_ROW + len(key) * _KEY_ROW / 72 + 0.05 + len(drawings) * gap
     rows = sum(panel.rows.height for panel, _ in drawings)
     room = look.high((fixed + rows) * factor) / factor - fixed
     if room < LEAST_ROW * rows:
@@ -376,8 +374,7 @@ def _new_figure(drawings: Sequence[_Drawing], clock: _Clock, look: Look) -> Figu
     high = fixed + rows * stretch
     figure, page = sheet.new_sheet(wide * 72, high * 72)
     page.set_zorder(-1)
-    top = high - _TITLE_ROW * bool(words)
-    words = sheet.fitted(words, (wide - 0.45) * 72, LETTERS + 1.5)
+    top = high - heading
     sheet.write_words(page, 6, (high - _TITLE_ROW + 0.12) * 72, words, LETTERS + 1.5, gid=TITLE)
     for number, ((panel, layers), name, inside) in enumerate(zip(drawings, names, fitted, strict=True)):
         top -= gap

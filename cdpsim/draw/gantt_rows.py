@@ -16,7 +16,7 @@ from cdpsim.trace.metrics.waiting import IdleReason
 LANE, LINK, GAP = 0.26, 0.16, 0.06  # inches: a lane of a device, one of a link, and the space between rows
 MOST_ROWS = 160
 FEW_LINKS, FEW_DEVICES = 4, 8  # links, and devices with streams, that are shown without being asked for
-PALEST, LATER = 0.6, 0.8  # shares of white: in the colour of a device's last stage, and of a later step
+PALEST, LATER = 0.6, "33"  # white in the colour of a device's last stage; the opacity of a later step, in hexadecimal
 _MARK = 0.8  # of a short task: the time of the mark of a message that takes none
 _OF_DEVICE = 1 + len(Stream)  # rows that a device may have: of its tasks, and of its streams
 
@@ -74,13 +74,13 @@ class Panel:
         self.top = self.rows.lane_top[self.task_lane[chosen]]
 
     def _colours(self, paleness: Floats) -> np.ndarray:
-        """Return the colour of each task: of its kind, paler for later stages of its device, or of its number."""
+        """Return the colour of each task, of its kind or number: paler for later stages, faint for later steps."""
         by_kind, shades = self.colouring == "kind", []
         number = self.number if self.colouring == "micro-batch" else self.tasks["stage"]
-        columns = (column.tolist() for column in (self.kind, number, PALEST * paleness * by_kind, LATER * self.later))
+        columns = (column.tolist() for column in (self.kind, number, PALEST * paleness * by_kind, self.later))
         for kind, k, pale, later in zip(*columns, strict=True):
             shade = INK if kind == Kind.U else tint(KIND_COLOURS[Kind(kind)], pale) if by_kind else colour(k)
-            shades.append(tint(shade, later))
+            shades.append(shade + LATER * later)
         return np.array(shades)
 
     @property

@@ -82,19 +82,20 @@ def paper(
     width = max(min(_COLUMN, _widest(look)), end + _RIGHT)
     key = sheet.key_rows(_key_entries(timelines) if look.legend else [], width - 2 * _RIGHT)
     height = sum(_TITLE + timeline.stages * timeline.pitch for timeline in timelines) + _AXIS + len(key) * _KEY_LINE + 5
-    height += _TITLE * bool(heading)
+    heading = sheet.wrapped(heading, width - 8, SMALL + 2)
+    height += (_TITLE + sheet.height_below_first(heading, SMALL + 2)) * bool(heading)
+    headings = [sheet.wrapped(timeline.title, width - 8, SMALL + 1) for timeline in timelines]
+    height += sum(sheet.height_below_first(words, SMALL + 1) for words in headings)
     if height > _HIGHEST:
         raise RequestError("timeline", f"has more stages than {_HIGHEST / 72:g} inches have room for; {_ANOTHER_WAY}")
     figure, axes = sheet.new_sheet(width, height)
     top = height
     if heading:
-        top -= _TITLE
-        write_words(axes, 3, top + _TITLE / 2, sheet.fitted(heading, width - 8, SMALL + 2), SMALL + 2, gid=TITLE)
-    for timeline in timelines:
-        top -= _TITLE
-        words, own = sheet.fitted(timeline.title, width - 8, SMALL + 1), {"gid": TITLE} if len(timelines) == 1 else {}
-        write_words(axes, 3, top + _TITLE / 2 - 1, words, SMALL + 1, **own)
-        top -= timeline.stages * timeline.pitch
+        write_words(axes, 3, top - _TITLE / 2, heading, SMALL + 2, gid=TITLE)
+        top -= _TITLE + sheet.height_below_first(heading, SMALL + 2)
+    for timeline, words in zip(timelines, headings, strict=True):
+        write_words(axes, 3, top - _TITLE / 2 - 1, words, SMALL + 1, gid=TITLE if len(timelines) == 1 else None)
+        top -= _TITLE + sheet.height_below_first(words, SMALL + 1) + timeline.stages * timeline.pitch
         _draw_timeline(axes, timeline, pace, end, top)
     _write_times(axes, span, pace, top)
     sheet.draw_key(axes, _RIGHT, top - _AXIS, key, _KEY_LINE)
@@ -131,7 +132,7 @@ def _widest(look: Look) -> float:
     """Return the points that a sheet may be wide before it is enlarged for its letters."""
     if look.inches_wide is None:
         return _WIDEST
-    return min(max(look.inches_wide * 72 / max((look.letters or SMALL) / SMALL, 1.0), _NARROWEST), _WIDEST)
+    return min(max(look.inches_wide * 72 / max(look.enlargement(SMALL), 1.0), _NARROWEST), _WIDEST)
 
 
 def _pace(slots: int, columns: int, widest: float) -> float:

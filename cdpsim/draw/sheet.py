@@ -80,9 +80,9 @@ def scale_sheet(figure: Figure, look: Look) -> Figure:
     if look.font_size is not None and look.inches_wide is not None:
         raise RequestError("font-size", "follows from the width in this picture; leave either out")
     wide, high = figure.get_size_inches()
-    factor = look.inches_wide / wide if look.inches_wide else (look.letters or SMALL) / SMALL
+    factor = look.inches_wide / wide if look.inches_wide else look.enlargement(SMALL)
     if look.place:
-        factor = min(factor, (look.letters or SMALL) / SMALL, look.high(high * factor) / high)
+        factor = min(factor, look.enlargement(SMALL), look.high(high * factor) / high)
     texts: Any = figure.findobj(Text)
     least = factor * min(text.get_fontsize() for text in texts if text.get_text())
     if least < look.least_letters - 0.05:
@@ -166,9 +166,14 @@ def _draw_path(axes: Axes, points: Sequence[SheetPoint], codes: Iterable[str], n
 
 
 def write_words(axes: Axes, x: float, y: float, words: str, size: float = SMALL, **style: Any) -> None:
-    """Write words, by default with their left end on a point and their middle at its height."""
+    """Write words, by default with their left end on a point and the middle of their first line at its height."""
     look: dict[str, Any] = {"fontsize": size, "color": INK, "ha": "left", "va": "center_baseline"} | style
-    axes.text(x, y, words, **look)
+    axes.text(x, y - height_below_first(words, size) / 2, words, **look)
+
+
+def height_below_first(words: str, size: float) -> float:
+    """Return the height of the lines of a text below its first one, in points."""
+    return 1.35 * size * words.count("\n")
 
 
 def width_of(words: str, size: float = SMALL) -> float:
@@ -176,22 +181,17 @@ def width_of(words: str, size: float = SMALL) -> float:
     return float(text_to_path.get_text_width_height_descent(words, FontProperties(size=size), ismath=False)[0])
 
 
-def fitted(words: str, width: float, size: float = SMALL) -> str:
-    """Return words that `canvas.label` made, cut where they would be wider than `width`."""
-    if width_of(words, size) <= width:
-        return words
-    while words and width_of(words + "…", size) > width:
-        words = words[:-1].rstrip("\\")
-    return words + "…"
-
-
-def lines_of(text: str, width: float, size: float = SMALL) -> list[str]:
-    """Return a text in lines that are at most so wide, in points."""
-    lines = [""]
-    for word in (fitted(word, width, size) for word in text.split()):
-        longer = f"{lines[-1]} {word}".lstrip()
-        lines = [*lines, word] if lines[-1] and width_of(longer, size) > width else [*lines[:-1], longer]
-    return lines
+def wrapped(text: str, width: float, size: float = SMALL) -> str:
+    """Return a text that `canvas.label` made in lines that are at most so wide; longer words are cut."""
+    lines, width = [""], 0.97 * width  # letters differ by their places
+    for word in text.split():
+        cut = word
+        while cut and width_of(cut + "…" * (cut != word), size) > width:
+            cut = cut[:-1].rstrip("\\")
+        cut += "…" * (cut != word)
+        longer = f"{lines[-1]} {cut}".lstrip()
+        lines = [*lines, cut] if lines[-1] and width_of(longer, size) > width else [*lines[:-1], longer]
+    return "\n".join(lines)
 
 
 def key_rows(entries: Iterable[KeyEntry], width: float, size: float = SMALL) -> list[list[tuple[float, KeyEntry]]]:
@@ -226,7 +226,7 @@ def draw_key(
 
 def new_page(title: str, height: float, look: Look, width: float = PAGE_WIDTH) -> Figure:
     """Return a figure whose panels matplotlib lays out, with its title and of that size if none other is asked for."""
-    wide, factor = look.inches_wide or width, (look.letters or ORDINARY) / ORDINARY
+    wide, factor = look.inches_wide or width, look.enlargement(ORDINARY)
     high = look.high(height * (wide / width * max(1.0, factor)) ** 0.5)
     figure = Figure(figsize=(wide, high), layout="constrained")
     words = title if look.title is None else label(look.title, 300)
@@ -252,7 +252,7 @@ def finish(
     title: str = "",
 ) -> Figure:
     """Return a page that is drawn with letters as large as asked for, and the keys of its parts below their panels."""
-    factor = (look.letters or ORDINARY) / ORDINARY
+    factor = look.enlargement(ORDINARY)
     texts: Any = figure.findobj(Text) if factor != 1 else []
     for text in texts:
         text.set_fontsize(max(text.get_fontsize() * factor, look.least_letters))
@@ -275,9 +275,9 @@ def finish(
 def _add_key(part: Any, handles: Sequence[Artist], columns: int, title: str, size: float) -> float:
     """Add a key below the panels of a part, in `columns` or fewer where these have no room; return its height."""
     dpi = part.figure.dpi
-    points = 0.97 * part.bbox.width * 72 / dpi - size  # some are around it, and letters differ by their places
-    words = ["\n".join(lines_of(str(handle.get_label()), points - 2.8 * size, size)) for handle in handles]
-    title = "\n".join(line for text in title.splitlines() for line in lines_of(text, points, size))
+    points = 0.97 * part.bbox.width * 72 / dpi - size  # some are around it
+    words = [wrapped(str(handle.get_label()), points - 2.8 * size, size) for handle in handles]
+    title = "\n".join(wrapped(text, points, size) for text in title.splitlines())
     look: dict[str, Any] = {"frameon": False, "borderpad": 0, "fontsize": size, "title_fontsize": size}
     place: dict[str, Any] = {"loc": "outside lower left", "alignment": "left"}
     for number in range(max(1, min(columns, len(words))), 0, -1):

@@ -54,6 +54,8 @@ _ARROWS = {
 }
 _MOST_COLOURS = 8
 _MOST_LABELS = 2  # of a disk
+_LABEL = 6.0  # the height of one
+_BEFORE_ARROWS: dict[str, Any] = {"zorder": 0.9, "bbox": {"facecolor": DEVICE_FILL, "edgecolor": "none", "pad": 0.3}}
 
 
 class Arrangement(NamedTuple):
@@ -134,6 +136,15 @@ class Board(NamedTuple):
             return 0.0
         return self.form.disk + self.moment.activations.get(place, 0) * self.form.ring
 
+    def task(self, place: Place) -> str:
+        """Return the words above a disk."""
+        return " ".join(self.moment.labels.get(place, ())[:_MOST_LABELS]) if self.form.first == 0 else ""
+
+    def clearance(self, place: Place, other: Place) -> float:
+        """Return the room between the middle of a place and the end of an arrow that leads to another one."""
+        above = self.at(other)[1] > self.at(place)[1]
+        return self.radius(place) + (_LABEL if above and self.task(place) else 0.0)
+
 
 def snapshot(trace: Trace, slot: float | str, *, look: Look = AS_DRAWN, axes: Axes | None = None) -> Figure:
     """Draw the devices at one slot, or at one moment in seconds: what they compute, hold and send.
@@ -145,7 +156,8 @@ def snapshot(trace: Trace, slot: float | str, *, look: Look = AS_DRAWN, axes: Ax
     moment = moment_at(views, now)
     arrangement = _arranged(moment)
     stacked = len(set(arrangement.column.values())) < len(arrangement.column)
-    form = Form(46.0, 54.0 if stacked else 36.0, 9.5, _ring([moment]), first=0, strip=9.0)
+    rise = 54.0 if stacked else 46.0 if moment.inside else 36.0
+    form = Form(46.0, rise, 9.5, _ring([moment]), first=0, strip=9.0)
     stashes = {device: moment.stash.get(device, 0) for device in moment.stages}
     feet = {d: f"{d}: {stash if trace.in_slots else amount_text(stash, 'B')}" for d, stash in stashes.items()}
     when = f", time step {now}" if trace.in_slots else f", {amount_text(now, 's')}"
@@ -158,7 +170,7 @@ def snapshot(trace: Trace, slot: float | str, *, look: Look = AS_DRAWN, axes: Ax
         write = partial(write_words, words=example, size=6, ha="center", color=GREY)
         entries.append(KeyEntry(write, 3.6 * len(example), meaning))
     groups = [("", [Board("", moment, arrangement, form, feet)])]
-    return _draw_groups(groups, [""], form, entries, (own, when), look, axes)
+    return _draw_groups(groups, [""], form, entries, (own + when).removeprefix(", "), look, axes)
 
 
 def figure_2(n: int = 3, slot: int | None = None, *, look: Look = AS_DRAWN) -> Figure:
@@ -184,7 +196,7 @@ def figure_2(n: int = 3, slot: int | None = None, *, look: Look = AS_DRAWN) -> F
         list(zip(letters, parts, strict=True)),
         _moment_entries(list(moments.values()), form, in_slots=True),
     )
-    return _draw_groups(groups, ["with CDP", "without CDP"], form, entries, (label(look.title or "", 300), ""), look)
+    return _draw_groups(groups, ["with CDP", "without CDP"], form, entries, label(look.title or "", 300), look)
 
 
 def _draw_groups(
@@ -192,11 +204,11 @@ def _draw_groups(
     rows: Sequence[str],
     form: Form,
     entries: Sequence[KeyEntry],
-    heading: tuple[str, str],
+    heading: str,
     look: Look,
     axes: Axes | None = None,
 ) -> Figure:
-    """Draw groups side by side, in rows from below, and the key; the second part of the heading is never cut."""
+    """Draw groups side by side, in rows from below, and the key."""
     parts = [part for _, each in groups for part in each if part]
     columns = [max(part.arrangement.columns for part in each if part) for _, each in groups]
     widths = [max(sheet.width_of(name), k * form.pitch) for (name, _), k in zip(groups, columns, strict=True)]
@@ -209,11 +221,10 @@ def _draw_groups(
     bottom = len(key) * _KEY_PITCH + 2 * _MARGIN
     feet = [bottom + k * (high + _GROUP_GAP) for k in range(len(rows))]
     height = feet[-1] + high + _HEAD * any(name for name, _ in groups) + _MARGIN
-    size = width, height + _HEAD * any(heading)
+    heading = sheet.wrapped(heading, width - 2 * _MARGIN, SMALL + 2)
+    size = width, height + _HEAD * bool(heading) + sheet.height_below_first(heading, SMALL + 2)
     figure, page = sheet.new_sheet(*size) if axes is None else sheet.sheet_in(axes, *size)
-    words = sheet.fitted(heading[0], width - 2 * _MARGIN - sheet.width_of(heading[1], SMALL + 2), SMALL + 2)
-    words = (words + heading[1]).removeprefix(", ")
-    write_words(page, _MARGIN, height + _HEAD / 2 - 1, words, SMALL + 2, gid=TITLE)
+    write_words(page, _MARGIN, size[1] - _HEAD / 2 - 1, heading, SMALL + 2, gid=TITLE)
     by_stage = all(part.arrangement.by_stage for part in parts)
     for words, foot in zip(rows, feet, strict=True):
         write_words(page, _MARGIN + 3, foot + high / 2, words, SMALL + 1, ha="center", va="center", rotation=90)
@@ -280,9 +291,8 @@ def _draw_device(board: Board, device: int, foot: str) -> None:
     style: dict[str, Any] = {"facecolor": DEVICE_FILL, "edgecolor": GREY, "linewidth": 0.6, "zorder": 0.5}
     box = FancyBboxPatch(corner, 2 * half, upper - lower, boxstyle="round,pad=0,rounding_size=3", **style)
     put_patch(board.axes, box, f"{board.prefix}device-d{device}")
-    if foot:  # at the left, so that arrows to a device below pass by; in front of the others
-        backing = {"facecolor": DEVICE_FILL, "edgecolor": "none", "pad": 0.3}
-        write_words(board.axes, corner[0] + 2.5, lower + strip / 2 + 1, foot, 6, color=GREY, zorder=5, bbox=backing)
+    if foot:  # at the left, so that arrows to a device below pass by
+        write_words(board.axes, corner[0] + 2.5, lower + strip / 2 + 1, foot, 6, color=GREY, **_BEFORE_ARROWS)
 
 
 def _draw_place(board: Board, place: Place) -> None:
@@ -306,11 +316,11 @@ def _draw_place(board: Board, place: Place) -> None:
         part = Wedge((x, y), radius, 90 - (k + 1) * share, 90 - k * share, facecolor=fill, edgecolor="none")
         put_patch(board.axes, part, f"{name.format('disk')}-i{i}")
     _write_numbers(board, x, y, running)
-    if board.form.first == 0 and (words := " ".join(moment.labels.get(place, ())[:_MOST_LABELS])):
-        write_words(board.axes, x, y + board.radius(place) + 3.2, words, 6, ha="center", color=INK, zorder=4)
+    if words := board.task(place):
+        write_words(board.axes, x, y + board.radius(place) + 3.2, words, 6, ha="center", **_BEFORE_ARROWS)
     if not board.arrangement.by_stage:
         words = str(place[1] + board.form.first)
-        write_words(board.axes, x - 0.4 * board.form.pitch, y - radius - 1, words, 6, color=GREY)
+        write_words(board.axes, x - 0.4 * board.form.pitch, y - radius - 1, words, 6, color=GREY, **_BEFORE_ARROWS)
 
 
 def _write_numbers(board: Board, x: float, y: float, running: list[int]) -> None:
@@ -351,7 +361,7 @@ def _draw_arrow(board: Board, kind: str, a: Place, b: Place) -> None:
     straight = min(columns, rows) in (0, far)
     bend = 1 / far if straight and far > 1.5 else 0.0 if "collective" in kind else 0.15
     name = f"{board.prefix}{kind}-d{a[0]}-j{a[1]}-d{b[0]}-j{b[1]}"
-    _arrow(board.axes, kind, start, end, (board.radius(a), board.radius(b)), bend, name)
+    _arrow(board.axes, kind, start, end, (board.clearance(a, b), board.clearance(b, a)), bend, name)
 
 
 def _arrow(

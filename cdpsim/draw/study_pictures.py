@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, PercentFor
 
 from cdpsim.draw.canvas import AS_DRAWN, GREY, INK, Look, label, one_unit, plain
 from cdpsim.draw.palette import COLOURS, colour
-from cdpsim.draw.sheet import MARKERS, ORDINARY, distinct, finish, lines_of, new_page
+from cdpsim.draw.sheet import MARKERS, ORDINARY, distinct, finish, new_page, wrapped
 from cdpsim.errors import RequestError
 from cdpsim.files.units import short_text
 from cdpsim.studies.breakeven import BreakEven, StepCurve
@@ -34,13 +34,13 @@ def comparison_bars(comparison: Comparison, look: Look = AS_DRAWN) -> Figure:
     measured, slots = comparison.measured, comparison.slots
     measures = _measures(measured, slots=slots)
     wide = look.inches_wide or _NAMES + 1.6 * len(measures)
-    room = wide / ((look.letters or ORDINARY) / ORDINARY) - _NAMES  # inches, in letters of an ordinary size
+    room = wide / look.enlargement(ORDINARY) - _NAMES  # inches, in letters of an ordinary size
     across = min(len(measures), max(1, int(room / _PANEL)))
     down = -(-len(measures) // across)
     figure = new_page(heading_of(comparison), 0.4 + down * (0.28 * len(measured) + 0.5), look, wide)
     panels = figure.subplots(down, across, sharey=True, squeeze=False)
     for axes, (column, heading, unit) in zip(panels.flat, measures, strict=False):
-        plain(axes, "\n".join(lines_of(heading, 72 * room / across, 9)), size=9)
+        plain(axes, wrapped(heading, 72 * room / across, 9), size=9)
         _draw_column(axes, measured, column, "" if slots and unit != "%" else unit)
     for axes in panels.flat[len(measures) :]:
         axes.axis("off")
@@ -173,7 +173,7 @@ def bubble_over_memory(comparison: Comparison, look: Look = AS_DRAWN) -> Figure:
         entries.append(Line2D([], [], label=words, **style))
     axes.set(xlim=(0, (1 + _EDGE) * end), ylim=(-0.02, 1.12 * max(one.bubble for one in measured) or 1))
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
-    unit = "stages' worth" if comparison.slots else one_unit(axes.xaxis, "B", end)
+    unit = "stage-activations" if comparison.slots else one_unit(axes.xaxis, "B", end)
     axes.set(xlabel=f"memory of the fullest device, {unit}", ylabel="bubble: share of the time that is idle")
     notes = ["in brackets: devices; a line joins the best of those on equally many"] * counts_differ
     notes += ["hollow: more than a device has"] * (not all(one.fits for one in measured))
@@ -250,7 +250,6 @@ def _mark_of(number: int, *, hollow: bool = False) -> dict[str, Any]:
 
 _HEIGHT, _WIDTH = 3.6, 6.4  # inches, of a panel
 _LEAST_OF_TWO = 8.0  # inches: less has no room for two panels side by side
-_MARKERS = "osD^vPXp"
 _OWN: dict[str, Any] = {"color": GREY, "linewidth": 1, "linestyle": (0, (4, 3))}
 _NAME: dict[str, Any] = {"textcoords": "offset points", "color": GREY, "fontsize": 8}
 
@@ -284,7 +283,7 @@ def break_even_curves(
 
 
 def _style(number: int) -> dict[str, Any]:
-    return {"color": colour(number), "marker": _MARKERS[number], "linewidth": 1.6, "markersize": 5}
+    return {"color": colour(number), "marker": MARKERS[number], "linewidth": 1.6, "markersize": 5}
 
 
 def _over_bandwidth(
@@ -300,7 +299,7 @@ def _over_bandwidth(
         if one.factor:
             level = share / (1 + share)  # of a step that is longer by that share
             look: dict[str, Any] = {"color": colour(k), "markersize": 6, "markeredgecolor": "white", "zorder": 3}
-            axes.plot([one.factor * scale], [level], _MARKERS[k], **look, clip_on=False, gid=f"break-even-{k}")
+            axes.plot([one.factor * scale], [level], MARKERS[k], **look, clip_on=False, gid=f"break-even-{k}")
     axes.set(xscale="log", xlim=(bandwidths[0], bandwidths[-1]), ylabel="exposed")
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     axes.axvline(scale, gid="own", **_OWN)

@@ -177,7 +177,7 @@ def _strips(axes: Axes, heading: str, spans: Spans, labels: Sequence[str], scale
     largest = _largest(spans)
     for count in range(1, largest + 1):
         row, left, right = (column[spans.versions == count] for column in spans[:3])
-        half, fill = 0.42 * count / max(2, largest), shade(count, largest)
+        half, fill = 0.16 + 0.26 * count / max(2, largest), shade(count, largest)
         corners = [(left, row - half), (left, row + half), (right, row + half), (right, row - half)]
         boxes = list(np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1))
         edge = "white" if len(spans.row) <= _EDGED_SPANS else fill  # a white edge would cover narrow spans
@@ -191,7 +191,7 @@ def _strips(axes: Axes, heading: str, spans: Spans, labels: Sequence[str], scale
 
 def shade(count: int, largest: int) -> str:
     """Return the colour of a number of versions: the more, the darker."""
-    return tint(COLOURS[6], 0.82 * (1 - (count - 1) / max(3, largest - 1)))
+    return tint(COLOURS[6], 0.7 * (1 - (count - 1) / max(3, largest - 1)))
 
 
 def _draw_ages(axes: Axes, run: Run, scale: Scale) -> None:

@@ -339,9 +339,12 @@ def colour_meanings(numbers: Iterable[int], noun: str, first: int = 0) -> list[t
 
 def held_in_steady_state(trace: Trace) -> int | None:
     """Return the peak of the steady state, if it is not that of the trace's own steps; else None."""
-    rows = trace.summary().get("steady_peak_memory")
-    totals = [row.get("total") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return max((total for total in totals if isinstance(total, int)), default=None)
+    peaks = []
+    for rows in map(trace.summary().get, ("peak_memory", "steady_peak_memory")):
+        totals = [row.get("total") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        peaks.append(max((total for total in totals if isinstance(total, int)), default=None))
+    own, later = peaks
+    return None if later == own else later
 
 
 def lanes(key: Ints, start: Times, end: Times, owner: Ints | None = None) -> Ints:
@@ -408,7 +411,7 @@ class Moment(NamedTuple):
     labels: dict[Place, list[str]]  # the tasks that compute them, such as 1F3
     states: frozenset[Place] | None  # where parameters are alive; None if not known
     activations: dict[Place, int]  # the number of micro-batches whose activations of that stage are held
-    stash: dict[int, float]  # activations of each device, in stages' worth or bytes
+    stash: dict[int, float]  # activations of each device, in stage-activations or bytes
     inside: list[tuple[Place, Place]]  # data that running tasks will pass on inside their device
     messages: list[tuple[Place, Place]]  # messages on their way from device to device
     collectives: list[StepCollective]

@@ -146,7 +146,7 @@ def _microseconds(nanoseconds: Ints) -> np.ndarray:
 
 def _counter_events(views: Views) -> Iterator[list[Any]]:
     """Return the changes of memory; of several of one device and category at one time, the last."""
-    columns, unit = views.memory, "stages' worth" if views.in_slots else "bytes"
+    columns, unit = views.memory, "stage-activations" if views.in_slots else "bytes"
     time = nanoseconds(views, columns["time"])
     first = group_starts(columns["device"], views.category, time)
     rows = np.append(first[1:], len(time))[: len(time)] - 1  # the last ones; of no changes none

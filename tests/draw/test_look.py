@@ -26,7 +26,7 @@ from tests.conftest import Command
 from tests.helpers.colours import SIGHTS, seen
 from tests.helpers.command_line import refuse
 from tests.helpers.every_row import every_row
-from tests.helpers.figures import BOX, marked, model, words
+from tests.helpers.figures import BOX, marked, model, one, words
 
 PICTURES: dict[str, Callable[[Look], Figure]] = {
     "memory": lambda look: memory_over_time([simulate("multi-cdp", 2)], look=look),
@@ -90,6 +90,24 @@ def test_no_word_is_cut_at_the_edge(what: str, names: list[str], place: str | No
         box = Text.get_window_extent(text)
         assert box.x0 >= -1 and box.x1 <= figure.bbox.width + 1, text.get_text()
         assert box.y0 >= -1 and box.y1 <= figure.bbox.height + 1, text.get_text()
+
+
+@pytest.mark.parametrize("what", ["timeline", "snapshot"])
+@pytest.mark.parametrize("name", ["multi-cdp", "1f1b"])
+def test_a_long_title_goes_on_in_further_lines(what: str, name: str) -> None:
+    """As it does in the pictures that matplotlib lays out; nothing below it moves into it."""
+    said = " ".join(f"word{number}" for number in range(40))
+    short, long = (plot(what, simulate(name, 3), title=title) for title in ("short", said))
+    tops = []
+    for figure, expected in ((short, "short"), (long, said)):
+        FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]
+        title, others = one(figure, canvas.TITLE), [*marked(figure, "device-d0"), *marked(figure, "F-t0-i0-j2")]
+        assert title.get_text().replace("\n", " ").startswith(expected)
+        box = title.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height
+        tops.append([figure.bbox.height - other.get_window_extent().y1 for other in others])
+        assert others and box.y0 >= max(other.get_window_extent().y1 for other in others)
+    assert max(np.subtract(tops[1], tops[0])) > 2 * 8 / 72 * long.dpi
 
 
 @every_picture

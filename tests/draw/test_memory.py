@@ -179,7 +179,13 @@ def test_of_many_devices_the_fullest_are_shown() -> None:
     shown = {device for device in peaks if marked(figure, f"peak-{device}")}
     assert len(shown) == 12
     assert min(peaks[device] for device in shown) >= max(peaks[device] for device in peaks.keys() - shown)
-    assert "Held by the 12 fullest of 15 devices" in words(figure)
+    assert any(line.startswith("Held by the 12 fullest of 15 devices; others' peaks: ") for line in words(figure))
+
+
+def test_the_others_of_many_devices_have_their_peaks_named() -> None:
+    """Device d of 1F1B holds the activations of n - d micro-batches, its parameters and their gradients."""
+    figure = memory_over_time([simulate("1f1b", 16, steps=1)])
+    assert f"Held by the 12 fullest of 16 devices; others' peaks: {16 - 15 + 2} to {16 - 12 + 2}" in words(figure)
 
 
 @pytest.mark.parametrize(("real", "forms"), [(False, ("a.svg",)), (True, ("a.pdf", "a.png"))])

@@ -26,6 +26,15 @@ def test_a_figure_is_of_its_own(what: str) -> None:
     assert dict(plt.rcParams) == before
 
 
+@pytest.mark.parametrize("what", ["memory", "traffic"])
+def test_sizes_in_slots_have_the_unit_of_the_tables(what: str) -> None:
+    """`simulate` prints stage-activations; so do pictures of one run and of several, and those in other figures."""
+    own = Figure().subplots()
+    for figure in (RUN.plot(what), cdpsim.plot(what, [RUN, RUN]), RUN.plot(what, ax=own)):
+        labels = [axes.get_ylabel() for axes in figure.axes if axes.get_ylabel()]
+        assert labels and all("stage-activations" in each for each in labels)
+
+
 @every_picture
 def test_into_axes_nothing_else_of_their_figure_changes(what: str) -> None:
     figure = Figure(figsize=(8, 3))

@@ -1,21 +1,28 @@
 """Devices at one moment, and the paper's Fig. 2: counted apart from the package, and read back from the SVG."""
 
+import re
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.patches import FancyArrowPatch
+from matplotlib.text import Text
 from numpy.typing import NDArray
 
 from cdpsim import SCHEDULES as ALL
 from cdpsim import Cluster, Model, Stage, simulate
 from cdpsim.cluster import Link
 from cdpsim.draw import canvas, palette
-from cdpsim.draw.snapshot import arrange, figure_2, snapshot
+from cdpsim.draw.canvas import INK
+from cdpsim.draw.snapshot import DEVICE_FILL, arrange, figure_2, snapshot
 from cdpsim.draw.views import Moment, Views, busiest_moment, moment_at, stages_served
 from cdpsim.errors import RequestError
 from cdpsim.trace import TABLES, Trace, load
+from tests.helpers.figures import marked
 from tests.helpers.made_traces import empty
 from tests.helpers.reference_slot_model import CYCLIC, SCHEDULES, Reference, Task
 from tests.helpers.strategies import fitting
@@ -287,6 +294,23 @@ def test_arrows_are_thin_inside_devices_and_thick_between_them() -> None:
     assert {shape.style.partition("stroke-width: ")[2][:3] for shape in between} == {"1.6"}
 
 
+@pytest.mark.parametrize(("name", "n", "slot"), [("single-cdp", 4, 9), ("mp-cdp", 4, 12), ("multi-cdp", 4, 12)])
+def test_no_arrow_ends_on_a_task_s_name_nor_passes_in_front_of_one(name: str, n: int, slot: int) -> None:
+    figure = snapshot(simulate(name, n), slot)
+    FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]
+    texts: Any = figure.findobj(Text)
+    names = [text for text in texts if re.fullmatch(r"\d[FB]\d", text.get_text()) and text.get_color() == INK]
+    arrows: Any = [arrow for arrow in figure.findobj(FancyArrowPatch) if arrow.get_gid()]
+    assert names and arrows
+    for text in names:
+        box, ground = Text.get_window_extent(text), text.get_bbox_patch()
+        assert to_hex(ground.get_facecolor()) == DEVICE_FILL
+        for arrow in arrows:
+            assert text.get_zorder() > arrow.get_zorder()
+            ends = arrow.get_path().vertices[[0, 2]]
+            assert not any(box.contains(*arrow.get_transform().transform(end)) for end in ends), text.get_text()
+
+
 @pytest.mark.parametrize("name", ["multi-cdp", "mp-cdp", "multi-dp", "pp-cdp"])
 def test_with_real_costs_the_moment_is_a_time(name: str) -> None:
     trace = simulate(name, model=TOY, cluster=BOX)
@@ -300,9 +324,7 @@ def test_with_real_costs_the_moment_is_a_time(name: str) -> None:
     assert len(moment.messages) <= flying.sum() and bool(moment.messages) == flying.any()
     picture = drawn(snapshot(trace, now))
     check_drawn(picture, moment)
-    assert any(words.endswith(" ms") for words in picture.said()) and any(
-        words.endswith(" GB") for words in picture.said()
-    )
+    assert " ".join(picture.said()).count(" ms") == 1 and any(words.endswith(" GB") for words in picture.said())
     assert drawn(snapshot(trace, f"{now * 1000:.12f} ms")) == picture
 
 
@@ -455,8 +477,9 @@ def test_a_trace_without_tasks_is_refused() -> None:
 def test_hostile_names_come_out_escaped_and_short() -> None:
     hostile = "</script><b>\n\x07'\"& $x^$ " + "long" * 2500
     figure = snapshot(handmade(request={"schedule": hostile, "n": hostile, "cluster": {"name": hostile}}), 2)
-    title = next(words for words in drawn(figure).said() if "</script>" in words)
-    assert title.endswith("…, time step 2") and len(title) < 100 and title.isprintable()
+    title = marked(figure, canvas.TITLE)[0].get_text()
+    assert title.replace("\n", " ").endswith("…, time step 2") and all(map(str.isprintable, drawn(figure).said()))
+    assert "</script>" in title and max(map(len, title.splitlines())) < 100 and len(title) < 400
     assert b"<script" not in canvas.rendered(figure, "picture.svg")
     assert canvas.rendered(figure, "picture.pdf") and canvas.rendered(figure, "picture.png")
 

@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
-from cdpsim import SCHEDULES, Model, Run, Stage, Trace, load, simulate
+from cdpsim import SCHEDULES, Cluster, Model, Run, Stage, Trace, load, simulate
+from cdpsim.cluster import Link
 from tests.helpers.hostile_names import HOSTILE_NAME
 from tests.helpers.made_traces import empty
 from tests.helpers.strategies import fitting
@@ -71,6 +72,16 @@ def test_a_run_that_does_not_reach_steady_state_says_so() -> None:
     few, many = (simulate("pipedream", 8, steps=steps)._repr_html_() for steps in (5, 40))
     assert "on device 0; in steady state 17 stage-activations<" in few
     assert "17 stage-activations on device 0<" in many and "in steady state" not in many
+
+
+def test_a_steady_state_that_holds_no_more_is_not_told_apart() -> None:
+    """Of CDP in seconds: device 3 has another peak of gradients there, and in all as much."""
+    stage = Stage(forward=0.008, backward=0.016, activation=15 * 10**8, boundary=16 * 10**6, parameters=4 * 10**8)
+    run = simulate(
+        "multi-cdp", model=Model(stages=(stage,) * 4), cluster=Cluster(link=Link(latency=5e-6, bandwidth=100e9))
+    )
+    own, later = (max(row["total"] for row in run.summary()[f"{when}peak_memory"]) for when in ("", "steady_"))
+    assert own == later and "<td>8.8 GB on device 1</td>" in run._repr_html_()
 
 
 def test_a_trace_without_rows_has_no_timeline() -> None:

@@ -72,7 +72,7 @@ def test_the_norm_of_gradients_is_told_from_states() -> None:
 @pytest.mark.parametrize("n", [2, 5])
 @pytest.mark.parametrize(
     ("name", "gradient", "parameters", "boundary"),
-    [  # table 1 in stages' worth of all micro-batches: a unit of ΨP is N stages, and there are N micro-batches
+    [  # table 1 in stage-activations of all micro-batches: a unit of ΨP is N stages, and there are N micro-batches
         ("multi-cdp", 1, 1, 0),
         ("mp-dp", 2, 0, 1),  # an all-reduce brings gradients there, and what is made of them back
         ("multi-dp", 2, 0, 0),

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from cdpsim import Model, RequestError, Stage, simulate
 from cdpsim.draw.canvas import rendered
-from cdpsim.draw.palette import luminance
+from cdpsim.draw.palette import NIGHT, luminance
 from cdpsim.draw.version_strips import (
     mean_age,
     shade,
@@ -150,6 +151,23 @@ def test_more_versions_are_darker(largest: int) -> None:
     light = [luminance(shade(count, largest)) for count in range(1, largest + 1)]
     assert light == sorted(light, reverse=True)
     assert len(set(light)) == largest
+
+
+@pytest.mark.parametrize("largest", [1, 2, 5, 8])
+def test_one_version_can_be_seen_on_white_and_on_black(largest: int) -> None:
+    """WCAG's contrast to white, where 1.5 was too little, and to black: between them, as both grounds are used."""
+    light = luminance(shade(1, largest))
+    assert 1.05 / (light + 0.05) > 1.7
+    assert (light + 0.05) / (luminance(NIGHT) + 0.05) > 4.5
+
+
+def test_a_strip_has_room_for_its_number() -> None:
+    """Of 6 points, whose digits are 0.73 times as high."""
+    figure = versions_over_time([simulate("pipedream", 8)])
+    FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]
+    (axes, _), strip = figure.axes, one(figure, "versions-1").get_paths()[0].get_extents()
+    high = np.abs(np.diff(axes.transData.transform([(0, strip.y0), (0, strip.y1)])[:, 1]))[0]
+    assert high * 72 / figure.dpi >= 0.73 * 6
 
 
 @pytest.mark.parametrize("name", ["multi-cdp", "mp-cdp", "zero-dp"])

@@ -132,7 +132,7 @@ def expected_arrows(trace: Trace) -> set[tuple[int, int]]:
 
 def expected_counters(trace: Trace) -> dict[tuple[str, str], dict[int, int]]:
     """For each device and category what it holds from each time on; of two changes at one time the last."""
-    unit = "stages' worth" if trace.in_slots else "bytes"
+    unit = "stage-activations" if trace.in_slots else "bytes"
     result: dict[tuple[str, str], dict[int, int]] = {}
     for row in rows(trace.memory):
         curve = result.setdefault((f"device {row['device']}", f"{row['category']} {unit}"), {})
@@ -387,7 +387,7 @@ def test_the_check_finds_what_is_wrong(processor: TraceProcessor) -> None:
         lambda events: events.remove(first(events, "s")),
         lambda events: events.remove(first(events, "f")),
         lambda events: events.remove(first(events, "C")),
-        lambda events: first(events, "C")["args"].update({"stages' worth": 5}),
+        lambda events: first(events, "C")["args"].update({"stage-activations": 5}),
     ]
     check(trace, processor, json.dumps(content, ensure_ascii=False).encode())
     for change in faults:

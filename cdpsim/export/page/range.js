@@ -61,7 +61,7 @@ function sumsTable(from, to) {
   const reasons = facts.reasons.map((_, r) => r).filter((r) => found.some(([, one]) => seen(one, r)));
   const rest = !waits.length ? "idle" : runs.every((_, r) => known(r)) ? "idle with nothing to do" : "idle otherwise";
   const word = (r) => (r === NOTHING ? rest : `idle ${REASON_WORDS[facts.reasons[r]]}`);
-  const heads = ["", "busy", "", ...reasons.map(word), "messages", slots ? "stages' worth" : "bytes"];
+  const heads = ["", "busy", "", ...reasons.map(word), "messages", slots ? "stage-activations" : "bytes"];
   const body = found.map(([who, one]) => {
     const share = one.busy / (one.busy + one.idle.reduce((a, b) => a + b) || 1);
     const idle = reasons.map((r) => (seen(one, r) ? duration(one.idle[r]) : "–"));
