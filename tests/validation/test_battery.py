@@ -29,7 +29,6 @@ from validation.comparison import battery
 from validation.comparison.replays import request_of
 from validation.comparison.trials import LEADING, Group, Trial, list_trials, select_trials, trial_names
 from validation.comparison.worker import Answer, Calibrated, Failed, Replayed, Worker, failure_of
-from validation.modules import Unfit
 from validation.replay.case import Case
 from validation.replay.contents import ReplayError
 from validation.replay.options import replayable
@@ -37,6 +36,7 @@ from validation.report import command as report
 from validation.report import schema as reportform
 from validation.report.environment import environment
 from validation.report.schema import Battery, Report, TrialResult
+from validation.training.modules import Unfit
 
 DEVICES = ("cpu", "cuda")
 

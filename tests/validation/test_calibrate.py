@@ -22,9 +22,9 @@ from validation.__main__ import main
 from validation.calibrate import command as calibrate
 from validation.calibrate import results as calibration
 from validation.calibrate.figure import draw_calibration
-from validation.calibrate.fits import algorithms, predict_collective
 from validation.calibrate.results import Calibration
 from validation.calibrate.timings import Passed, RankInterval, StageTimes, repetitions
+from validation.profile.fits import algorithms, predict_collective
 from validation.program import serve_harness
 from validation.report.schema import read_report
 from validation.training.models import Stages

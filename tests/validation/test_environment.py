@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cdpsim import __version__
-from validation.modules import installed
 from validation.report.environment import environment, source_hash
+from validation.training.modules import installed
 
 
 def test_versions_and_machine_are_there() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from cdpsim.draw.canvas import GREY, plain
 from cdpsim.program import Op
 
-from .fits import predict_collective
+from ..profile.fits import predict_collective
 from .results import NAMES, Calibration, Collective, Compute, Errors, Point
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 import cdpsim
 from cdpsim.version import __version__
 
-from ..modules import installed
+from ..training.modules import installed
 
 _HARNESS = Path(__file__).parents[1]
 _FOLDERS = {"cdpsim": Path(cdpsim.__file__).parent, "validation": _HARNESS}  # wherever they are, the same names
