@@ -57,7 +57,7 @@ LINES = {
     "timing": 2110,
     "trace": 1770,
     "request": 1915,
-    "invariants": 2495,
+    "invariants": 2506,
     "runs": 1825,
     "api": 190,
     "studies": 5170,
