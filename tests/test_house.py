@@ -230,14 +230,14 @@ def test_the_harness_imports_only_from_packages_above() -> None:
 
 
 def test_learning_stands_alone() -> None:
-    """It needs profiles of layers and the figures of reports alone; only the command line imports it."""
+    """It needs FLOP of layers, one thread, and the figures of reports alone; only the command line imports it."""
     harness, rooms = PROJECT / "validation", {}
     for path in harness.rglob("*.py"):
         parts = path.relative_to(harness).parts
         dotted = [name.split(".") for name in imports(ast.parse(path.read_text()), ".".join(("harness", *parts[:-1])))]
         rooms[parts] = {name[1] for name in dotted if name[0] == "harness" and len(name) > 1}
     used = {room for parts, others in rooms.items() if parts[0] == "learn" for room in others}
-    assert used == {"learn", "install_command", "profile", "program", "report"}
+    assert used == {"learn", "install_command", "profile", "program", "report", "training"}
     assert [parts for parts, others in rooms.items() if parts[0] != "learn" and "learn" in others] == [("__main__.py",)]
 
 
