@@ -387,6 +387,18 @@ def test_only_what_fits_into_the_time_is_begun(
     assert [result.state for result in read(tmp_path / "battery.json").trials] == ["ok"] * 2 + ["left out"] * 4
 
 
+def test_a_trial_that_the_batterys_time_cuts_short_is_left_out(
+    quick: Callable[..., Quick], tmp_path: Path, these: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has not failed, as one has that hangs while there is time left."""
+    these(tiny("one", lasts=5), tiny("two", lasts=5))
+    worker = quick({"one/single-cdp": Failed("timeout", "has not ended within 12 s")}, seconds=18)
+    cut = battery_of(worker, tmp_path, minutes=0.2)
+    assert [result.state for result in cut.trials] == ["left out", "left out"]
+    assert capsys.readouterr().err == "cdpsim: left out for want of time: one/single-cdp, two/single-cdp\n"
+    assert [result.state for result in battery_of(worker, tmp_path, minutes=1, force=True).trials] == ["failed", "ok"]
+
+
 def test_a_short_trial_comes_after_a_long_one_that_is_left_out(
     quick: Callable[..., Quick], tmp_path: Path, these: Callable[..., None]
 ) -> None:
