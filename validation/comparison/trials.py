@@ -74,11 +74,11 @@ def _trials_of(name: str, described: dict[str, Any], device: str) -> Iterator[Tr
 
 
 def _cases_of(row: dict[str, Any]) -> Iterator[Case]:
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
-    mixed, schedules = given.pop("mixed_precision", False), given.pop("schedules", None) or [row["schedule"]]
+    given: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in row.items()}
+    mixed: bool = given.pop("mixed_precision", False)
     given["optimizer"] = replace(OPTIMIZERS[row["optimizer"]], mixed_precision=mixed)
     given["sizes"] = tuple(row.get("sizes", {}).items())
-    for several in schedules:
+    for several in given.pop("schedules", None) or [row["schedule"]]:
         for schedule in _SEVERAL.get(several, (several,)):
             yield Case(**_TABLE["shapes"].get(schedule, {}) | given | {"schedule": schedule})
 
