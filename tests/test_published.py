@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from cdpsim import RequestError
 from cdpsim.request.options import Rendezvous
-from validation.published import (
+from validation.profile.published import (
     FITTED_ON,
     ComparedStep,
     Machine,

@@ -22,7 +22,7 @@ def _serve(arguments: list[str]) -> int:
     from cdpsim.files.notes import explain
     from cdpsim.files.writing import inputs_kept
 
-    from .modules import require
+    from .training.modules import require
 
     require("torch")
     from .calibrate.command import calibrate_command

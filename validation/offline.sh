@@ -73,7 +73,7 @@ for requirement in sys.argv[1:]:
         sys.exit(f"offline.sh: {name}: cannot be imported ({' '.join(str(error).split())}); install one that fits")
     print(name, version(name))
 from cdpsim.errors import RequestError
-from validation.modules import FIRST, require
+from validation.training.modules import FIRST, require
 
 for name in FIRST:
     try:

@@ -328,6 +328,17 @@ def versions_exist_before_they_are_read(run: Recount) -> Iterator[str]:
     yield from run.report_unmet(reader_needs(run), "has ended, from which it has the version that it reads", lack)
 
 
+def versions_come_once(run: Recount) -> Iterator[str]:
+    """A version that stays on a device comes there by one message."""
+    program, messages = run.collapsed.program, run.collapsed.program.messages
+    rows = _carriers(run, Op.P2P)
+    if program.state.parameters is Placed.COPIED:
+        keys = np.stack([messages.stage[rows], messages.step[rows], messages.dst[rows]])
+        again = np.setdiff1d(np.arange(len(rows)), np.unique(keys, axis=1, return_index=True)[1])
+        problem = "brings what another message brings, too"
+        yield from (f"{program.describe(int(node))} {problem}" for node in len(program.tasks) + rows[again])
+
+
 def versions_are_sent_after_they_are_made(run: Recount) -> Iterator[str]:
     """Parameters leave a device when they have been made there, or have arrived there."""
     lack = "carries a version that its sender never gets"

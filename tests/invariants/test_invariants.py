@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from cdpsim import Cluster, Model, Stage, Tie, price, simulate
 from cdpsim import run as run_program
 from cdpsim.cluster import Cable, Devices, Link, PairLink, Topology
 from cdpsim.invariants import INVARIANTS, violations
-from cdpsim.program import NO_PARTS, Category, Content, EdgeKind, Edges, Kind, Op, Program
+from cdpsim.program import NO_PARTS, Category, Content, EdgeKind, Edges, Kind, Messages, Op, Program
 from cdpsim.program.assembly import derive
 from cdpsim.runs import Run
 from cdpsim.schedules.rule import find_rule
@@ -315,6 +315,21 @@ def hurried_host() -> Run:
     return without(sound("single-dp", model=model), "U(t=2,j=1)", "U(t=2,j=2)")
 
 
+def brought_twice() -> Run:
+    """The first message of a version comes once more, between the same nodes."""
+    run = sound(model=WEIGHTLESS)
+    old, edges, request = run.program, run.program.edges, run.request
+    row, new = message(run, "p2p parameters(t=0,j=2) 0->1"), old.nodes
+    node = len(old.tasks) + row
+    into, out = edges.after == node, edges.before == node
+    before = np.concatenate([edges.before, edges.before[into], np.full(out.sum(), new)])
+    after = np.concatenate([edges.after, np.full(into.sum(), new), edges.after[out]])
+    edges = Edges(before, after, np.concatenate([edges.kind, edges.kind[into], edges.kind[out]]))
+    messages = (getattr(old.messages, each.name) for each in fields(old.messages))
+    program = replace(old, messages=Messages(*(np.append(each, each[row]) for each in messages)), edges=edges)
+    return again(replace(run, costs=price(program, request.model, request.cluster)), program)
+
+
 def moved_too_early() -> Run:
     """A state leaves its user before that is done."""
     run = unhurried("zero-cdp", prefetch=9)
@@ -588,6 +603,7 @@ FAULTS: dict[str, Fault] = {
     "barriers_hold": lambda: without(sound(rule="cdp-v1"), "B(t=2,i=2,j=0)", "U(t=2,j=2)"),
     "versions_are_made_in_order": versions_swapped,
     "versions_exist_before_they_are_read": lambda: asked(read_by_both(1, 1), [[0, 1, 0], *OLD[1:]]),
+    "versions_come_once": brought_twice,
     "versions_are_sent_after_they_are_made": lambda: without(
         unhurried("multi-cdp", prefetch=9), "U(t=0,j=2)", "p2p parameters(t=0,j=2) 2->0"
     ),

@@ -7,15 +7,10 @@ from cdpsim.schedules import SCHEDULES, TABLE_1
 from tests.validation.known import known
 from validation.comparison.trials import Group, Trial
 from validation.replay.case import Case
+from validation.training import optimizer
 from validation.training.models import MODELS
-from validation.training.optimizer import Optimizer
 
-OPTIMIZERS = {
-    "sgd": Optimizer("sgd", {"lr": 0.1}),
-    "momentum": Optimizer("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
-    "adam": Optimizer("adam", {"lr": 0.01}),
-    "adamw": Optimizer("adamw", {"lr": 0.01, "weight_decay": 0.1}),
-}
+OPTIMIZERS = {name: own for name, own in optimizer.OPTIMIZERS.items() if name != "adafactor"}  # which is factored
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 every_model = pytest.mark.parametrize("model", MODELS)
 every_schedule = pytest.mark.parametrize("schedule", TABLE_1)

@@ -1,6 +1,7 @@
-"""Reports of replays that never took place."""
+"""Reports of replays that never took place, and reports in files."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from validation.report.schema import (
     Amount,
@@ -13,8 +14,16 @@ from validation.report.schema import (
     Report,
     Time,
     Total,
+    load_report,
     relative_error,
 )
+
+
+def read_report(path: str | Path) -> Report:
+    """Return the report of a replay in a file."""
+    found = load_report(path)
+    assert isinstance(found, Report)
+    return found
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from validation.comparison import battery
 from validation.comparison.replays import request_of
 from validation.comparison.trials import LEADING, Group, Trial, list_trials, select_trials, trial_names
 from validation.comparison.worker import Answer, Calibrated, Failed, Replayed, Worker, failure_of
-from validation.modules import Unfit
 from validation.replay.case import Case
 from validation.replay.contents import ReplayError
 from validation.replay.options import replayable
@@ -37,6 +36,7 @@ from validation.report import command as report
 from validation.report import schema as reportform
 from validation.report.environment import environment
 from validation.report.schema import Battery, Report, TrialResult
+from validation.training.modules import Unfit
 
 DEVICES = ("cpu", "cuda")
 
@@ -385,6 +385,18 @@ def test_only_what_fits_into_the_time_is_begun(
     # 42 s: two of the short ones, then 6 s are left, which is less than the 18 that they took.
     assert worker.made == [trial.name for trial in short[:2]]
     assert [result.state for result in read(tmp_path / "battery.json").trials] == ["ok"] * 2 + ["left out"] * 4
+
+
+def test_a_trial_that_the_batterys_time_cuts_short_is_left_out(
+    quick: Callable[..., Quick], tmp_path: Path, these: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has not failed, as one has that hangs while there is time left."""
+    these(tiny("one", lasts=5), tiny("two", lasts=5))
+    worker = quick({"one/single-cdp": Failed("timeout", "has not ended within 12 s")}, seconds=18)
+    cut = battery_of(worker, tmp_path, minutes=0.2)
+    assert [result.state for result in cut.trials] == ["left out", "left out"]
+    assert capsys.readouterr().err == "cdpsim: left out for want of time: one/single-cdp, two/single-cdp\n"
+    assert [result.state for result in battery_of(worker, tmp_path, minutes=1, force=True).trials] == ["failed", "ok"]
 
 
 def test_a_short_trial_comes_after_a_long_one_that_is_left_out(

@@ -18,15 +18,15 @@ from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
 from cdpsim.program import Op
+from tests.validation.made_reports import read_report
 from validation.__main__ import main
 from validation.calibrate import command as calibrate
 from validation.calibrate import results as calibration
 from validation.calibrate.figure import draw_calibration
-from validation.calibrate.fits import algorithms, predict_collective
 from validation.calibrate.results import Calibration
 from validation.calibrate.timings import Passed, RankInterval, StageTimes, repetitions
+from validation.profile.fits import algorithms, predict_collective
 from validation.program import serve_harness
-from validation.report.schema import read_report
 from validation.training.models import Stages
 from validation.training.optimizer import OPTIMIZERS
 
@@ -137,7 +137,7 @@ def test_a_replay_by_both_files_is_that_of_what_was_calibrated(done: Done, tmp_p
     *_, time, verdict = capsys.readouterr().out.splitlines()
     assert time.startswith("time  ")
     assert (time[-12:], verdict) == ("; not judged", "ok")
-    (report,) = read_report(tmp_path / "report.json")
+    report = read_report(tmp_path / "report.json")
     asked = ("model", "sizes", "batch", "dtype", "optimizer")
     assert [report.request[name] for name in asked] == ["transformer", "width=32 length=8", 2, "float32", "adam"]
     numbers = 32 * 96 + 32 * 32 + 2 * 32 * 128 + (32 + 128 + 32) + 4 * 32
@@ -176,7 +176,7 @@ def test_a_cluster_alone_says_samples_type_and_optimizer(done: Done, tmp_path: P
     """Of a model that it does not say."""
     words = ["replay", "1f1b", "-n", "2", "--cluster", str(done.folder / "box.toml"), "--repeats", "1"]
     assert main([*words, "--single-process", "-o", str(tmp_path / "report.json")]) == 0
-    (report,) = read_report(tmp_path / "report.json")
+    report = read_report(tmp_path / "report.json")
     asked = ("model", "batch", "dtype", "optimizer")
     assert [report.request[name] for name in asked] == ["mlp", 2, "float32", "adam"]
 

@@ -81,7 +81,7 @@ def test_a_schedule_is_within_tolerance(schedule: str) -> None:
 def test_a_report_comes_back_as_it_was_written(tmp_path: Path) -> None:
     report = held(CASE, repeats=1)
     form.write_report(tmp_path / "report.json", report)
-    assert form.read_report(tmp_path / "report.json") == [report]
+    assert form.load_report(tmp_path / "report.json") == report
 
 
 def test_memory_is_told_by_device_category_and_slot() -> None:

@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from cdpsim import __version__
-from validation.modules import installed
 from validation.report.environment import environment, source_hash
+from validation.training.modules import installed
 
 
 def test_versions_and_machine_are_there() -> None:
@@ -68,9 +68,10 @@ def test_the_code_is_known_by_its_content(tmp_path: Path, monkeypatch: pytest.Mo
     found.append(source_hash())
     code.rename(code.with_name("slow.py"))
     found.append(source_hash())
-    (tmp_path / "validation" / "new.py").touch()
-    found.append(source_hash())
-    assert len(set(found)) == 4
+    for name in ("new.py", "models.toml"):  # tables of models and trials are in such files
+        (tmp_path / "validation" / name).touch()
+        found.append(source_hash())
+    assert len(set(found)) == 5
     (tmp_path / "validation" / "README.md").write_text("text")
     assert source_hash() == found[-1]
 

@@ -17,7 +17,7 @@ from cdpsim.program import Op
 from cdpsim.program.assembly import derive
 from cdpsim.program.collectives import ALL_REDUCE
 from cdpsim.timing.costs import node_costs
-from validation.calibrate.fits import (
+from validation.profile.fits import (
     Sample,
     algorithms,
     errors_of,

@@ -7,10 +7,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-import validation.hugging_face as hugging_face
+import validation.profile.hugging_face as hugging_face
 from cdpsim import RequestError
 from tests.validation.measured_tables import PAGE, RESULTS
-from validation.hugging_face import HuggingFaceStep, compare_step, describe_steps, load_steps, measure_or_compare
+from validation.profile.hugging_face import (
+    HuggingFaceStep,
+    compare_step,
+    describe_steps,
+    load_steps,
+    measure_or_compare,
+)
 
 FILE = RESULTS / "hugging-face-cuda-2026-11-26.json"
 STEPS = load_steps(str(FILE)).steps

@@ -15,8 +15,8 @@ pytest.importorskip("torch")
 
 from cdpsim.errors import RequestError
 from validation.__main__ import main
-from validation.modules import FIRST, installed, require
 from validation.training.models import make_training
+from validation.training.modules import FIRST, installed, require
 
 PROJECT = Path(__file__).parents[2]
 

@@ -157,7 +157,7 @@ def clone(tmp_path: Path) -> Path:
     root = tmp_path / "clone"
     (root / "validation").mkdir(parents=True)
     (root / "cdpsim").symlink_to(PROJECT / "cdpsim")
-    for name in ("__init__.py", "modules.py"):
+    for name in ("__init__.py", "training"):
         (root / "validation" / name).symlink_to(PROJECT / "validation" / name)
     (root / "torch.py").write_text("raise ModuleNotFoundError(name='torch')")
     (root / "transformers.py").write_text("__version__ = '5.9'")

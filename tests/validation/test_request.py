@@ -15,13 +15,13 @@ from msgspec.structs import replace
 
 from cdpsim.model import Model
 from tests.conftest import Outcome
+from tests.validation.made_reports import read_report
 from validation.__main__ import main
 from validation.comparison import command as request
 from validation.comparison import replays as trial
 from validation.replay.case import Case, profiled
 from validation.replay.contents import Message, ReplayError
 from validation.replay.transport import InProcess
-from validation.report import schema as reportform
 from validation.report.schema import Report
 
 Replay = Callable[..., Outcome]
@@ -59,7 +59,7 @@ def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def test_a_report_within_tolerance_is_success(replay: Replay) -> None:
     """Told in a few lines, of which the last says so."""
     done = replay("--optimizer", "adam")
-    report = reportform.read_report("report.json")[0]
+    report = read_report("report.json")
     assert (done.code, report.ok, done.err) == (0, True, "")
     assert done.out == request.report_summary(report)
     assert done.out.splitlines()[-1] == "ok"
@@ -80,7 +80,7 @@ def test_a_report_has_the_keys_of_the_contract(replay: Replay) -> None:
 @pytest.mark.slow
 def test_a_request_is_reported_as_it_was_made(replay: Replay) -> None:
     replay(*("--steps", "2", "--rule", "cdp-v1", "--model", "transformer", "--size", "width=8", "--size", "layers=2"))
-    asked = reportform.read_report("report.json")[0].request
+    asked = read_report("report.json").request
     assert (asked["schedule"], asked["n"], asked["steps"], asked["rule"]) == ("multi-cdp", 2, 2, "cdp-v1")
     assert (asked["model"], asked["sizes"], asked["cuts"]) == ("transformer", "width=8 layers=2", "2")
     assert (asked["single_process"], asked["backend"]) == (True, None)
@@ -90,7 +90,7 @@ def test_options_are_reported_with_what_became_of_them(replay: Replay) -> None:
     done = replay(
         "--recompute", "full", "--dtype", "bfloat16", "--mixed-precision", "--optimizer", "adam", schedule="zb-h1"
     )
-    report = reportform.read_report("report.json")[0]
+    report = read_report("report.json")
     why = "not replayed, as zb-h1 splits backwards, and each of the two parts would compute the forward again"
     assert report.options == {"mixed_precision": "replayed", "recompute": why}
     assert (report.request["recompute"], report.request["mixed_precision"], report.ok) == ("full", True, True)
@@ -107,13 +107,13 @@ def test_a_model_file_is_trained_by_its_recipe(replay: Replay) -> None:
     assert main([*profiled_by, "-o", "mixed.toml"]) == 0
     words = ("--stages", "mixed.toml", "--dtype", "bfloat16", "--mixed-precision", "--optimizer", "sgd")
     done = replay(*words, "--recompute", "full", "--offload", "all", schedule="1f1b")
-    assert (done.code, reportform.read_report("report.json")[0].ok) == (0, True)
+    assert (done.code, read_report("report.json").ok) == (0, True)
 
 
 def test_ranks_of_its_own_are_started(replay: Replay) -> None:
     """A process for each device, timed too; nothing of that goes to stderr."""
     done = replay("--timeout", "60", schedule="pp-cdp", repeats="1", alone=False)
-    report = reportform.read_report("report.json")[0]
+    report = read_report("report.json")
     assert (done.code, done.err, report.ok) == (0, "", True)
     assert (report.asked.single_process, report.asked.backend) == (False, "gloo")
     assert report.time is not None
@@ -123,12 +123,12 @@ def test_ranks_of_its_own_are_started(replay: Replay) -> None:
 def test_a_rule_from_a_file_is_replayed(replay: Replay) -> None:
     Path("stale.csv").write_text("0,0\n0,1\n")
     assert replay("--rule", "stale.csv").code == 0
-    assert reportform.read_report("report.json")[0].asked.rule == "((1, 1), (1, 0))"
+    assert read_report("report.json").asked.rule == "((1, 1), (1, 0))"
 
 
 def test_a_pipeline_is_replayed_as_large_as_is_asked_for(replay: Replay) -> None:
     done = replay("-m", "3", "--chunks", "2", "--replicas", "2", schedule="interleaved-1f1b", n="4", repeats="1")
-    report = reportform.read_report("report.json")[0]
+    report = read_report("report.json")
     assert (done.code, done.err, report.ok) == (0, "", True)
     assert [report.request[name] for name in ("n", "m", "chunks", "replicas")] == [4, 3, 2, 2]
     assert len(report.memory.devices) == 4 // 2 * 2
@@ -137,12 +137,12 @@ def test_a_pipeline_is_replayed_as_large_as_is_asked_for(replay: Replay) -> None
 @pytest.mark.parametrize("order", ["forward-first", "backward-first"])
 def test_one_device_takes_a_slot_order(replay: Replay, order: str) -> None:
     assert replay("--slot-order", order, schedule="single-cdp").code == 0
-    assert reportform.read_report("report.json")[0].request["slot_order"] == order
+    assert read_report("report.json").request["slot_order"] == order
 
 
 def test_a_report_is_overwritten_where_that_is_asked_for(replay: Replay) -> None:
     assert replay("-o", "there.json", "--force").code == 0
-    assert reportform.read_report("there.json")[0].ok
+    assert read_report("there.json").ok
 
 
 # Files that it reads
@@ -162,7 +162,7 @@ def saved_stages(path: str, **more: int) -> Model:
 def test_the_model_file_that_was_given_is_named_by_its_hash(replay: Replay) -> None:
     saved_stages("stages.toml")
     assert replay("--stages", "stages.toml", "--optimizer", "sgd").code == 0
-    found = reportform.read_report("report.json")[0].request["model_sha256"]
+    found = read_report("report.json").request["model_sha256"]
     assert found == sha256(Path("stages.toml").read_bytes()).hexdigest()
 
 
@@ -170,7 +170,7 @@ def test_a_model_file_with_other_bytes_is_not_within_tolerance(replay: Replay) -
     """The report is there and says where they part: when the first micro-batch reaches the last stage."""
     saved_stages("stages.toml", activation=4000)
     done = replay("--stages", "stages.toml", "--optimizer", "sgd")
-    report = reportform.read_report("report.json")[0]
+    report = read_report("report.json")
     assert (done.code, report.ok, done.err) == (1, False, "")
     assert report.memory.max_relative_error > report.memory.tolerance
     assert "device 0 parts in slot 1, F(t=0,i=0,j=1), in activations: " in done.out
@@ -180,7 +180,7 @@ def test_a_model_file_with_other_bytes_is_not_within_tolerance(replay: Replay) -
 def test_times_are_foretold_from_a_cluster_file(replay: Replay) -> None:
     """A billion operations a second on one device after another: seconds are what the stages' work comes to."""
     assert replay("--cluster", "box.toml", repeats="1").code == 0
-    time = reportform.read_report("report.json")[0].time
+    time = read_report("report.json").time
     assert time is not None
     model = profiled(Case("multi-cdp", 2)).stages
     assert model is not None
@@ -334,7 +334,7 @@ def test_a_profile_is_replayed_as_it_was_made(replay: Replay) -> None:
     profile = ["profile", "mlp", "-n", "2", "--batch", "3"]
     assert main([*profile, "-o", "half.toml", "--dtype", "bfloat16", "--optimizer", "adam", "--mixed-precision"]) == 0
     assert replay("--stages", "half.toml").code == 0
-    asked = reportform.read_report("report.json")[0].request
+    asked = read_report("report.json").request
     names = ("batch", "dtype", "optimizer", "mixed_precision")
     assert [asked[name] for name in names] == [3, "bfloat16", "adam", True]
     assert main([*profile, "-o", "wide.toml", "--optimizer", "adam"]) == 0

@@ -19,7 +19,7 @@ from cdpsim.files.units import quantity_text
 from cdpsim.model import Model, Recipe
 from cdpsim.program import Op
 
-from ..profile.command import PRECISIONS, TYPES, read_sizes, without_weights
+from ..profile.command import PARTITION, PRECISIONS, SIZE, TYPES, read_sizes, without_weights
 from ..profile.cuts import find_cuts
 from ..profile.footprints import profile_stages
 from ..program import harness_command
@@ -192,10 +192,8 @@ def _fit_text(name: str, fit: Errors) -> str:
     argument("-n", default=str(USUAL.n), metavar="N", help=f"stages (default {USUAL.n})"),
     argument("--batch", default=str(USUAL.batch), metavar="B", help=f"samples (default {USUAL.batch})"),
     argument("--dtype", default=USUAL.dtype, metavar="TYPE", help=f"{' or '.join(DTYPES)} (default float32)"),
-    argument("--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as width=512"),
-    argument(
-        "--partition", default="flops", metavar="PARTITION", help="how layers are cut into stages, as for `profile`"
-    ),
+    SIZE,
+    PARTITION,
     argument("--optimizer", default="momentum", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default momentum)"),
     argument("--alone", action="store_true", help="time stages in one rank while the others wait"),
     argument("--force", action="store_true", help="overwrite files that exist"),

@@ -9,14 +9,13 @@ import numpy as np
 from cdpsim.draw.canvas import GREY, plain
 from cdpsim.program import Op
 
-from .fits import predict_collective
-from .results import NAMES, Calibration, Collective, Compute, Errors, Point
+from ..profile.fits import predict_collective
+from ..report.figure import hue, number_ratios
+from .results import NAMES, Calibration, Collective, Compute, Errors, Point, Task
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-_COLUMN_HUES = ("#2171b5", "#d94701", "#238b45", "#6a51a3", "#7a4a2b", "#e7298a", "#1b9e9e")
 
 
 class Series(NamedTuple):
@@ -63,18 +62,23 @@ def _by_ranks(collective: Collective) -> Iterator[Series]:
 
 
 def _draw_messages(above: "Axes", below: "Axes", title: str, series: Sequence[Series]) -> None:
-    """Draw medians, with bars from the faster to the slower quartile, their lines, and the errors of these."""
+    """Draw medians, the lines through them, and the errors of these."""
     plain(above, title)
     plain(below, "")
     for k, (name, points, line, errors) in enumerate(series):
-        colour, sizes = _COLUMN_HUES[k % len(_COLUMN_HUES)], [p.size for p in points]
-        spread = [[p.seconds - p.faster for p in points], [p.slower - p.seconds for p in points]]
+        colour, sizes = hue(k), [point.size for point in points]
         how: dict[str, Any] = {"color": colour, "markersize": 4}
-        above.errorbar(sizes, [p.seconds for p in points], spread, fmt="o", linewidth=1, label=name, **how)
+        _draw_medians(above, sizes, points, label=name, **how)
         dense = np.geomspace(min(sizes), max(sizes), 60)
         above.plot(dense, [line(int(size)) for size in dense], color=colour, linewidth=1.1)
         below.plot(sizes, [1 + error for error in errors], "o-", linewidth=0.6, **how)
     _finish(above, below)
+
+
+def _draw_medians(axes: "Axes", places: list[int], times: Sequence[Point | Task], **how: Any) -> None:
+    """Draw medians, with bars from the faster to the slower quartile."""
+    spread = [[each.seconds - each.faster for each in times], [each.slower - each.seconds for each in times]]
+    axes.errorbar(places, [each.seconds for each in times], spread, fmt="o", linewidth=1, **how)
 
 
 def _draw_compute(above: "Axes", below: "Axes", compute: Compute) -> None:
@@ -84,12 +88,11 @@ def _draw_compute(above: "Axes", below: "Axes", compute: Compute) -> None:
     plain(above, f"passes of stages\n{speed}")
     plain(below, "")
     passes = [task for task in compute.tasks if task.flop is not None]
-    for colour, kind in zip(_COLUMN_HUES, ("forward", "backward"), strict=False):
+    for k, kind in enumerate(("forward", "backward")):
         rows = [row for row, task in enumerate(passes) if task.kind == kind]
-        own = [passes[row] for row in rows]
-        stages, seconds = [task.stage for task in own], [task.seconds for task in own]
-        spread = [[task.seconds - task.faster for task in own], [task.slower - task.seconds for task in own]]
-        above.errorbar(stages, seconds, spread, fmt="o", color=colour, markersize=4.5, linewidth=1, label=kind)
+        own, colour = [passes[row] for row in rows], hue(k)
+        stages = [task.stage for task in own]
+        _draw_medians(above, stages, own, color=colour, markersize=4.5, label=kind)
         said = [(task.flop or 0.0) / compute.speed_flop_per_second for task in own]
         above.plot(stages, said, marker="_", markersize=13, markeredgewidth=1.3, linestyle="", color=colour)
         ratios = [1 + compute.relative_errors[row] for row in rows]
@@ -105,14 +108,13 @@ def _draw_compute(above: "Axes", below: "Axes", compute: Compute) -> None:
 
 
 def _finish(above: "Axes", below: "Axes") -> None:
-    from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, NullLocator
 
     above.set(xscale="log", yscale="log")
     above.yaxis.set_major_formatter(EngFormatter("s"))
     above.legend(fontsize=8, frameon=False, loc="upper left")
     below.set(xscale="log", yscale="log", xlabel="size")
-    below.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    below.yaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g}"))
+    number_ratios(below.yaxis)
     below.axhline(1, color=GREY, linewidth=0.9)
     low, high = below.get_ylim()
     most = max(1.5, high, 1 / low)
@@ -121,7 +123,7 @@ def _finish(above: "Axes", below: "Axes") -> None:
         axes.xaxis.set_major_locator(LogLocator(base=100, numticks=10))
         axes.xaxis.set_major_formatter(EngFormatter("B"))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_minor_formatter(NullFormatter())
+    above.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _caption(fit: Errors) -> str:

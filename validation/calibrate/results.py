@@ -11,7 +11,7 @@ from cdpsim.model import Model
 from cdpsim.model.stage import NO_CORE
 from cdpsim.program import Op
 
-from .fits import Sample, algorithms, errors_of, fit_collective, fit_line, fit_speed
+from ..profile.fits import Sample, algorithms, errors_of, fit_collective, fit_line, fit_speed
 from .timings import Passed, RankInterval, Spans, StageTimes, Times
 
 NAMES = {Op.ALL_REDUCE: "all-reduce", Op.BROADCAST: "broadcast", Op.REDUCE: "reduce"}

@@ -132,24 +132,27 @@ def run_battery(
     with Worker(device, timeout) as worker:
         for trial in progress([trial for trial in chosen if journal.results[trial.name].state != "ok"], "battery"):
             left = deadline - time.monotonic()
-            if journal.expected(trial) > left:
+            if journal.expected(trial) > left or not _make(trial, worker, left, journal):
                 late.append(trial)
-            else:
-                _make(trial, worker, left, journal)
     if late:
         say(f"left out for want of time: {trial_names(late, known)}")
     return journal.battery
 
 
-def _make(trial: Trial, worker: Worker, within: float, journal: Journal) -> None:
+def _make(trial: Trial, worker: Worker, within: float, journal: Journal) -> bool:
+    """Make a trial and add its result; return whether it was not cut short because the battery's time is over."""
     begun = time.monotonic()
     answer = worker.make(trial, within)
-    journal.add(trial, answer, time.monotonic() - begun)
+    seconds = time.monotonic() - begun
+    if isinstance(answer, Failed) and answer.failure == "timeout" and seconds >= within:
+        return False
+    journal.add(trial, answer, seconds)
     result = journal.results[trial.name]
     if result.state == "failed":
         explain(str(RequestError(trial.name, f"failed ({result.failure}): {result.reason}")))
     elif result.state != "ok":
         explain(f"{trial.name}: {result.state}")
+    return True
 
 
 def trials_table(found: list[Trial]) -> str:

@@ -24,6 +24,17 @@ from cdpsim.schedules import Schedule, find_schedule
 from cdpsim.schedules.placement import Shape
 from cdpsim.schedules.rule import NAMED_RULES, find_rule
 
+from ..profile.command import (
+    MIXED_PRECISION,
+    PARTITION,
+    SIZE,
+    TYPES,
+    check_mixed,
+    read_sizes,
+    refuse_unfit_layers,
+    without_weights,
+)
+from ..profile.cuts import find_cuts
 from ..program import harness_command
 from ..ranks.member import BACKENDS, DEVICES, check_device
 from ..ranks.torchrun import find_ranks
@@ -45,18 +56,12 @@ MOST_LINES = 5  # of one kind in a summary; the report has all
 _TRAINING = argument_group(
     "what is trained",
     argument("--model", metavar="MODEL", help="as for `profile`: transformer, … (default mlp, or as --stages says)"),
-    argument("--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as width=512"),
-    argument(
-        "--partition", default="flops", metavar="PARTITION", help="how layers are cut into stages, as for `profile`"
-    ),
+    SIZE,
+    PARTITION,
     argument("--batch", metavar="B", help="samples of a micro-batch (default 4, or as --stages or --cluster says)"),
     argument("--dtype", metavar="TYPE", help=f"{', '.join(DTYPES)} (default float64, or likewise)"),
     argument("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default momentum, or likewise)"),
-    argument(
-        "--mixed-precision",
-        action="store_true",
-        help="the optimizer keeps its state and a copy of the parameters in float32 (for bfloat16, float16)",
-    ),
+    MIXED_PRECISION,
     argument("--autocast", metavar="TYPE", help="bf16 or fp16: forwards under torch.autocast (for float32)"),
     argument("--recompute", default="none", metavar="HOW", help=f"{', '.join(SEGMENTED)}: as for `cdpsim simulate`"),
     argument("--offload", default="none", metavar="WHAT", help=f"{', '.join(ON_HOSTS)}: as for `cdpsim simulate`"),
@@ -111,8 +116,6 @@ _MACHINE = argument_group(
 )
 def replay_command(options: argparse.Namespace) -> int:
     """Run a schedule for real and compare it with the simulation."""
-    from ..profile.command import refuse_unfit_layers
-
     take_from_files(options)
     if options.live:
         check_live(find_schedule(options.schedule), options.offload, alone=options.single_process)
@@ -146,9 +149,6 @@ def _write_report(options: argparse.Namespace, report: AnyReport | None, summary
 
 def case_of(options: argparse.Namespace) -> Case:
     """Return the case of a command line, with its stages profiled."""
-    from ..profile.command import TYPES, read_sizes, without_weights
-    from ..profile.cuts import find_cuts
-
     n, batch = whole_number("n", options.n, at_least=1), whole_number("batch", options.batch, at_least=1)
     sizes = read_sizes(options.size)
     dtype = choose("dtype", options.dtype, DTYPES)
@@ -194,8 +194,6 @@ def case_of(options: argparse.Namespace) -> Case:
 
 def _optimizer(options: argparse.Namespace, dtype: str) -> Optimizer:
     """Return the optimizer of a command line; refuse one that cannot compute in the type."""
-    from ..profile.command import check_mixed
-
     optimizer = OPTIMIZERS[choose("optimizer", options.optimizer, OPTIMIZERS)]
     if options.mixed_precision:
         check_mixed(dtype)

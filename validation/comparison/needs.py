@@ -14,7 +14,6 @@ from cdpsim.invariants.recount import Recount
 from cdpsim.program import Category, Content, Op
 from cdpsim.runs import Run
 from cdpsim.runs.assembling import price_resolved, request_of
-from cdpsim.schedules.state import Placed
 
 from ..replay.contents import Message
 from ..replay.plan import Plan
@@ -22,17 +21,6 @@ from ..replay.shares import Shares, sizes_of_shares
 from ..report.schema import MessageDifference, MessageFault
 from ..training.optimizer import Optimizer
 from ..training.stages import Training
-
-
-def versions_come_once(run: Recount) -> Iterator[str]:
-    """A version that stays on a device comes there by one message."""
-    program, messages = run.program, run.program.messages
-    rows = np.flatnonzero((messages.content == Content.PARAMETERS) & (messages.op == Op.P2P))
-    if program.state.parameters is Placed.COPIED:
-        keys = np.stack([messages.stage[rows], messages.step[rows], messages.dst[rows]])
-        again = np.setdiff1d(np.arange(len(rows)), np.unique(keys, axis=1, return_index=True)[1])
-        yield from run.report(len(program.tasks) + rows[again], "brings what another message brings, too")
-
 
 LAWS: tuple[Callable[[Recount], Iterator[str]], ...] = (
     task_laws.boundaries_cross_by_one_message,
@@ -50,7 +38,7 @@ LAWS: tuple[Callable[[Recount], Iterator[str]], ...] = (
     task_laws.optimizer_states_follow_updates,
     round_laws.means_come_between_local_steps_and_outer_updates,
     round_laws.means_are_over_all_workers,
-    versions_come_once,
+    task_laws.versions_come_once,
 )
 
 

@@ -56,7 +56,7 @@ def compare_replay(
     case = profiled(replayable(case, alone=turns))
     prepared = prepare(case)
     needs = compare_needs(prepared.plan, prepared.training, case.optimizer)
-    if broken := [str(each) for each in needs if not each.kind.startswith("too ")]:
+    if broken := [str(each) for each in needs if each.kind == "law"]:
         more = f"; and {len(broken) - 1} more" if broken[1:] else ""
         raise ReplayError(f"the program's messages are not what its tasks need: {broken[0]}{more}")
     if repeats and forecast is None:

@@ -74,16 +74,13 @@ def _trials_of(name: str, described: dict[str, Any], device: str) -> Iterator[Tr
 
 
 def _cases_of(row: dict[str, Any]) -> Iterator[Case]:
-    optimizer = replace(OPTIMIZERS[row["optimizer"]], mixed_precision=row.get("mixed_precision", False))
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
-    given |= {"optimizer": optimizer, "sizes": tuple(row.get("sizes", {}).items())}
-    given.pop("mixed_precision", None)
+    given: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in row.items()}
+    mixed: bool = given.pop("mixed_precision", False)
+    given["optimizer"] = replace(OPTIMIZERS[row["optimizer"]], mixed_precision=mixed)
+    given["sizes"] = tuple(row.get("sizes", {}).items())
     for several in given.pop("schedules", None) or [row["schedule"]]:
         for schedule in _SEVERAL.get(several, (several,)):
-            options = _TABLE["shapes"].get(schedule, {}) | given | {"schedule": schedule}
-            yield Case(
-                **{name: value for name, value in options.items() if name not in ("schedules", "mixed_precision")}
-            )
+            yield Case(**_TABLE["shapes"].get(schedule, {}) | given | {"schedule": schedule})
 
 
 def select_trials(found: list[Trial], patterns: Iterable[str]) -> list[Trial]:

@@ -12,7 +12,6 @@ import torch
 from cdpsim.errors import RequestError
 
 from ..calibrate import command as calibrate
-from ..modules import Unfit, reason_of
 from ..ranks.launcher import GRACE_SECONDS, START_SECONDS, Ranks, describe_exit, fork_context
 from ..ranks.member import is_out_of_memory
 from ..ranks.parent import end_with_parent
@@ -20,6 +19,7 @@ from ..replay.case import Case, prepare, profiled
 from ..replay.contents import ReplayError
 from ..replay.options import replayable
 from ..report.schema import FailureKind, Report
+from ..training.modules import Unfit, reason_of
 from .replays import SingleProcess, compare_replay, model_hash
 from .trials import Trial
 

@@ -8,7 +8,7 @@ import numpy as np
 from cdpsim.draw.canvas import GREY, INK, label, plain
 from cdpsim.numeric.columns import Floats
 
-from ..report.figure import hue
+from ..report.figure import hue, number_ratios
 from .limits import Limit
 from .results import Learned, LearningCurve, RateAnswer
 from .statistics import interval
@@ -110,13 +110,9 @@ def draw_limits(limits: Sequence[Limit]) -> "Figure":
 
 
 def _draw_rows(axes: "Axes", title: str, rows: Sequence[tuple[float, float, float]]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     plain(axes, title)
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    number_ratios(axes.xaxis)
     places = range(len(rows))
     axes.hlines(places, [min(row[1:]) for row in rows], [max(row[1:]) for row in rows], color=GREY, linewidth=0.8)
     for (name, look), values in zip(_SERIES, zip(*rows, strict=True), strict=True):

@@ -23,9 +23,10 @@ from cdpsim.numeric.columns import Flags, Floats, Ints
 from cdpsim.schedules.rule import Versions
 from cdpsim.trace.metrics.memory import Lags
 
+from ..training.passes import one_thread
 from .data import Data, batches
 from .lags import Learner
-from .training import Course, single_thread, starting_stages, train_all, typed
+from .training import Course, starting_stages, train_all, typed
 from .updates import Update
 
 BELOW = 0.8  # the share of seeds that must end below their start
@@ -75,7 +76,7 @@ def find_limits(
     The rates of the course do not matter. Weight decay and drops are part of the trainings, and not of the theory.
     """
     numbers = [theoretical_limits(learner, course.update) for learner in learners]
-    with single_thread():
+    with one_thread():
         sharpness, starts = sharpness_of(course, data), _starting_losses(course, data)
     limits: list[Limit] = []
     for learner, number in zip(learners, numbers, strict=True):

@@ -1,7 +1,6 @@
 """Trainings of schedules, many runs of one at once: the same starts, the same data in the same order."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite, lcm
 
@@ -12,6 +11,7 @@ from torch.func import vmap
 
 from cdpsim.errors import RequestError
 
+from ..training.passes import one_thread
 from .data import Data, batches
 from .lags import Learner
 from .layers import Statistics, collecting, using
@@ -85,7 +85,7 @@ def train_all(
 
     The course's bytes limit the runs that are trained at once. `done` is called with the runs that have seen an epoch.
     """
-    with single_thread():
+    with one_thread():
         runs = [(rate, seed) for rate in course.rates for seed in range(course.seeds)]
         each = [_bytes_of_run(learner, course, data, micro_batches) for learner in learners]
         at_once = max(course.most_bytes // sum(each), 1)
@@ -95,17 +95,6 @@ def train_all(
             for k, block in enumerate(blocks)
         ]
     return [curve for k in range(len(learners)) for block in found for curve in block[k]]
-
-
-@contextmanager
-def single_thread() -> Iterator[None]:
-    """Let torch compute on one thread, so that operations add in one order."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _steps_of(learner: Learner, micro_batches: int) -> int:

@@ -4,6 +4,7 @@ import argparse
 
 from cdpsim.cli.parser import argument
 
+from ..profile.command import SIZE
 from ..program import harness_command
 
 
@@ -15,7 +16,7 @@ from ..program import harness_command
     argument("-o", "--output", metavar="FILE.json", help="the report to write (default: none, only the table)"),
     argument("--device", default="cpu", metavar="DEVICE", help="cpu (default), or cuda: a GPU for each rank, by nccl"),
     argument("--model", nargs="+", metavar="MODEL", help="transformer (default), mlp, or both (with --from all)"),
-    argument("--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as width=512"),
+    SIZE,
     argument("--batch", default="8", metavar="B", help="samples of a micro-batch (default 8)"),
     argument("--repeats", default="3", metavar="K", help="timed steps, of which the median counts (0 for none)"),
     argument("--timeout", default="300", metavar="SECONDS", help="how long ranks may take for a run (default 300)"),

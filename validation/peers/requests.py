@@ -13,6 +13,7 @@ from cdpsim.files import writing as files
 from cdpsim.files.notes import ticker
 
 from ..comparison.battery import positive
+from ..profile.command import read_sizes
 from ..ranks.launcher import Ranks
 from ..ranks.member import DEVICES
 from ..report.command import percent
@@ -93,8 +94,6 @@ def choose_peers(names: list[str]) -> list[Peer]:
 
 
 def _workload(options: argparse.Namespace, ranks: str, model: str) -> Workload:
-    from ..profile.command import read_sizes
-
     sizes = read_sizes(options.size)
     return Workload(
         whole_number("n", ranks, at_least=2),

@@ -170,6 +170,17 @@ def without_weights(
     return architecture
 
 
+SIZE = argument("--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as width=512")
+PARTITION = argument(
+    "--partition", default="flops", metavar="PARTITION", help="how layers are cut into stages, as for `profile`"
+)
+MIXED_PRECISION = argument(
+    "--mixed-precision",
+    action="store_true",
+    help="the optimizer keeps its state and a copy of the parameters in float32 (for bfloat16, float16)",
+)
+
+
 @harness_command(
     "profile",
     argument("model", metavar="MODEL", help="what to profile (see below)"),
@@ -178,11 +189,7 @@ def without_weights(
     argument("--batch", default="4", metavar="B", help="samples of a micro-batch (default 4)"),
     argument("--dtype", default="float32", metavar="TYPE", help=f"{', '.join(TYPES)} (default float32)"),
     argument("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default sgd, adam of language)"),
-    argument(
-        "--mixed-precision",
-        action="store_true",
-        help="the optimizer keeps its state and a copy of the parameters in float32 (for bfloat16, float16)",
-    ),
+    MIXED_PRECISION,
     argument("--autocast", metavar="TYPE", help="bf16 or fp16: forwards under torch.autocast, of a float32 model"),
     argument("--float32-loss", action="store_true", help="losses are of outputs in float32, as in transformers"),
     argument(
@@ -203,7 +210,7 @@ def without_weights(
         action="store_true",
         help="with --by-operator: run each layer here, and write the times of its operations instead of FLOP",
     ),
-    argument("--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as length=512"),
+    SIZE,
     argument("-o", required=True, metavar="FILE", dest="output", help="the .toml or .json file to write"),
     argument("--force", action="store_true", help="overwrite a file that exists"),
 )

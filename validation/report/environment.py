@@ -13,7 +13,7 @@ import torch
 import cdpsim
 from cdpsim.version import __version__
 
-from ..modules import installed
+from ..training.modules import installed
 
 _HARNESS = Path(__file__).parents[1]
 _FOLDERS = {"cdpsim": Path(cdpsim.__file__).parent, "validation": _HARNESS}  # wherever they are, the same names
@@ -45,10 +45,10 @@ def environment(device: str = "cpu") -> dict[str, object]:
 
 
 def source_hash() -> str:
-    """Return a hash of the code of simulator and harness, committed or not, in a checkout or installed."""
+    """Return a hash of the code of simulator and harness, and of its tables, committed or not."""
     digest = sha256()
     for name, folder in _FOLDERS.items():
-        for path in sorted(folder.rglob("*.py")):
+        for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".toml")):
             digest.update(f"{name}/{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -95,6 +95,15 @@ def hue(number: int) -> str:
     return tint(colour(number), 1 - 0.8 ** (number // len(COLOURS)))
 
 
+def number_ratios(axis: "Axis") -> None:
+    """Number a logarithmic axis by plain numbers at 1, 2 and 5."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def _shared_key(reports: list[Report]) -> _Key:
     """Return the key of reports; schedules of a family have one colour, which is paler for the simultaneous one."""
     names, models = ({getattr(own.asked, what) for own in reports} for what in ("schedule", "model"))

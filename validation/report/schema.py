@@ -515,15 +515,6 @@ def encode_report(report: Written) -> bytes:
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
 
 
-def read_report(path: str | Path) -> list[Report]:
-    """Return the reports in a file, all of a battery; refuse any other file in one line."""
-    found = load_report(path)
-    if isinstance(found, LiveReport):
-        problem = "is of a live run, which is compared with its equation alone"
-        raise RequestError(str(path), f"{problem}; replay again without --live")
-    return found.reports if isinstance(found, Battery) else [found]
-
-
 def load_report(path: str | Path, *, rewritten: bool = False) -> Report | Battery | LiveReport:
     """Return a report or a battery; a file that is `rewritten` is also the output of the command."""
     return decode_report(files.read_text(path, rewritten=rewritten), str(path))

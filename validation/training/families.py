@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from cdpsim.errors import RequestError, choose
 
-from ..modules import Unfit, describe_unfit, installed, require
 from .forms import Form
+from .modules import Unfit, describe_unfit, installed, require
 from .stages import Architecture, Build, Draw, cross_entropy
 
 ATTENTIONS = ("sdpa", "eager")

@@ -8,7 +8,7 @@ from typing import Any
 
 from cdpsim.errors import RequestError
 
-from . import install_command
+from .. import install_command
 
 # The first versions that fit, as the extras in pyproject.toml have them. Before 5.9, transformers builds a ViT of other
 # parts; before 5.3 a GPT-2 and its masks; before 5.0 a Llama, Mistral and Qwen2.

@@ -1,6 +1,6 @@
 """Steps that others measured and published, beside steps simulated from layer times that they published, too.
 
-    python -m validation.published validation/results/sailor-2025.json
+    python -m validation.profile.published validation/results/sailor-2025.json
 
 Stages are sums of layer times, `1f1b` runs them on each replica, and messages and tasks take turns (overlap "none"),
 as DeepSpeed's pipeline engine sends and receives in the stream of its tasks. A device is one tensor rank of a stage,
@@ -28,8 +28,8 @@ from cdpsim.files.tables import as_text
 from cdpsim.program import Op
 from cdpsim.request.options import Rendezvous
 
-from .calibrate.fits import Sample, fit_collective
-from .report.schema import read_as
+from ..report.schema import read_as
+from .fits import Sample, fit_collective
 
 FITTED_ON = "GH-96"  # the cards to whose runs of one stage the link and the launch gap are fitted
 RING: Final = "ring"

@@ -1,7 +1,7 @@
 """Models of Hugging Face, trained by their own code on a GPU, beside the memory that `profile` finds for them.
 
-    python -m validation.hugging_face measure FILE.json       # on a GPU: writes what its allocator was asked for
-    python -m validation.hugging_face validation/results/hugging-face-cuda-2026-11-26.json
+    python -m validation.profile.hugging_face measure FILE.json    # on a GPU: writes what its allocator was asked for
+    python -m validation.profile.hugging_face validation/results/hugging-face-cuda-2026-11-26.json
 
 Forward, loss and backward are those of transformers, the update is torch's AdamW, and nothing of cdpsim runs. What is
 compared is the peak of a step beyond what is there before it: activations, temporaries and gradients. A profile is of
@@ -24,10 +24,10 @@ from cdpsim.cli.console import exit_code_of, write_stdout
 from cdpsim.files import writing as files
 from cdpsim.files.tables import as_text
 
-from .modules import require
-from .profile.command import profile
-from .report.environment import environment
-from .report.schema import read_as
+from ..report.environment import environment
+from ..report.schema import read_as
+from ..training.modules import require
+from .command import profile
 
 STEPS_TRAINED = 8  # of which the first two make the optimizer's state and warm up
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
