@@ -1,6 +1,6 @@
 """A model: the time and the bytes of one micro-batch in each of its stages.
 
-Cut layers into consecutive stages. A cut is the layer with which a stage begins; the first stage has none.
+Stages are consecutive layers. A cut is the layer with which a stage begins; the first stage has none.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def balanced(costs: Sequence[int], n: int, closing: Sequence[int] | None = None)
     """Cut layers so that the largest stage costs as little as it can, by dynamic programming over all cuts.
 
     A stage costs what its layers do, and `closing` of its last layer on top. Of several such cuts those are taken whose
-    stages' costs have the smallest sum of squares, and of these again those that come first in order.
+    stages' costs have the smallest sum of squares, and of these the ones that come first in order.
 
     >>> balanced([1] * 12, 5)
     (2, 4, 6, 9)
