@@ -292,7 +292,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
             return tuple(range(1, n))
         if self.is_unit or self.n > MOST_LAYERS:
             which = "the slot model's are" if self.is_unit else f"more than {MOST_LAYERS} are"
-            raise RequestError(f"n={n}", f"the model has {self.n} stages, and {which} not grouped; give as many")
+            raise RequestError(f"n={n}", f"the model has {self.n} stages, and {which} not grouped; give n={self.n}")
         if len({isinstance(cost, Work) for stage in self.stages for cost in (stage.forward, stage.backward)}) > 1:
             problem = f"the {self.n} stages cost work and time, and cannot be grouped; give all in one"
             raise RequestError(f"n={n}", problem)
