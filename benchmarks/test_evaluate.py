@@ -1,4 +1,4 @@
-"""Evaluations of requests: a second on one core has as many as `evaluations` says."""
+"""Evaluations of requests: `evaluations` has how many one core makes in a second."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -18,7 +18,7 @@ MILLION = 1_000_000
 
 
 def spread(points: int) -> Sweep:
-    """`1f1b` of 8 x 16 with real costs, on so many clusters."""
+    """`1f1b` of 8 x 16 with real costs, on that many clusters."""
     spaced = {"count": points // 100, "spacing": "log"}
     network = {"of": "cluster.topology.network.bandwidth", "from": "10 GB/s", "to": "100 GB/s", **spaced}
     achieved = {"of": "cluster.devices.achieved", "from": 0.2, "to": 0.695, "step": 0.005}

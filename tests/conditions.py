@@ -97,7 +97,7 @@ def state(value: object) -> object:
 
 @cache
 def globals_of_the_package(modules: int) -> list[tuple[ModuleType, str, object]]:
-    """List module, name and state of all globals, as they are when so many modules are imported."""
+    """List module, name and state of all globals, as they are when that many modules are imported."""
     ours = [module for name, module in sys.modules.items() if name.partition(".")[0] == "cdpsim"]
     found = [(module, name, state(value)) for module in ours for name, value in vars(module).items()]
     return [row for row in found if row[2] is not None and row[1] not in COUNT_UP]

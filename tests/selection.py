@@ -26,7 +26,7 @@ from cdpsim.version import __version__
 SHARES = {"cases": 0.08, "slow": 1 / 15, "laws": 1 / 10, "lowest versions": 1 / 10}
 FEWER = 5  # times fewer examples of other laws
 HARNESS = "tests/validation/"  # of which --ci adds no further cases
-Examples = Callable[[int], int]  # how many of so many are tried
+Examples = Callable[[int], int]  # how many of a number of examples are tried
 long_run: dict[str, Any] = {"draw": "", "share": 1.0}  # of the tests marked long
 COUNTED = pytest.StashKey[dict[str, int]]()  # cases that were found and left out
 
@@ -185,7 +185,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture
 def examples(request: pytest.FixtureRequest) -> Examples:
-    """Return how many of so many examples are tried, for a law inside a test."""
+    """Return how many of a number of examples are tried, for a law inside a test."""
     return lambda count: count if has_all_examples(request.node) else ceil(count / FEWER)
 
 

@@ -76,7 +76,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         words = [short_repr(self.name)] * bool(self.name)
-        words += [counted(self.count, "device") if self.count else "as many devices as it takes"]
+        words += [counted(self.count, "device") if self.count else "any number of devices"]
         words += [self.topology.kind] if self.topology else []
         words += [f"{self.topology.per_node} a node"] if self.topology and self.topology.per_node else []
         group = self.devices[0]
@@ -318,7 +318,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
     @property
     def _routes(self) -> Routes:
         if self.count is None:
-            raise RequestError(self._subject, "has as many devices as it takes; say how many first: cluster.sized(8)")
+            raise RequestError(self._subject, "leaves its number of devices open; say how many first: cluster.sized(8)")
         return _routes(self.topology, self.edges, self.count)
 
     @property
@@ -448,5 +448,5 @@ def _refuse_bare_memory(content: object, subject: str) -> None:
     for group in devices if isinstance(devices, Sequence) else [devices]:
         memory = group.get("memory") if isinstance(group, Mapping) else None
         if isinstance(memory, int | float) and not isinstance(memory, bool) and 0 <= memory < _LEAST_MEMORY:
-            problem = f'{memory} is so many bytes; give its unit, as in "{memory} GB" or "{memory} B"'
+            problem = f'{memory} means {memory} bytes; give its unit, as in "{memory} GB" or "{memory} B"'
             raise RequestError(f"{subject}: $.devices.memory", problem)

@@ -168,7 +168,7 @@ def buffers_end_after_they_begin(run: Recount) -> Iterator[str]:
         yield f"{category} on device {device} are freed at {end[row]}, but held from {begin[row]}"
 
 
-def _homes(run: Recount, category: Category) -> Ints:
+def _lasting_buffers(run: Recount, category: Category) -> Ints:
     """Return the buffers of a category in which values live: from the start of the run, or from an update's end on.
 
     From its start on there are copies of what it changes.
@@ -206,11 +206,11 @@ def shares_make_up_the_whole(run: Recount) -> Iterator[str]:
     np.minimum.at(last, key, until[device, stage])
     begin, end = memory.buffer_spans(buffers, run.start, run.end)
     hosted = (program.messages.content == Content.FETCHED).any()  # hosts have their parameters
-    at_home = [Category.PARAMETERS] if run.gathers and not hosted else []
-    for category in (Category.OPTIMIZER, *at_home):
+    lasting = [Category.PARAMETERS] if run.gathers and not hosted else []
+    for category in (Category.OPTIMIZER, *lasting):
         whole = np.zeros(len(last), dtype=np.int64)
         whole[key] = run.sizes_on(category.name.lower(), device, stage)
-        rows = _homes(run, category)
+        rows = _lasting_buffers(run, category)
         of = _group_of(run, buffers.device[rows]) * n + buffers.stage[rows]
         size = buffers.size[rows] * _ranks_of_device(run)
         group, time, held = memory.step_function(of, begin[rows], end[rows], size)

@@ -281,7 +281,7 @@ def _needs_of_room(run: Recount, gathers: GathersForUse, earlier: int) -> Needs:
 def fetch_needs(run: Recount) -> Needs:
     """Return the needs of transfers from hosts in the order of their uses, and needs for them.
 
-    It waits for updates, for disks before hosts, and for room.
+    A transfer waits for updates, for disks before hosts, and for room.
     """
     messages = run.collapsed.program.messages
     fetched = messages.content == Content.FETCHED

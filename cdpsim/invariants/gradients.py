@@ -1,8 +1,6 @@
 """Laws of gradients: each is summed once, sent with all that belongs into its sum, and there before an update.
 
-Laws of compressed sums, independent on purpose: the bytes that sums of gradients carry, and that ranks hold.
-
-A rate is read from the request's text here, and its bytes are counted in fractions.
+Of compressed sums, the bytes that messages carry and that ranks hold are counted in fractions, from the request's text.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,8 @@
 """Laws of resources: room for a message, the stream of a device, the host of a device.
 
 They follow from the request: how early messages are pulled, whether both ends of messages meet, and overlap. The
-definition of a stream (`cdpsim.program.streams`) or of a rendezvous (`cdpsim.program.streams`) says in which order
-messages take a lane or a stream. These modules find that order here, too, but from the needs that are recounted, in
-place of the program's own dependencies.
+definitions of streams and of rendezvous (`cdpsim.program.streams`) say in which order messages take a lane or a stream.
+That order is found here, too, but from the needs that are recounted, in place of the program's own dependencies.
 """
 
 from collections.abc import Iterator

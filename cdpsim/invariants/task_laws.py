@@ -1,11 +1,9 @@
-"""Laws of times: they are finite, as long as they cost, and no earlier than edges, lanes and releases allow.
+"""Laws of tasks: their times, the way of a micro-batch through them, and the versions and states that they use.
 
-Laws of passes and messages.
+Times are finite, as long as their cost, and no earlier than edges, lanes and releases allow.
 
 A micro-batch goes through the stages and back, and one message crosses each boundary. Messages are between devices that
 exist, and collectives go round by round.
-
-Laws of versions and states.
 
 Versions are made in order, on their device before they are read or sent, and as old as the rule says. States travel:
 all of a stage's from user to user, or its optimizer's from update to update.

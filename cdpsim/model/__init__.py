@@ -1,6 +1,6 @@
 """A model: the time and the bytes of one micro-batch in each of its stages.
 
-Cut layers into consecutive stages. A cut is the layer with which a stage begins; the first stage has none.
+Stages are consecutive layers. A cut is the layer with which a stage begins; the first stage has none.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ def balanced(costs: Sequence[int], n: int, closing: Sequence[int] | None = None)
     """Cut layers so that the largest stage costs as little as it can, by dynamic programming over all cuts.
 
     A stage costs what its layers do, and `closing` of its last layer on top. Of several such cuts those are taken whose
-    stages' costs have the smallest sum of squares, and of these again those that come first in order.
+    stages' costs have the smallest sum of squares, and of these the ones that come first in order.
 
     >>> balanced([1] * 12, 5)
     (2, 4, 6, 9)
@@ -292,7 +292,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
             return tuple(range(1, n))
         if self.is_unit or self.n > MOST_LAYERS:
             which = "the slot model's are" if self.is_unit else f"more than {MOST_LAYERS} are"
-            raise RequestError(f"n={n}", f"the model has {self.n} stages, and {which} not grouped; give as many")
+            raise RequestError(f"n={n}", f"the model has {self.n} stages, and {which} not grouped; give n={self.n}")
         if len({isinstance(cost, Work) for stage in self.stages for cost in (stage.forward, stage.backward)}) > 1:
             problem = f"the {self.n} stages cost work and time, and cannot be grouped; give all in one"
             raise RequestError(f"n={n}", problem)

@@ -1,7 +1,6 @@
-"""The costs of a training recipe: states of the update, recomputation and offload; bytes exactly.
+"""The costs of a training recipe: optimizers, mixed precision and offload; bytes exactly.
 
-`cdpsim.model.recipe` has what optimizers keep, and the bytes that an update reads and writes;
-`cdpsim.model.recomputation` what is computed again.
+Recomputation has a module of its own, `cdpsim.model.recomputation`.
 
 Mixed precision: weights, gradients and activations in two bytes a number; for the update a master copy of the weights
 and the optimizer's state in four (Micikevicius et al. 2018, section 3.1; Rajbhandari et al. 2020, section 3.1: with

@@ -1,6 +1,6 @@
-"""Sorting and grouping rows of integer columns.
+"""Columns: rows of integers sorted, grouped and found; times that rounding sets apart made equal.
 
-`close_times` are equal but for rounding. `Kept` is an LRU cache bounded by total size.
+`Kept` is an LRU cache bounded by total size.
 """
 
 from collections import OrderedDict

@@ -44,7 +44,7 @@ class Network(NamedTuple):
     # By link.
     head: Numbers  # the first hop on its list; -1: none
     capacity: Rates
-    growing: Numbers  # flows of the region whose rates still grow; 0 at rest
+    growing: Numbers  # flows of the region whose rates still grow; 0 between calls
     room: Rates  # capacity that they may take
     top: Rates  # the highest rate of the region's routes
     # By route.

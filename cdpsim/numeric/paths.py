@@ -131,8 +131,8 @@ def _paths_by_levels(
 class Levels:
     """A graph laid out for sweeping many runs at once: nodes by level, each of which waits for lower ones only.
 
-    The nodes of a level are in descending order of what they wait for; `waits[k]` of the level are the places of what
-    each of so many of them waits for as its k-th.
+    The nodes of a level are in descending order of how many nodes they wait for. `waits[k]` of the level has the places
+    of the k-th of these, for the first of the level's nodes: for all that wait for more than k.
     """
 
     order: Ints  # nodes by their places

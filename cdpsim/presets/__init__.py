@@ -58,8 +58,8 @@ def find_model(given: str | Path | Model, beside: Sequence[str] = ("unit",)) -> 
     return model(str(given)) if is_preset("model", given, beside) else Model.load(given)
 
 
-def find_cluster(given: str | Path | Cluster, beside: Sequence[str] = ("unit",)) -> Cluster:
+def find_cluster(given: str | Path | Cluster) -> Cluster:
     """Return a cluster, as `find_model` returns models."""
     if isinstance(given, Cluster):
         return given
-    return cluster(str(given)) if is_preset("cluster", given, beside) else Cluster.load(given)
+    return cluster(str(given)) if is_preset("cluster", given, ("unit",)) else Cluster.load(given)

@@ -385,7 +385,7 @@ class Program:
         return flags
 
     def average_of(self, version: Ints) -> Ints:
-        """Return the versions of which these are the means over all workers; -1 of those that take gradients."""
+        """Return the versions of which these are the means over all workers; -1 of versions made from gradients."""
         return np.full(np.shape(version), -1) if self.averaged is None else self.averaged[version]
 
     def ranks_of(self, group: int) -> Ints:

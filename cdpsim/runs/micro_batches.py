@@ -396,7 +396,7 @@ def growth_of_unit(few: FewSteps, more: FewSteps, steps: int) -> Growth | None:
     """Find a unit in a run that repeats itself in each step; None where the run shows none.
 
     A program of a unit more is to agree with that of the run. Where the first step does not show the others, the run
-    has as many as it takes; what is held longer than a step may be known from more of them than times are.
+    has the steps that it takes; buffers held longer than a step may need more of them than times do.
     """
     if not find_cuts(few.program, more.program):
         return None

@@ -1,6 +1,6 @@
 """Schedules as declarations: order x placement x rule x state policy, and the dict of all that have a name.
 
-Two steps of each schedule that is not a pipeline by lists (those have theirs in `pipelines/`), for two stages and two
+Two steps of each schedule that is not a pipeline by lists (those have theirs in `pipelines.py`), for two stages and two
 micro-batches. A row is a device and a column a slot; `F1.0` is the forward of micro-batch 1 on stage 0, and `/` marks a
 task that reads an older version than the newest.
 

@@ -1,8 +1,7 @@
 """The actions of each device in a step, one after another: how pipelines declare their orders.
 
-An action runs on the device in whose list it is.
-
-Orders in torch's format: a CSV file with a row for each device and a cell for each action.
+An action runs on the device in whose list it is. Files of orders are in torch's format: a CSV file with a row for each
+device and a cell for each action.
 """
 
 import re

@@ -3,7 +3,7 @@
 Positions order tasks; they are not times. Under unit costs they coincide with the paper's slots, because start times
 follow from dependencies, device order and costs.
 
-OverlappedRounds: how workers go on that do not wait for each update, and the versions that they make and read.
+`OverlappedRounds`: how workers go on that do not wait for each update, and the versions that they make and read.
 
 A program of such a schedule has a step for each round. In a round every worker computes blocks of micro-batches until
 what the round before has sent is through; then it hands its gradients over, and goes on with what has come:
@@ -15,7 +15,7 @@ what the round before has sent is through; then it hands its gradients over, and
 
 Communication r makes a version (weight prediction: two), which interval r + 1 reads.
 
-LocalSteps: rounds in which every worker makes steps alone; then all take the mean of their parameters.
+`LocalSteps`: rounds in which every worker makes steps alone; then all take the mean of their parameters.
 
 A program of such a schedule has a step for each local step, and one for each step of a warm-up. A worker's local steps
 make versions of its own. The last step of a round makes one more: of the mean over all workers, by an outer update.
@@ -45,7 +45,7 @@ from cdpsim.schedules.rule import Rule, Versions
 
 @dataclass(frozen=True)
 class OverlappedRounds:
-    """OverlappedRounds whose lengths are found in their run."""
+    """Rounds whose lengths are found in their run."""
 
     per_update: int = 1  # how many of them make an update of theta
     warms_up: bool = False  # whether steps may go before them whose updates workers wait for
@@ -97,7 +97,7 @@ def read_outer(text: object) -> Outer:
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """LocalSteps, by the number H that a shape has."""
+    """Steps that each worker takes alone in a round: the number H that a shape has."""
 
     outer: Outer | None = None  # that takes the mean; None: it stands in the place of parameters
     late: bool = False  # whether workers make a round's steps while the mean of the round before is on its way

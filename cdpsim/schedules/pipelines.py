@@ -1,22 +1,15 @@
 """The orders of pipelines, by the papers: the actions of each device in a step.
 
-Refusals of numbers of devices, chunks and micro-batches for which orders are not defined.
+    alternating        forwards alone, then a forward and a backward in turn, then backwards alone
+    two directions     stage j of one pipeline is on device j, of the other on devices - 1 - j; in DualPipe forwards of
+                       one are beside backwards of the other (DeepSeek-AI 2024)
+    zero bubble        backwards in two parts, I and W: gradients of weights fill the bubble (Qi et al. 2023, Zero
+                       Bubble Pipeline Parallelism)
+    in a V             two stages on each device: the first device has the first and the last
 
-Orders as texts: a word for each device, a letter for each action.
-
-Orders that begin with forwards alone, go on with a forward and a backward in turn, and end with backwards alone.
-
-Orders of two pipelines in opposite directions: stage j of one is on device j, of the other on devices - 1 - j.
-
-Backwards in two parts: gradients of weights fill the bubble (Qi et al. 2023, Zero Bubble Pipeline Parallelism).
-
-A device does some forwards ahead, then a forward and an I in turn. The fewer it does ahead, the later it begins with
-Ws: so all devices hold equally many activations until their Ws, and Ws are left for the end. Bubbles are as published
-while Ws are the shortest tasks; each micro-batch fewer than stated leaves one more slot of bubble.
-
-Two directions on the same devices, forwards of one beside backwards of the other (DeepSeek-AI 2024, DualPipe).
-
-Two stages on each device, in a V: the first device has the first and the last.
+Of zero bubble, a device does some forwards ahead, then a forward and an I in turn. The fewer it does ahead, the later
+it begins with Ws: so all devices hold equally many activations until their Ws, and Ws are left for the end. Bubbles are
+as published while Ws are the shortest tasks; each micro-batch fewer than stated leaves one more slot of bubble.
 """
 
 from collections.abc import Callable, Sequence

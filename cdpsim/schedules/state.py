@@ -3,7 +3,7 @@
 A placement is a layout over the copies of a stage: the devices with tasks of it. A task that needs a value in another
 layout causes an exchange; nothing else causes a message of values.
 
-    placements (parameters, gradients, optimizer)   copies at one moment             copies one after another
+    (parameters, gradients, optimizer)         copies at one moment             copies one after another
     copied, copied, copied                     all-reduce                        needs one copy
     copied, copied or owned, owned             reduce, broadcast after updates   -
     copied, copied or split, split             reduce-scatter, all-gather        -

@@ -165,9 +165,6 @@ def _with_times(stage: Stage, host: Link | None, nvme: Link | None, ranks: int, 
     return stage
 
 
-CONTENTION = ("none", "fair", "queue")
-
-
 @dataclass(frozen=True, eq=False)
 class Wires:
     """The directed edges that messages share: those of their routes that have a bandwidth limit."""

@@ -49,7 +49,7 @@ def request_lines() -> Iterator[str]:
     """Yield the lines of the table of all options of a request: its schedule, its stages, and a row for each option."""
     yield from ("| option | default | meaning |", "|---|---|---|")
     yield "| `schedule` | required | a name of [`cdpsim schedules`](schedules.md), or a CSV file of an order |"
-    yield "| `n` | – | the number of stages; a model with more is grouped into n; without it as many as the model has |"
+    yield "| `n` | – | the number of stages; a model with more is grouped into n; without it, all of the model |"
     for name, option in OPTIONS.items():
         default = option.default
         usual = f"`{default}`" if isinstance(default, str) else str(default).lower()

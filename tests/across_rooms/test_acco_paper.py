@@ -156,7 +156,7 @@ def test_the_last_row_needs_gradients_in_fp32() -> None:
 
 
 def slowest(workers: int, variation: float) -> float:
-    """Return the mean of the longest of so many lognormal times of mean 1, by quadrature."""
+    """Return the mean of the longest of that many lognormal times of mean 1, by quadrature."""
     sigma = np.sqrt(np.log1p(variation**2))
     z = np.linspace(-9, 9, 20_001)
     density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)

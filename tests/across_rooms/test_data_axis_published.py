@@ -54,7 +54,7 @@ def flop(row: Published) -> float:
 
 @lru_cache
 def step_of(row: Published, layers: int) -> float:
-    """Return the time of one step, of a model of so many equal layers, in fp16."""
+    """Return the time of one step, of a model of that many equal layers, in fp16."""
     size = 2 * parameters(row.layers, row.width) // layers
     each = flop(row) / layers
     stage = Stage(forward=Work(each / 4), backward=Work(3 * each / 4), recomputed=Work(each / 4), parameters=size)

@@ -1,4 +1,4 @@
-"""Replicas that are alike are run once, and no figure differs from that of a run of all, in any bit."""
+"""Replicas that are alike are run once, and no metric differs from that of a run of all, in any bit."""
 
 from typing import Any
 

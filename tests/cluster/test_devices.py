@@ -90,7 +90,7 @@ def test_a_memory_below_a_megabyte_has_a_unit(memory: object, read: int | None) 
     """Few bytes are hardly meant in a file; in Python, and in what is recorded, a number stays one of bytes."""
     for groups in ({"memory": memory}, [{"count": 1, "memory": "1 GB"}, {"count": 1, "memory": memory}]):
         if read is None:
-            problem = f'{memory} is so many bytes; give its unit, as in "{memory} GB" or "{memory} B"'
+            problem = f'{memory} means {memory} bytes; give its unit, as in "{memory} GB" or "{memory} B"'
             with pytest.raises(RequestError) as refusal:
                 Cluster.from_builtins({"devices": groups}, "box.toml")
             assert str(refusal.value) == f"box.toml: $.devices.memory: {problem}"

@@ -142,7 +142,7 @@ def test_edges_are_numbered_by_their_ends() -> None:
 
 @pytest.mark.parametrize(("count", "cards"), [(4, 2), (5, 3), (8, 4), (10, 5), (11, 6), (40, 20), (42, 21)])
 def test_a_fat_tree_across_nodes_serves_their_cards(count: int, cards: int) -> None:
-    """Of four devices the first two share a card, and the last two: so many cards are behind those of a last node."""
+    """Of four devices the first two share a card, and the last two: that many cards are behind those of a last node."""
     for ports in (2, 4, 6):  # a fat tree of k ports serves k**3 / 4
         topology = Topology(kind="nodes", per_node=4, nics=2, across="fat-tree", ports=ports)
         if serves := ports**3 // 4 >= cards:

@@ -211,7 +211,7 @@ def test_what_is_remembered_may_be_forgotten(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_cluster_of_any_number_of_devices_has_no_routes_yet() -> None:
     ring = Cluster(name="ring", topology=Topology(kind="ring"))
-    with pytest.raises(RequestError, match=r"^cluster 'ring': has as many devices as it takes; say how many first"):
+    with pytest.raises(RequestError, match=r"^cluster 'ring': leaves its number of devices open; say how many first"):
         ring.route(0, 1)
     assert ring.sized(3).route(0, 2) == (1,)
 

@@ -66,7 +66,7 @@ def optimum(actions: Actions, memory: Sequence[int] | None = None, stay: bool = 
 
 
 def starts_within(slots: int, step: Step, stay: bool = False) -> Starts | None:
-    """Return starts of tasks that take no more than so many slots; None if there are none."""
+    """Return starts of tasks that take no more than that many slots; None if there are none."""
     streams = [step.streams(device) for device in range(len(step.memory))]
     own = [[(kind, j, i) for kind in step.kinds for j, same in mine for i in same] for mine in streams]
     if slots < max(map(len, own)):

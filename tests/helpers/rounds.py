@@ -379,7 +379,7 @@ def ddp_in_buckets(
 
 
 def through_equal_buckets(passes: Passes, count: int, exchange: Fraction) -> Fraction:
-    """Return when the last of so many equal buckets is through."""
+    """Return when the last of that many equal buckets is through."""
     first, last = passes.forward + passes.backward / count + exchange, passes.both + exchange / count
     return max(first, last)
 
@@ -500,7 +500,7 @@ def played_means(
     late: bool = False,
     warm_up: tuple[int, Sequence[Fraction]] = (0, ()),
 ) -> Means:
-    """Play workers whose local steps take so long, so many in each of some rounds.
+    """Play workers with the time of a local step of each, and a number of local steps for each round.
 
     A worker gives its parameters to a mean at the end of a round. It waits for that mean, or if means are `late` for
     the one before, and makes its outer update; then it goes on. A warm-up has a number of steps, and what each

@@ -8,7 +8,7 @@ from cdpsim.numeric.columns import Times
 
 
 def room(times: Any) -> float:
-    """The difference that ticks may make between times of two runs; 0 for slots."""
+    """The difference that quanta may make between times of two runs; 0 for slots."""
     return 0.0 if np.asarray(times).dtype.kind == "i" else 1e-12 * float(np.max(times, initial=0))
 
 

@@ -62,7 +62,7 @@ class TraceProcessor:
             view = view[self._node.stdin.write(view) :]
 
     def read(self, count: int) -> bytes:
-        """Read so many bytes from the engine."""
+        """Read that many bytes from the engine."""
         assert self._node.stdout is not None
         data = b""
         while len(data) < count:

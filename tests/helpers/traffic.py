@@ -13,7 +13,7 @@ from cdpsim.timing.engine import find_engine
 
 
 class Sent(NamedTuple):
-    """A message of so many bytes from one device to another, ready to go at a time."""
+    """A message of that many bytes from one device to another, ready to go at a time."""
 
     time: float
     src: int

@@ -14,7 +14,7 @@ SLOW = Cable(latency=5e-6, bandwidth=3e8)
 
 
 def joined(kind: str, count: int, **words: object) -> Cluster:
-    """Return a cluster of so many devices in a topology."""
+    """Return a cluster of that many devices in a topology."""
     return Cluster(devices=(Devices(count=count),), topology=Topology(kind=kind, **words))  # type: ignore[arg-type]
 
 

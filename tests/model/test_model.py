@@ -481,7 +481,10 @@ def test_more_stages_than_there_are_and_other_groups_are_refused(toy: Model) -> 
         (lambda: toy.grouped(4), "n: n=4, but the model has 3 stages, which can be grouped and not split; lower n"),
         (lambda: toy.grouped(2), "n=2: the 3 stages cost work and time, and cannot be grouped; give all in one"),
         (lambda: toy.grouped(0), "n=0: must be at least 1 and at most 3"),
-        (lambda: Model.unit(3).grouped(2), "n=2: the model has 3 stages, and the slot model's are not grouped"),
+        (
+            lambda: Model.unit(3).grouped(2),
+            "n=2: the model has 3 stages, and the slot model's are not grouped; give n=3",
+        ),
         (
             lambda: Model(stages=(PLAIN,) * 2001).grouped(2),
             "n=2: the model has 2001 stages, and more than 2000 are not",

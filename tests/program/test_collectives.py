@@ -304,7 +304,7 @@ def test_two_trees_share_the_work() -> None:
 
 
 def check_two_trees(k: int) -> None:
-    """That of so many members."""
+    """Of that many members."""
     trees = two_trees.parents(k)
     colour = two_trees.colours(trees)
     children = [[np.flatnonzero(tree == member).tolist() for member in range(k)] for tree in trees]

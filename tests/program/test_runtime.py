@@ -1,4 +1,4 @@
-"""Behaviours of runtimes: what devices hold beyond what a schedule needs, declared behaviour by behaviour."""
+"""Behaviours of runtimes: buffers beyond a schedule's needs, each declared by itself."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -15,9 +15,8 @@ from cdpsim.cluster.disorder import Disorder, Slow, Stop
 from cdpsim.export.pictures import step_actions
 from cdpsim.model import GRADIENT_TYPES, OFFLOAD, OPTIMIZERS, RECOMPUTE, UPDATE_TIMES
 from cdpsim.program.collectives import COLLECTIVES
-from cdpsim.request.options import CollectiveName, Contention, EngineName, TrainingOptions
+from cdpsim.request.options import CollectiveName, EngineName, TrainingOptions
 from cdpsim.schedules.actions import write_actions
-from cdpsim.timing.costs import CONTENTION
 from cdpsim.timing.engine import ENGINES
 from tests.conftest import Command
 from tests.helpers.command_line import refuse
@@ -200,7 +199,6 @@ def test_a_schedule_of_ones_own_has_a_name_of_its_own() -> None:
 
 def test_a_type_checker_knows_all_names_that_are_taken() -> None:
     assert get_args(CollectiveName) == COLLECTIVES
-    assert get_args(Contention) == CONTENTION
     assert get_args(EngineName) == ("auto", *ENGINES)
     hints = get_type_hints(TrainingOptions)
     known = {"optimizer": OPTIMIZERS, "recompute": RECOMPUTE, "offload": OFFLOAD}

@@ -68,7 +68,7 @@ CASES: dict[str, tuple[Request, int]] = {
 @pytest.mark.parametrize("units", [1, 23])
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_shows_longer_ones(case: str, units: int) -> None:
-    """Each figure of runs of more units: memory and messages exactly, times to 1e-12."""
+    """Each metric of runs of more units: memory and messages exactly, times to 1e-12."""
     asked, unit = CASES[case]
     few = asked.shape.m
     found = growth(asked, few, few + unit)

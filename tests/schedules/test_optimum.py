@@ -98,7 +98,7 @@ def is_filled(name: str, sizes: Sizes) -> bool:
 
 
 def allowed(name: str, devices: int, m: int) -> Iterator[Sizes]:
-    """All sizes that a pipeline does not refuse, of two to so many devices and at most so many micro-batches."""
+    """All sizes that a pipeline does not refuse, of two to that many devices and at most that many micro-batches."""
     order = SCHEDULES[name].order
     several = (1, 2, 3) if order.any_chunks else (order.chunks,)
     for sizes in product(range(2, devices + 1), range(1, m + 1), several):

@@ -42,7 +42,7 @@ def try_law(
     *,
     measured_by: Callable[[dict[str, Any]], Measured] = lambda asked: evaluate(**asked),
 ) -> None:
-    """Hold the bounds of drawn requests, as so many times what they are, against simulations; the same each time.
+    """Hold the bounds of drawn requests, scaled by a factor, against simulations; the same each time.
 
     No candidate has a stage of ZeRO on one rank alone, which splits nothing, or stages on several devices.
     """
@@ -158,7 +158,7 @@ PIPELINES = [name for name, each in SCHEDULES.items() if each.order.lists and ea
 
 
 def options_of(name: str, devices: int) -> dict[str, Any]:
-    """Return the options of a schedule on so many devices."""
+    """Return the options of a schedule on that many devices."""
     takes_chunks = accepts(SCHEDULES[name], "chunks")
     chunks = 2 if takes_chunks else SCHEDULES[name].order.chunks
     n = 2 if SCHEDULES[name].order.one_place else devices * chunks
@@ -321,12 +321,12 @@ def carry_a_share(patch: pytest.MonkeyPatch, share: float) -> None:
 
 
 def scaled_by(times: Times, factor: float) -> Times:
-    """Return times so many times as long; slots stay whole numbers."""
+    """Return times scaled by a factor; slots stay whole numbers."""
     return times if times.dtype.kind == "i" else times * factor
 
 
 def scale_times(patch: pytest.MonkeyPatch, tasks: float, messages: float) -> None:
-    """Let tasks and messages take so many times as long."""
+    """Scale the times of tasks and messages."""
     of_tasks, together, single = costs._task_times, costs._collective_times, costs._point_to_point_times
     patch.setattr(costs, "_task_times", lambda *given: scaled_by(of_tasks(*given), tasks))
     patch.setattr(costs, "_point_to_point_times", lambda *given: single(*given) * messages)

@@ -81,7 +81,7 @@ def dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 
 def first_of_equals(order: Iterable[int], every: Mapping[int, Measured]) -> list[int]:
-    """The candidates that differ from all earlier ones by more than a thousandth in some figure."""
+    """The candidates that differ from all earlier ones by more than a thousandth in some metric."""
     kept: list[int] = []
     for k in order:
         if not any(

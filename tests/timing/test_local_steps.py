@@ -26,7 +26,7 @@ BANDWIDTH = 8
 
 
 class Case(NamedTuple):
-    """Workers that take so many times what a usual one takes: a micro-batch, an update, an outer update, in seconds."""
+    """Times of workers as multiples of a usual one's: of a micro-batch, an update, an outer update, in seconds."""
 
     schedule: str
     factors: list[int]

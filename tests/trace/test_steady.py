@@ -93,8 +93,8 @@ def test_steady_metrics_do_not_depend_on_the_steps_asked_for(name: str) -> None:
         assert few.pop("makespan") < many.pop("makespan")
         assert few == many
         few, many = (simulate(**asked, steps=steps).summary() for steps in (1, 20))
-        for figure in ("period", "period_is", "bubble", "mean_staleness"):
-            assert few[figure] == many[figure]
+        for metric in ("period", "period_is", "bubble", "mean_staleness"):
+            assert few[metric] == many[metric]
 
 
 @pytest.mark.parametrize("steps", [1, 3, 12, 48])

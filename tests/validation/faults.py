@@ -98,7 +98,7 @@ def hold_twice(old: Program, own: Buffers, rows: Ints) -> dict[str, Ints]:
 
 
 def hold_more(more: int) -> Callable[[Program, Buffers, Ints], dict[str, Ints]]:
-    """Return the change of the first buffer by so many bytes."""
+    """Return the change of the first buffer by that many bytes."""
 
     def change(old: Program, own: Buffers, rows: Ints) -> dict[str, Ints]:
         own.size[rows[0]] += more
@@ -118,7 +118,7 @@ def messages(change: Callable[[Messages], dict[str, Ints]]) -> Seed:
 
 
 def size(more: int) -> Callable[[Messages], dict[str, Ints]]:
-    """Return the change of the first message by so many bytes."""
+    """Return the change of the first message by that many bytes."""
 
     def change(own: Messages) -> dict[str, Ints]:
         own.size[0] += more
@@ -244,7 +244,7 @@ def passes(name: str, wrap: Callable[[Any], Callable[..., Any]]) -> Seed:
 
 
 def scratch_before(bytes_: int) -> Callable[[Any], Callable[..., Any]]:
-    """Return a wrapper that allocates so many bytes for a moment."""
+    """Return a wrapper that allocates that many bytes for a moment."""
 
     def wrap(right: Any) -> Callable[..., Any]:
         def wrong(*given: Any, **named: Any) -> Any:
@@ -257,7 +257,7 @@ def scratch_before(bytes_: int) -> Callable[[Any], Callable[..., Any]]:
 
 
 def workspace_before(bytes_: int, kept: list[Tensor] | None = None) -> Callable[[Any], Callable[..., Any]]:
-    """Return a wrapper that allocates so many bytes as a kernel does, in no storage that a tracker sees."""
+    """Return a wrapper that allocates that many bytes as a kernel does, in no storage that a tracker sees."""
 
     def wrap(right: Any) -> Callable[..., Any]:
         def wrong(*given: Any, **named: Any) -> Any:

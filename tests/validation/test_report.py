@@ -293,7 +293,7 @@ def test_where_no_file_can_be_read_the_folder_is_refused(tmp_path: Path) -> None
 
 
 def battery(reports: list[Report], *trials: TrialResult) -> Battery:
-    """The file of a battery of so many trials."""
+    """The file of a battery of that many trials."""
     return Battery(environment={}, seconds=1.0, calibration=None, models={}, reports=reports, trials=list(trials))
 
 

@@ -21,7 +21,7 @@ def held(**sizes: int) -> list[int]:
 
 
 def numbers(bytes_: int) -> torch.Tensor:
-    """A new tensor of so many bytes."""
+    """A new tensor of that many bytes."""
     return torch.empty(bytes_, dtype=torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""DataAxis: the copies of stages on data ranks, the bytes of each, and the groups of ranks that exchange them."""
+"""`DataAxis`: the copies of stages on data ranks, the bytes of each, and the groups of ranks that exchange them."""
 
 from dataclasses import dataclass
 from functools import cached_property

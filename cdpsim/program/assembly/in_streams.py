@@ -269,7 +269,7 @@ def sum_norms(axis: DataAxis, sums: Sums) -> None:
 
 
 def plan_parameters(axis: DataAxis) -> tuple[UnitPlan, Ints]:
-    """UnitPlan the messages in which the parameters of all stages go, and return the bytes of each stage, too."""
+    """Plan the messages in which the parameters of all stages go, and return the bytes of each stage, too."""
     size = np.zeros(axis.passes.n, dtype=np.int64)
     np.maximum.at(size, axis.copies.stage, axis.whole.parameters)  # a device has a tied tensor once
     return plan_messages(axis, units_of(axis, size, axis.state.buckets)), size

@@ -1,6 +1,6 @@
 """Updates: which device makes theta_{t+1} of a stage, and after which of its tasks.
 
-Sums of gradients over data ranks as messages carry them: whole, or compressed (`cdpsim.schedules.buckets`).
+Messages carry sums of gradients over data ranks whole, or compressed (`cdpsim.schedules.buckets`).
 
 Where ranks send different numbers no message can sum them: each rank gathers those of all others, and adds them up.
 Of matrices that go in two factors, the second one is made of the sum of the first.
@@ -187,7 +187,7 @@ def base_is_still_needed(updates: Updates) -> Ints:
     np.maximum.at(replaces, passes.base, np.arange(steps))
     result = np.repeat((replaces[passes.base] > np.arange(steps)).astype(np.int64), updates.in_step)
     replacing = replaces[passes.backward_version]
-    each = passes.together and passes.schedule.state.optimizer is Placed.COPIED  # copy updates for itself
+    each = passes.together and passes.schedule.state.optimizer is Placed.COPIED  # each copy updates for itself
     row = tables.copies.row % updates.in_step if each else passes.tij[2]
     replaced_by = replacing * updates.in_step + row
     late = (replacing >= 0) & (passes.device == updates.device[replaced_by])

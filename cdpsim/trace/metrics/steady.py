@@ -169,9 +169,9 @@ def _identities(program: Program) -> Ints:
 def find_steady_time(program: Program, certificate: Certificate, start: Times, end: Times) -> tuple[Any, Any] | None:
     """Return one repetition of a run in steady state: (low, high); None where the run is too short.
 
-    It begins when the steps before the first that repeats have ended, and those that read versions of the start: until
-    then fewer versions are in memory than later. Until it ends, no step begins that lacks anything, and no update is
-    made after which a step beyond the run would begin.
+    It begins when the steps before the first that repeats have ended, and the steps that read versions of the start:
+    until then fewer versions are in memory than later. Until it ends, no step begins that lacks anything, and no update
+    is made after which a step beyond the run would begin.
     """
     step = steps_of_nodes(program)
     low = end[step < max(certificate.first, program.fill + 1)].max(initial=0).item()
