@@ -118,7 +118,7 @@ def look_arguments(parser: Any) -> None:
             choices=PLACES,
             help="the place that its size fits: a column or a page of a paper, or a slide",
         ),
-        argument("--width", metavar="SIZE", help="its width, in inches or as '17.5 cm' (default: what it needs)"),
+        argument("--width", metavar="SIZE", help="its width, in inches or as '17.5 cm' (default: its content's)"),
         argument("--height", metavar="SIZE", help="its height, as --width"),
         argument("--font-size", metavar="POINTS", help="the size of its ordinary letters"),
         argument("--dpi", metavar="DOTS", help="dots per inch of a .png (default 150, for paper 300)"),

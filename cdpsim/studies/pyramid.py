@@ -2,8 +2,8 @@
 
 A micro-batch occupies a device that serves one stage from its forward to the end of its backward there. Three
 derivations are independent of each other: the largest overlap of occupancies; the smallest cover of all occupancies by
-paths of "ends before the other starts", which is a matching; and the bound, occupancy over time. An assignment that
-uses as many devices is the certificate.
+paths in which each ends before the next starts, which is a matching; and the bound, occupancy over time. An assignment
+that uses as many devices is the certificate.
 """
 
 from dataclasses import dataclass

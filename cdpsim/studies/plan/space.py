@@ -49,7 +49,7 @@ class Point(NamedTuple):
 
 @dataclass(eq=False)
 class Candidate:
-    """The options of a request, and what has become of it: a refusal, bounds, a simulation.
+    """The options of a request, and its result: a refusal, bounds, or a simulation.
 
     `case` is the number of the same request without data ranks.
     """
