@@ -1,6 +1,6 @@
 """Errors that users see, and the checks of single values that raise them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from numbers import Integral
 from textwrap import shorten
@@ -88,6 +88,17 @@ def true_or_false(subject: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise RequestError(subject, f"{subject}={short_repr(value)} is neither True nor False; give one of them")
     return value
+
+
+def neighbours(wanted: int, fits: Sequence[int]) -> str:
+    """Return which numbers that fit are next to one that does not, in words.
+
+    >>> neighbours(5, [1, 2, 4, 8]), neighbours(9, [1, 2, 4, 8])
+    ('4 and 8 do', '8 does')
+    """
+    near = [*[max((n for n in fits if n < wanted), default=0)], *[min((n for n in fits if n > wanted), default=0)]]
+    words = [str(n) for n in near if n]
+    return f"{' and '.join(words)} {'do' if len(words) > 1 else 'does'}"
 
 
 def whole_number(subject: str, value: object, *, at_least: int) -> int:

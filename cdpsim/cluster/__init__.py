@@ -25,7 +25,7 @@ from cdpsim.cluster.topology import (
     Speeds,
     Topology,
 )
-from cdpsim.errors import RequestError, one_line, short_repr
+from cdpsim.errors import RequestError, neighbours, one_line, short_repr
 from cdpsim.files import config
 from cdpsim.files.config import Name, read_preset
 from cdpsim.files.tables import record_html
@@ -132,6 +132,32 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
             problem = f"has {self.count} devices, but {schedule} needs {count}; {remedy}"
             raise RequestError(self._subject, problem)
 
+    @lru_cache(maxsize=64)  # noqa: B019 - clusters are values, and few
+    def team(self, ranks: int) -> "Cluster":
+        """Return the cluster of groups of `ranks` neighbours, as one rank of each sees it; refuse uneven groups."""
+        if ranks == 1:
+            return self
+        topology, unlike = self.topology, len({msgspec.structs.replace(each, count=None) for each in self.devices}) > 1
+        if self.edges or self.links or unlike or (topology and topology.kind in ("ring", "fat-tree", "edges")):
+            kind = (
+                "unlike devices"
+                if unlike
+                else "edges or links of pairs"
+                if self.edges or self.links
+                else "a ring or tree"
+            )
+            problem = f"a group of {ranks} ranks has no place of its own on {self._subject}, which has {kind}"
+            raise RequestError("tensor", f"{problem}; take a cluster of nodes, or of one switch")
+        size = topology.per_node if topology and topology.per_node else self.count
+        if size and size % ranks and (topology is None or topology.per_node is None or ranks % size):
+            fits = [t for t in range(1, size + 1) if size % t == 0]
+            problem = f"groups of {ranks} ranks do not fill nodes of {size} devices evenly"
+            raise RequestError("tensor", f"{problem}; {neighbours(ranks, fits)}")
+        self.require(ranks, f"a group of {ranks} ranks")
+        count = None if self.count is None else self.count // ranks
+        devices = (msgspec.structs.replace(self.devices[0], count=count),)
+        return msgspec.structs.replace(self, devices=devices, topology=topology and topology.of_teams(ranks))
+
     def sized(self, count: int) -> "Cluster":
         """Return this cluster with at least `count` devices if its file leaves the number open; nodes are complete."""
         self.require(count)
@@ -170,7 +196,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
     def memory_bandwidths(self, count: int) -> list[float | None]:
         """Return the bandwidth of the memory of each of the first `count` devices; refuse one that has none."""
         groups = self._groups(count)
-        found = [group.memory_bandwidth for group in self.devices[: groups.max(initial=-1) + 1]]
+        found = [group.reached_bandwidth for group in self.devices[: groups.max(initial=-1) + 1]]
         if None in found:
             problem = "devices have no memory_bandwidth, of which updates take their time; add it to [devices]"
             raise RequestError(self._subject, f"{problem}, or leave update_time out")

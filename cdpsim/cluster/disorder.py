@@ -70,6 +70,25 @@ class Disorder(config.ConfigTable, frozen=True, kw_only=True):
         slow, stop = (tuple(each for each in column if each.device < count) for column in (self.slow, self.stop))
         return replace(self, slow=slow, stop=stop)
 
+    def of_teams(self, ranks: int) -> "Disorder":
+        """Return this by groups of ranks, which do everything together: a group is as slow as its slowest rank."""
+        if ranks == 1:
+            return self
+        factors: dict[int, float] = {}
+        for each in self.slow:
+            factors[each.device // ranks] = max(factors.get(each.device // ranks, 1.0), each.factor)
+        slow = tuple(Slow(device=team, factor=factor) for team, factor in factors.items() if factor != 1)
+        return replace(self, slow=slow, stop=tuple(replace(each, device=each.device // ranks) for each in self.stop))
+
+    def of_ranks(self, given: "Disorder", ranks: int) -> "Disorder":
+        """Return this of groups by the ranks that `given` names, where the groups of these are still there."""
+        slow, stop = {each.device for each in self.slow}, {each.device for each in self.stop}
+        return replace(
+            self,
+            slow=tuple(each for each in given.slow if each.device // ranks in slow),
+            stop=tuple(each for each in given.stop if each.device // ranks in stop),
+        )
+
     def require(self, count: int, schedule: str = "the schedule") -> None:
         """Refuse slow devices and stops beyond the first `count` devices, which are all of a schedule's devices."""
         for option, column in (("slow", self.slow), ("stop", self.stop)):

@@ -7,6 +7,7 @@ from math import inf, isfinite
 from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from cdpsim.errors import RequestError, choose
 from cdpsim.files import config
@@ -195,6 +196,19 @@ class Topology(config.ConfigTable, frozen=True, kw_only=True):
         """Whether ways within a node are alike both ways."""
         return self.inside == "switch" or self.link.there == self.link.back
 
+    def of_teams(self, ranks: int) -> "Topology":
+        """Return the topology that one of `ranks` neighbours sees, which all send at once, by its share of the cards."""
+        if self.kind != "nodes":
+            return self
+        size, teams = self.per_node or 1, max(1, (self.per_node or 1) // ranks)
+        sharing = min(ranks, -(-size // self.nics))  # that send by one card
+        nics = min(self.nics, teams)
+        network = {
+            name: value / sharing for name in ("bandwidth", "bandwidth_back") if (value := getattr(self.network, name))
+        }
+        ports = None if self.ports is None else max(2, 2 * (self.ports * nics // (2 * self.nics)))
+        return replace(self, per_node=teams, nics=nics, network=replace(self.network, **network), ports=ports)
+
     def complete_nodes(self, count: int) -> int:
         """Return how many devices there are where at least `count` are needed: nodes are complete."""
         size = self.per_node or 1
@@ -263,6 +277,18 @@ class MeasuredWith(config.ConfigTable, frozen=True, kw_only=True):
             choose("precision", self.precision, Speeds.__struct_fields__)
 
 
+class Kernels(config.ConfigTable, frozen=True, kw_only=True):
+    """The shares of a device's peak and of its memory bandwidth that operations reach, and what they wait for."""
+
+    products: Share = 1.0  # of the peak
+    grouped: Share = 1.0  # of the peak, by products of experts
+    core: Share = 1.0  # of the peak, by a fused core of attention
+    passes: Share = 1.0  # of the memory bandwidth
+    launch: Seconds = 0.0  # before each pass
+    meet: Seconds = 0.0  # before each exchange
+    beside: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0  # the share of a product that hides an exchange beside it
+
+
 class Devices(config.ConfigTable, frozen=True, kw_only=True):
     """A group of equal devices."""
 
@@ -270,6 +296,7 @@ class Devices(config.ConfigTable, frozen=True, kw_only=True):
     speed: Speed | None = None  # in any precision
     speeds: Speeds | None = None
     achieved: Share | None = None  # the share of either that is reached; None: all
+    kernels: Kernels | None = None  # for models of layers; None: their FLOP over the speed that is reached
     memory: Size | None = None  # None: unlimited
     memory_bandwidth: Bandwidth | None = (
         None  # at which it is read and written: for updates by their bytes, and Fig. 4's rooflines
@@ -282,12 +309,20 @@ class Devices(config.ConfigTable, frozen=True, kw_only=True):
             raise RequestError("speed", "and speeds both say how fast it is; keep one")
         if self.achieved is not None and self.speed is None and self.speeds is None:
             raise RequestError("achieved", "is a share of speed or speeds; give one")
+        if self.kernels is not None and self.memory_bandwidth is None:
+            raise RequestError("kernels", "say which share of memory_bandwidth is reached; give that, too")
         choose("overlap", self.overlap, OVERLAPS)
 
     @property
     def is_measured(self) -> bool:
         """Whether anything of it is in bytes or FLOP/s."""
         return any(value is not None for value in (self.speed, self.speeds, self.memory, self.memory_bandwidth))
+
+    @property
+    def reached_bandwidth(self) -> float | None:
+        """The bandwidth of its memory that passes reach; None where it is not known."""
+        reached = self.kernels.passes if self.kernels else 1.0
+        return None if self.memory_bandwidth is None else self.memory_bandwidth * reached
 
     def peak_in(self, precision: str | None) -> float | None:
         """Return the peak FLOP/s in a precision or, for None, in any; None where there is no speed.

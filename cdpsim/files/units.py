@@ -74,7 +74,9 @@ def seconds(given: object) -> float:
 
 
 def time_or_work(given: object) -> "float | Work":
-    """Return the cost of a task, which is above zero: seconds, or `Work`."""
+    """Return the cost of a task, which is above zero: seconds, or `Work`; one that says more is returned as it is."""
+    if isinstance(given, Work) and type(given) is not Work:
+        return given
     amount, kind = _parse(given, _DURATION, _WORK)
     return Work(amount) if kind is _WORK else float(amount)
 

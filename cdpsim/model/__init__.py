@@ -9,7 +9,6 @@ from functools import lru_cache
 from itertools import accumulate, chain, groupby, pairwise, repeat
 from math import fsum, lcm, prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
 import msgspec
@@ -22,8 +21,10 @@ from cdpsim.files.config import Name, read_preset
 from cdpsim.files.tables import as_html
 from cdpsim.files.units import Work, counted, short_text
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
+from cdpsim.model.layers import Layers
 from cdpsim.model.runtime import Runtime
-from cdpsim.model.stage import STAGE_SIZES, Stage, Tie, merge_stages, pad_stage, without_tied
+from cdpsim.model.splitting import NO_MESH, Mesh, shaped_stages
+from cdpsim.model.stage import PRECISIONS, STAGE_SIZES, Stage, Tie, merge_stages, pad_stage, without_tied
 
 Cuts = tuple[int, ...]
 
@@ -110,8 +111,6 @@ MOST_STAGES = 1_000_000
 MOST_LAYERS = 2_000  # that can be grouped: the time for exact cuts grows as their square
 MOST_BYTES_IN_ALL = 2**53  # up to here a sum over all stages is exact in float64, too
 
-# Bytes of a number; a TF32 product takes numbers in FP32 (NVIDIA A100 Tensor Core GPU Architecture, 2020).
-PRECISIONS = MappingProxyType({"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1})
 Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adafactor", "lion", "sm3", "adam-8bit", "lamb", "lars"]
 GradientType = Literal["fp32", "bf16", "fp16"]
 UpdateTime = Literal["stated", "memory", "clipped"]
@@ -183,6 +182,7 @@ class _ModelFacts(config.ConfigTable, frozen=True, kw_only=True):
     training: Recipe = Recipe()  # `cdpsim.model.recipe.apply_recipe` adds its costs to the stages
     runtime: Runtime = Runtime()  # what its runs hold beyond what a schedule needs
     tied: tuple[Tie, ...] = ()  # tensors that several stages share; each of these has it among its parameters
+    layers: Layers | None = None  # its shape, from which its stages and ties are made
 
 
 def _facts(model: _ModelFacts) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class _RepeatedStage(Stage, frozen=True, kw_only=True):
 
 
 class _ModelFile(_ModelFacts, frozen=True, kw_only=True):
-    stages: Annotated[tuple[_RepeatedStage, ...], msgspec.Meta(min_length=1)]
+    stages: tuple[_RepeatedStage, ...] = ()
 
 
 class Model(_ModelFacts, frozen=True, kw_only=True):
@@ -205,6 +205,8 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
 
     stages: Annotated[tuple[Stage, ...], msgspec.Meta(min_length=1, max_length=MOST_STAGES)]
     is_unit: bool = False  # the slot model: times are slots, and sizes stage-activations
+    mesh: Mesh = NO_MESH  # the ranks that share each task of a model of layers
+    parts: Cuts = ()  # the layers of each stage, where they are given
 
     def __repr__(self) -> str:
         words = [short_repr(self.name)] * bool(self.name) + [counted(self.n, "stage")]
@@ -288,8 +290,12 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
             problem = f"the model has {self.n} stages, which can be grouped and not split; lower n, or leave it out"
             raise RequestError("n", f"n={n}, but {problem}")
         check_stages(n, self.n)
+        if self.parts:
+            return self._given_cuts(n)
         if n == self.n:
             return tuple(range(1, n))
+        if self.layers is not None and self.layers.layers % n == 0 and self.n == self.layers.layers + 2:
+            return tuple(1 + k * self.layers.layers // n for k in range(1, n))  # the embedding is with the first
         if self.is_unit or self.n > MOST_LAYERS:
             which = "the slot model's are" if self.is_unit else f"more than {MOST_LAYERS} are"
             raise RequestError(f"n={n}", f"the model has {self.n} stages, and {which} not grouped; give n={self.n}")
@@ -299,6 +305,14 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         costs = [Fraction(stage.forward) + Fraction(stage.backward) for stage in self.stages]
         unit = lcm(*(cost.denominator for cost in costs))  # in which all are whole
         return _balanced_cuts(tuple(int(cost * unit) for cost in costs), n)
+
+    def _given_cuts(self, n: int) -> Cuts:
+        """Return the cuts of given numbers of layers; the embedding is with the first, and the head with the last."""
+        layers = self.n if self.layers is None else self.layers.layers
+        if len(self.parts) != n or sum(self.parts) != layers:
+            problem = f"are {len(self.parts)} stages of {sum(self.parts)} layers in all, for n={n} of {layers} layers"
+            raise RequestError("cuts", f"{problem}; give {n} numbers whose sum is {layers}")
+        return tuple(int(self.layers is not None) + cut for cut in accumulate(self.parts[:-1]))
 
     def _bounds(self, n: int) -> list[tuple[int, int]]:
         """Return the stages with which each of n groups begins and ends."""
@@ -354,7 +368,12 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
     @property
     def updates_in_lanes(self) -> bool:
         """Whether updates take their devices' time."""
-        return any(stage.update or stage.update_bytes for stage in self.stages)
+        return self.sums_partial or any(stage.update or stage.update_bytes for stage in self.stages)
+
+    @property
+    def sums_partial(self) -> bool:
+        """Whether gradients are summed over a tensor group in an update."""
+        return any(stage.group_sum for stage in self.stages)
 
     @property
     def moves_bytes(self) -> bool:
@@ -471,8 +490,15 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
     def from_builtins(cls, content: object, subject: str) -> Self:
         """Return the model of a file's content; errors begin with `subject`."""
         form = config.decode(
-            content, _ModelFile, subject, (_RepeatedStage, _ModelFile, Tie, MemoryCurve, OperatorSteps)
+            content, _ModelFile, subject, (_RepeatedStage, _ModelFile, Layers, Tie, MemoryCurve, OperatorSteps)
         )
+        if bool(form.stages) == (form.layers is not None):
+            problem = "and [layers] both say what its layers are; keep one" if form.stages else "are missing"
+            raise RequestError(
+                f"{subject}: $.stages", problem + "; give [[stages]], or the shape of [layers]" * (not form.stages)
+            )
+        if form.layers is not None:
+            return cls.of_layers(form.layers, **_facts(form))
         if sum(stage.repeat for stage in form.stages) > MOST_STAGES:
             raise RequestError(f"{subject}: $.stages", f"more than {MOST_STAGES} in all; lower `repeat`")
         stages = chain.from_iterable(repeat(stage.stage(), stage.repeat) for stage in form.stages)
@@ -481,8 +507,26 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         except RequestError as error:
             raise RequestError(subject, f"$.{error}") from None
 
+    @classmethod
+    def of_layers(cls, shape: Layers, mesh: Mesh = NO_MESH, **facts: Any) -> Self:
+        """Return the model of a shape, as one rank of a mesh has it."""
+        facts |= {"samples": facts.get("samples") or 1, "precision": facts.get("precision") or "bf16"}
+        facts = {name: value for name, value in facts.items() if name not in ("layers", "tied", "tokens")}
+        stages, tied = shaped_stages(shape, mesh, facts["samples"], facts["precision"])
+        return cls(**facts | {"stages": stages, "tied": tied, "tokens": shape.length, "layers": shape, "mesh": mesh})
+
+    def on(self, mesh: Mesh, layers: Layers, samples: int, parts: Cuts = ()) -> Self:
+        """Return the model of other layers, as one rank of a mesh has it, of so many samples a micro-batch."""
+        try:
+            made = self.of_layers(layers, mesh, **_facts(self) | {"samples": samples})
+        except RequestError as error:
+            raise RequestError(error.subject, f"{error.problem}".replace("{model}", self.name or "the model")) from None
+        return msgspec.structs.replace(made, parts=parts)
+
     def table(self) -> dict[str, object]:
         """Return the content of a file of this model."""
+        if self.layers is not None:
+            return config.encode(_ModelFacts(**_facts(self) | {"tied": (), "tokens": None}))
         runs = [(stage, sum(1 for _ in equal)) for stage, equal in groupby(self.stages)]
         stages = [({"repeat": count} if count > 1 else {}) | config.encode(stage) for stage, count in runs]
         return config.encode(_ModelFacts(**_facts(self))) | {"stages": stages}

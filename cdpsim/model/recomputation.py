@@ -77,10 +77,9 @@ def make_stage(layers: Sequence[Stage], given: int, recompute: str, j: int) -> S
     if recompute == "reversible":
         return merge_stages(list(_reversed_layers(layers, given, j)), given)
     if recompute.startswith(SINGLE_LAYERS):
-        first = int(recompute.removeprefix(SINGLE_LAYERS))
-        inputs = [given, *(layer.boundary for layer in layers)]
-        single = [recompute_stage(layer, [layer], size, j) for layer, size in zip(layers[:first], inputs, strict=False)]
-        return merge_stages([*single, *layers[first:]], given)
+        return merge_stages(_single_layers(layers, given, int(recompute.removeprefix(SINGLE_LAYERS)), j), given)
+    if recompute == "layer" and not all(layer.recomputes for layer in layers):
+        return merge_stages(_single_layers(layers, given, len(layers), j), given)
     stage = merge_stages(layers, given)
     if recompute == "none":
         return stage
@@ -90,6 +89,16 @@ def make_stage(layers: Sequence[Stage], given: int, recompute: str, j: int) -> S
         merge_stages(layers[begin:end], size) for (begin, end), size in zip(pairwise(bounds), inputs, strict=True)
     ]
     return recompute_stage(stage, segments, given, j)
+
+
+def _single_layers(layers: Sequence[Stage], given: int, first: int, j: int) -> list[Stage]:
+    """Return the layers of stage j, of which the first ones that recompute do so, one by one."""
+    inputs, left, single = [given, *(layer.boundary for layer in layers)], first, []
+    for layer, size in zip(layers, inputs, strict=False):
+        again = layer.recomputes and left > 0
+        single.append(recompute_stage(layer, [layer], size, j) if again else layer)
+        left -= again
+    return single
 
 
 def segment_bounds(layers: int, recompute: str) -> list[int]:

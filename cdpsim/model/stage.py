@@ -15,6 +15,10 @@ from cdpsim.files import config
 from cdpsim.files.config import Cost, Name, Seconds, Size
 from cdpsim.files.units import Work
 from cdpsim.model.curve import OptionalCurve
+from cdpsim.model.operations import Operations
+
+# Bytes of a number; a TF32 product takes numbers in FP32 (NVIDIA A100 Tensor Core GPU Architecture, 2020).
+PRECISIONS = MappingProxyType({"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1})
 
 STAGE_SIZES = (
     "activation",
@@ -27,6 +31,7 @@ STAGE_SIZES = (
     "input_transient",
     "weight_transient",
     "boundary",
+    "sent",
     "parameters",
     "gradients",
     "first_gradients",
@@ -43,6 +48,7 @@ SIZE_DEFAULTS = MappingProxyType(
         "first_gradients": "gradient_bytes",
         "freed_output": "kept_output",
         "weight_activation": "activation",
+        "sent": "boundary",
     }
 )
 
@@ -72,6 +78,7 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     retained_input_transient: Size | None = None  # temporary memory
     retained_weight_transient: Size | None = None  # the same of the weights' part
     boundary: Size = 0  # what its forward sends to the next stage, and its backward gets from there; the last's output
+    sent: Size | None = None  # the bytes of that message; None: all of them
     parameters: Size = 0
     gradients: Size | None = None  # None: as parameters
     first_gradients: Size | None = None  # what they add to the peak of the backward that makes them; None: all of them
@@ -79,10 +86,13 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     optimizer: Size = 0
     wide_gradients: Size = 0  # its gradient in fp32, for an update that takes a narrower one so; no part of gradients
     restored: Size = 0  # what an update changes, and an estimate's is to set back; 0: the optimizer's state
+    recomputes: bool = True  # whether ways to recompute single layers include it
     recomputed: Cost | None = None  # the part of the backward that computes the forward again, which MFU leaves out
     update: Cost | None = None  # the optimizer's step, in a lane of its device; None: no time
     update_bytes: Size = 0  # what that step reads and writes, in the time of its device's memory bandwidth
     outer_update: Cost | None = None  # an update by the mean of parameters, behind local steps; None: no time
+    partial: Size = 0  # the part of the parameters whose gradients are summed over a tensor group once a step
+    group_sum: Seconds = 0.0  # the time for that; 0: derived from the cluster's links
     # Offloading, to the host of the device (`offload` gives the sizes and times of transfers between them):
     offloaded: Size = 0  # what leaves the device during the forward and comes back during the backward
     transfer: Seconds = 0.0  # the time for that, each way; 0: derived from the cluster's link
@@ -112,8 +122,11 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
         for name, limit in (("first_gradients", "gradient_bytes"), ("freed_output", "kept_output")):
             if (getattr(self, name) or 0) > getattr(self, limit):
                 raise RequestError(name, f"must be at most {limit.removesuffix('_bytes')}, of which it is a part")
-        if self.host_parameters > self.parameters:
-            raise RequestError("host_parameters", "must be at most parameters, of which it is a part")
+        for name in ("host_parameters", "partial"):
+            if getattr(self, name) > self.parameters:
+                raise RequestError(name, "must be at most parameters, of which it is a part")
+        if (self.sent or 0) > self.boundary:
+            raise RequestError("sent", "must be at most boundary, of which it is a share")
         if self.updated_on_host:
             for name in ("optimizer", "update", "update_bytes"):
                 if getattr(self, name):
@@ -307,6 +320,7 @@ _ADDED = (
     "host_parameters",
     "data",
     "factored",
+    "partial",
 )
 
 
@@ -335,6 +349,7 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
         attention_forward=add_costs(cores) if cores else None,
         kept_output=last.kept_output,
         boundary=last.boundary,
+        sent=last.sent,
         gradients=None if all(layer.gradients is None for layer in layers) else _sum(layers, "gradient_bytes"),
         update=add_costs(updates) if updates else None,
         outer_update=add_costs(outer_updates) if outer_updates else None,
@@ -345,6 +360,7 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
         inference=_inference(layers, given),
         tensors=_merged_tensors(layers),
         nvme=any(layer.nvme for layer in layers),
+        recomputes=any(layer.recomputes for layer in layers),
         **{kind: _sum(layers, kind) for kind in _ADDED},
         **_merged_memory(layers),
     )
@@ -496,6 +512,8 @@ def _inference(layers: Sequence[Stage], given: int) -> int:
 
 def add_costs(costs: Sequence[Cost]) -> Cost:
     """Return the sum of times, or of work; refuse to add a time to work."""
+    if all(isinstance(cost, Operations) for cost in costs):
+        return Operations(each for cost in costs if isinstance(cost, Operations) for each in cost.counted)
     kinds = {isinstance(cost, Work) for cost in costs}
     if len(kinds) > 1:
         raise RequestError("stages", "some cost work and some time, which cannot be added; give all in one of them")

@@ -41,19 +41,28 @@ from cdpsim.request.options import (
     with_new_names,
 )
 from cdpsim.request.reading import (
+    given_model,
     memory_engine,
     places_of,
     read_cluster,
     read_experiment,
     read_model,
     read_options,
+    shaped_model,
     undisturbed,
 )
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.placement import Shape, Widths
 from cdpsim.schedules.rule import Rule
 from cdpsim.schedules.state import Placed, State
-from cdpsim.timing.costs import pyramid_of, reached, with_transfer_times
+from cdpsim.timing.costs import (
+    Machine,
+    machine_of,
+    pyramid_of,
+    reached,
+    with_operation_times,
+    with_transfer_times,
+)
 
 # The order of a record: that of its first version. Options that are not named here come last.
 _ORDER = (
@@ -99,7 +108,8 @@ class Request(Mapping[str, Any]):
 
     schedule: Schedule
     model: Model  # grouped into stages and trained, by the options
-    cluster: Cluster
+    cluster: Cluster  # of the groups of ranks that do each task together, as one rank of each sees it
+    machine: Cluster  # of single ranks, with what disturbs them
     rule: Rule
     shape: Shape
     steps: int
@@ -176,10 +186,20 @@ class Request(Mapping[str, Any]):
         if source in ("model", "cluster"):
             if isinstance(self.given[source], str) and self.given[source] in preset_names(f"{source}s"):
                 return self.given[name]
-            return None if name in TRAINING else getattr(self, source).to_builtins()
+            if source == "cluster":
+                return undisturbed(self.machine).to_builtins()
+            return self._recorded_model(name)
         if name in DISORDER_OPTIONS:
-            return self.disorder.recorded(slots=self.in_slots).get(name)
+            ranks = self.model.mesh.tensor
+            disorder = self.disorder if ranks == 1 else self.disorder.of_ranks(self.machine.disorder, ranks)
+            return disorder.recorded(slots=self.in_slots).get(name)
         return self.__dict__.get(name, self.given[name])
+
+    def _recorded_model(self, name: str) -> object:
+        """Return a model outside the package as its stages, or one of layers as its shape and options."""
+        if self.model.layers is None:
+            return None if name in TRAINING else self.model.to_builtins()
+        return self.given[name] if name in TRAINING else given_model(self.given["model"], None).to_builtins()
 
     @cached_property
     def _counted_once(self) -> tuple[Model, tuple[Tie, ...]]:
@@ -194,7 +214,13 @@ class Request(Mapping[str, Any]):
     def timed_model(self) -> Model:
         """The model with local ties counted once, and with the times of transfers to hosts."""
         ranks = self.shape.shard if self.zero else 1
-        return with_transfer_times(self._counted_once[0], self.cluster.host, self.cluster.nvme, ranks)
+        model = with_transfer_times(self._counted_once[0], self.cluster.host, self.cluster.nvme, ranks)
+        return with_operation_times(model, self.pricing, splits=self.schedule.splits(self.shape))
+
+    @cached_property
+    def pricing(self) -> Machine | None:
+        """The machine on which the operations of a model of layers take their times; None of another model."""
+        return machine_of(self.model, undisturbed(self.machine), self.given["collective"] or "best")
 
     @property
     def widths(self) -> Widths:
@@ -313,15 +339,18 @@ class Request(Mapping[str, Any]):
 
     def of(self, model: str | Path | Model, cluster: str | Path | Cluster) -> Self:
         """Return the same request of another model, with the same stages and training, and of another cluster."""
-        found = read_cluster(cluster)
+        found = self.machine if cluster is self.cluster else read_cluster(cluster)
+        ranks = self.model.mesh.tensor
         disturbances = {name: self.given[name] for name in DISORDER_OPTIONS if self.given[name]}
         others: dict[str, Any] = {} if model is self.model else {"model": model}
         others |= {} if cluster is self.cluster else {"cluster": cluster}
         other = model if isinstance(model, Model) and model is self.model else self._other_model(model)
+        disorder = msgspec.structs.replace(found.disorder, **disturbances).effective()
         return self._changed(
             model=other,
-            cluster=undisturbed(found),
-            disorder=msgspec.structs.replace(found.disorder, **disturbances).effective(),
+            cluster=undisturbed(found).team(ranks),
+            machine=msgspec.structs.replace(found, disorder=disorder),
+            disorder=disorder.of_teams(ranks),
             runtime=self.given["runtime"] or other.runtime,
             collective=self.given["collective"],
             given={**self.given, **others},
@@ -331,7 +360,8 @@ class Request(Mapping[str, Any]):
         """Return a model cut and trained by the request's options; refuse one of another unit of time."""
         n, layers = self.shape.n, self.shape.layers
         if not (isinstance(model, Model) and model.n == n and model.training == Recipe()):
-            model = read_model(model, None if layers else n, self.given, places_of(self.schedule, layers))
+            shaped = shaped_model(model, self.given)
+            model = read_model(shaped, None if layers else n, self.given, places_of(self.schedule, layers))
         if model.is_unit != self.in_slots:
             problem = "is of slots" if model.is_unit else "is of seconds and bytes"
             raise RequestError("model", f"{problem}, and this request's is not; make another request")

@@ -407,6 +407,56 @@ class DataOptions(TypedDict, total=False):
     ]
 
 
+class LayerOptions(TypedDict, total=False):
+    """A --model of [layers], and the ranks that share its tensors."""
+
+    tensor: Annotated[
+        int | None,
+        Option(
+            "T",
+            "split each layer over T neighbouring ranks, which do each task together: tensor parallelism; a device of "
+            "the results is one such group",
+            usual="1",
+            least=1,
+            brief=True,
+        ),
+    ]
+    sequence: Annotated[
+        bool,
+        Option("", "between the products, split the sequence over these ranks, too", default=False),
+    ]
+    whole_boundaries: Annotated[
+        bool,
+        Option(
+            "",
+            "let each of these ranks send a whole boundary, in place of a share that the receiving group gathers",
+            default=False,
+        ),
+    ]
+    split_checkpoints: Annotated[
+        bool,
+        Option("", "split what recomputed layers keep over these ranks, and gather it in the backward", default=False),
+    ]
+    micro_batch: Annotated[
+        int | None,
+        Option("B", "the samples of a micro-batch", usual="the file's", least=1),
+    ]
+    length: Annotated[
+        int | None,
+        Option("S", "the tokens of a sample", usual="the file's", least=1),
+    ]
+    cuts: Annotated[
+        str | Sequence[int] | None,
+        Option(
+            "L,L,...",
+            "the layers of each of N stages; the embedding is with the first, and the head with the last",
+            usual="as balanced as can be",
+            read=lambda given: list(read_widths(given, "cuts")),
+            is_list=True,
+        ),
+    ]
+
+
 class TrainingOptions(TypedDict, total=False):
     """How a --model is trained (default: as its file says)."""
 
@@ -641,12 +691,27 @@ class SimulationOptions(TypedDict, total=False):
 
 
 class Options(
-    ScheduleOptions, DataOptions, TrainingOptions, PlatformOptions, DisorderOptions, SimulationOptions, total=False
+    ScheduleOptions,
+    DataOptions,
+    LayerOptions,
+    TrainingOptions,
+    PlatformOptions,
+    DisorderOptions,
+    SimulationOptions,
+    total=False,
 ):
     """All options of a request, beside its schedule and its number of stages."""
 
 
-GROUPS = (ScheduleOptions, DataOptions, TrainingOptions, PlatformOptions, DisorderOptions, SimulationOptions)
+GROUPS = (
+    ScheduleOptions,
+    DataOptions,
+    LayerOptions,
+    TrainingOptions,
+    PlatformOptions,
+    DisorderOptions,
+    SimulationOptions,
+)
 OPTIONS: dict[str, Option] = {
     name: kind.__metadata__[0] for name, kind in get_type_hints(Options, include_extras=True).items()
 }

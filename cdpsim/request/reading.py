@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace as replace_table
 
 from cdpsim import presets
 from cdpsim.cluster import Cluster
@@ -35,6 +36,7 @@ from cdpsim.files import config
 from cdpsim.limits import refuse_many_slots, refuse_too_large
 from cdpsim.model import OPTIMIZERS, UNIT_MODELS, Model, Recipe
 from cdpsim.model.recipe import UPDATE_FACTS, apply_recipe
+from cdpsim.model.splitting import Mesh
 from cdpsim.program.assembly import check_counts, count_rounds
 from cdpsim.request.options import (
     FORWARD_FIRST,
@@ -42,6 +44,7 @@ from cdpsim.request.options import (
     OPTIONS,
     TRAINING,
     CountRows,
+    LayerOptions,
     choose_option,
     read_value,
     with_new_names,
@@ -117,7 +120,8 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
     The slot model of very many stages is made only after the size of the run has been checked.
     """
     options = _check_each(given)
-    schedule = options["schedule"]
+    schedule, asked = options["schedule"], options["model"]
+    options["model"] = shaped_model(asked, options)
     model, shape = _model_and_shape(schedule, options)
     in_slots = model is None or model.is_unit
     rule, steps = _rule_and_steps(schedule, shape, options, in_slots=in_slots)
@@ -125,6 +129,7 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
         refuse_many_slots(shape.n)
     model = model or read_model(options["model"], shape.n, options)
     cluster = read_cluster(options["cluster"])
+    ranks = model.mesh.tensor
     disorder = disorder_of(cluster.disorder, **{name: options[name] for name in DISORDER}, slots=in_slots)
     _refuse_misfits(schedule, model, cluster)
     _refuse_whole_tensors(schedule, shape, options)
@@ -139,14 +144,16 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
         | {
             "model": model,
             "runtime": options["runtime"] or model.runtime,
-            "cluster": undisturbed(cluster),
+            "cluster": undisturbed(cluster).team(ranks),
+            "machine": replace_table(cluster, disorder=disorder),
             "rule": rule,
             "shape": shape,
             "steps": steps,
             "slot_order": options["slot_order"] or FORWARD_FIRST,
-            "disorder": disorder,
+            "disorder": disorder.of_teams(ranks),
             "given": {name: options[name] for name in OPTIONS}
-            | {name: getattr(disorder, name) for name in DISORDER if options[name]},
+            | {name: getattr(disorder, name) for name in DISORDER if options[name]}
+            | {"model": asked},
         }
     )
 
@@ -154,6 +161,7 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
 def _model_and_shape(schedule: Schedule, options: Mapping[str, Any]) -> tuple[Model | None, Shape]:
     """Return the model in stages, or None of the slot model, which is made later; and the shape of the schedule."""
     n = schedule.shape.n if options["n"] is None and schedule.shape is not None else options["n"]
+    n = len(options["cuts"]) if n is None and options["cuts"] else n
     if isinstance(options["model"], str) and options["model"] in UNIT_MODELS:
         if n is None:
             raise RequestError("n", "is missing; give the number of stages, or a model file that says it")
@@ -358,6 +366,41 @@ def read_model(
         n = whole_number("n", n, at_least=1)
     found = given_model(model, n)
     return apply_recipe(found, read_recipe(found, options), n, places)
+
+
+def shaped_model(
+    given: str | Path | Model | Mapping[str, object], options: Mapping[str, Any]
+) -> str | Path | Model | Mapping[str, object]:
+    """Return a model of layers as one rank of its mesh has it; another one as it is given, which has none."""
+    asked = [name for name in LAYER_OPTIONS if options.get(name)]
+    if not asked or (isinstance(given, str) and given in UNIT_MODELS and asked == ["cuts"]):
+        return given
+    if isinstance(given, str) and given in UNIT_MODELS:
+        raise RequestError(asked[0].replace("_", "-"), "is of layers, and slots have none; give a --model")
+    found = given_model(given, None)
+    cuts = tuple(options.get("cuts") or ())
+    if asked == ["cuts"]:
+        return replace_table(found, parts=cuts)
+    if found.layers is None:
+        named = f"{found.name} " if found.name else ""
+        problem = f"splits layers by their shape, and the model {named}has stages; give one of [layers]"
+        raise RequestError(next(name for name in asked if name != "cuts").replace("_", "-"), problem)
+    mesh = read_mesh(options, found)
+    layers = found.layers if options.get("length") is None else replace_table(found.layers, length=options["length"])
+    return found.on(mesh, layers, options.get("micro_batch") or found.samples or 1, cuts)
+
+
+def read_mesh(options: Mapping[str, Any], model: Model) -> Mesh:
+    """Return the ranks that share each task; refuse shares of a group of one."""
+    tensor = options.get("tensor") or 1
+    shares = {name: bool(options.get(name)) for name in ("sequence", "whole_boundaries", "split_checkpoints")}
+    for name, asked in shares.items():
+        if asked and tensor == 1:
+            raise RequestError(name.replace("_", "-"), "is of the ranks of --tensor; give at least 2 of them")
+    return Mesh(tensor, **shares)
+
+
+LAYER_OPTIONS = tuple(LayerOptions.__annotations__)
 
 
 def read_recipe(model: Model, options: Mapping[str, object]) -> Recipe:

@@ -144,7 +144,8 @@ def resolve_request(request: Request, program: Program) -> Request:
 
 def unexpanded_costs(program: Program, request: Request) -> Costs:
     """Return the costs of a program whose collectives are in one piece."""
-    return node_costs(program, request.timed_model, request.cluster, request.collective or DEFAULT)
+    collective = request.collective or DEFAULT
+    return node_costs(program, request.timed_model, request.cluster, collective, machine=request.pricing)
 
 
 def algorithms_by_collective(costs: Costs) -> tuple[Any, ...]:
@@ -251,7 +252,8 @@ def price_request(program: Program, request: Request) -> Costs:
 def price_resolved(program: Program, request: Request, collapsed: Costs | None = None) -> Costs:
     """Return the disturbed costs of a program; `collapsed` are those of its unexpanded one, if they are known."""
     cluster = request.cluster
-    costs = node_costs(program, request.timed_model, cluster, request.collective or DEFAULT, request.contention)
+    named = request.collective or DEFAULT
+    costs = node_costs(program, request.timed_model, cluster, named, request.contention, request.pricing)
     costs = replace(costs, request=request)
     if program.unexpanded is not None and not request.contends:
         collapsed = collapsed or unexpanded_costs(program.unexpanded, request)

@@ -54,12 +54,12 @@ class Shape:
         return self.m * self.replicas
 
 
-def read_widths(given: object) -> Widths:
-    """Return the devices of each stage that a list says, or a text with commas."""
+def read_widths(given: object, option: str = "stage-replicas") -> Widths:
+    """Return the number of each stage that a list says, or a text with commas: by default of its devices."""
     numbers = given.split(",") if isinstance(given, str) else given
     if not isinstance(numbers, Sequence | np.ndarray):
-        raise RequestError("stage-replicas", f"{short_repr(given)} is no list; write a number for each stage: 2,1,1")
-    return tuple(whole_number("stage-replicas", number, at_least=1) for number in numbers)
+        raise RequestError(option, f"{short_repr(given)} is no list; write a number for each stage: 2,1,1")
+    return tuple(whole_number(option, number, at_least=1) for number in numbers)
 
 
 DeviceOf = Callable[[Ints, Ints, Ints, Shape], Ints]  # i, j, t

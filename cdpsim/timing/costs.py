@@ -41,14 +41,26 @@ from msgspec import structs
 
 from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import Disorder, read_jitter
-from cdpsim.cluster.topology import Link
+from cdpsim.cluster.topology import Devices, Link
 from cdpsim.errors import RequestError
 from cdpsim.files.units import MOST_SECONDS, Work, counted
 from cdpsim.model import Model
+from cdpsim.model.operations import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    PASS,
+    PRODUCT,
+    REDUCE_SCATTER,
+    TENSOR,
+    Exchange,
+    Operations,
+    Row,
+)
+from cdpsim.model.splitting import Mesh
 from cdpsim.model.stage import Stage
 from cdpsim.numeric.columns import Floats, Ints, Times
 from cdpsim.numeric.disturbances import DISTRIBUTIONS, Calendar, merge_stops, never, uniforms
-from cdpsim.program import Kind, Op, Program, Stream, once_a_program
+from cdpsim.program import Content, Kind, Op, Program, Stream, once_a_program
 from cdpsim.program.collectives import Algorithm, payload_factor
 from cdpsim.schedules.placement import Widths, pyramid_widths
 from cdpsim.timing.collective_times import AlikeGroup, alike_group, fastest_in_group
@@ -79,6 +91,7 @@ def times_of_stages(model: Model, speed: float | None, bandwidth: float | None, 
     update = _update_times(model, speed, bandwidth)
     if shard > 1:
         update = update / shard
+    update = update + [stage.group_sum for stage in model.stages] if model.sums_partial else update
     forward, outer = pass_times(model, "forward", speed), _times(model, "outer_update", speed)
     return np.stack([update, forward, backward - weights if splits else backward, weights, outer])
 
@@ -98,6 +111,107 @@ def pyramid_of(model: Model, m: int, speed: float | None) -> Widths:
 def roofline_time(work: float, moved: float, speed: float, bandwidth: float) -> float:
     """Return the time of operations, or of the bytes that they move if that is longer."""
     return max(work / speed, moved / bandwidth)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The device and the links of the ranks that do a model's operations together."""
+
+    device: Devices
+    precision: str
+    cluster: Cluster
+    ranks: int  # of a tensor group: the first ones of the cluster, as any others
+    collective: str
+
+    def seconds(self, work: Operations, *, whole: bool = True) -> float:
+        """Return the time of operations and of what exchanges add; a backward in two parts hides no exchange."""
+        computed = fsum(times * self.row_seconds(row) for row, times in work.rows)
+        return computed + fsum(times * self.exposed(each, whole=whole) for each, times in work.exchanges)
+
+    def row_seconds(self, row: Row) -> float:
+        """Return the time of an operation, by its kind where the device says what each kind reaches."""
+        peak, kernels, bandwidth = (
+            self.device.peak_in(self.precision),
+            self.device.kernels,
+            self.device.memory_bandwidth,
+        )
+        assert peak is not None, "the cluster has been asked for it"
+        if kernels is None:
+            return row.flop / (peak * (self.device.achieved or 1.0))
+        assert bandwidth is not None, "kernels need it"
+        moved = row.moved / (bandwidth * kernels.passes)
+        if row.kind == PRODUCT:
+            return max(row.flop / (peak * kernels.products), moved)
+        return kernels.launch + moved if row.kind == PASS else row.done * row.flop / (peak * kernels.core)
+
+    def exchange_seconds(self, exchange: Exchange) -> float:
+        """Return the time of an exchange alone: until its ranks have met, and of its messages."""
+        meet = self.device.kernels.meet if self.device.kernels else 0.0
+        return meet + _group_seconds(self.cluster, self.ranks, exchange.op, exchange.size, self.collective)
+
+    def exposed(self, exchange: Exchange, *, whole: bool = True) -> float:
+        """Return what an exchange adds to its task, beside the product that may hide it."""
+        alone = self.exchange_seconds(exchange)
+        if exchange.beside is None or not whole:
+            return alone
+        beside = self.device.kernels.beside if self.device.kernels else 1.0
+        return max(0.0, alone - beside * self.row_seconds(exchange.beside))
+
+
+@lru_cache(maxsize=4096)
+def _group_seconds(cluster: Cluster, ranks: int, op: str, size: int, collective: str) -> float:
+    """Return the time of a collective of the first ranks of a cluster."""
+    cluster = cluster.sized(ranks)
+    group = alike_group(cluster, np.arange(ranks))
+    return fastest_in_group(_EXCHANGES[op], collective, cluster, group, size)[1]
+
+
+_EXCHANGES = {ALL_REDUCE: Op.ALL_REDUCE, ALL_GATHER: Op.ALL_GATHER, REDUCE_SCATTER: Op.REDUCE_SCATTER}
+
+
+def machine_of(model: Model, cluster: Cluster, collective: str) -> Machine | None:
+    """Return the machine of a model of operations; None where none of its stages has any, or nothing says a speed.
+
+    Refuse devices of several kinds: the ranks of a group do the same at the same time.
+    """
+    if not any(isinstance(stage.forward, Operations) for stage in model.stages):
+        return None
+    groups = {structs.replace(group, count=None) for group in cluster.devices}
+    if len(groups) > 1:
+        problem = f"has {len(groups)} kinds of devices, and operations of layers take their times on one"
+        raise RequestError("cluster", f"{problem}; give equal devices, and slow ones by --slow")
+    cluster.speeds(1, model.precision)
+    (device,) = groups
+    peak = device.peak_in(model.precision)
+    return None if peak is None else Machine(device, model.precision, cluster, model.mesh.tensor, collective)
+
+
+def with_operation_times(model: Model, machine: Machine | None, *, splits: bool) -> Model:
+    """Return the model with the times of its stages' operations, on a machine; parts of a backward hide no exchange."""
+    if machine is None:
+        return model
+    timed = {stage: _with_seconds(stage, machine, splits=splits) for stage in dict.fromkeys(model.stages)}
+    return structs.replace(model, stages=tuple(timed[stage] for stage in model.stages))
+
+
+def _with_seconds(stage: Stage, machine: Machine, *, splits: bool) -> Stage:
+    """Return a stage with its costs in seconds, and with the time of the sum of partial gradients."""
+    costs: dict[str, Any] = {
+        name: machine.seconds(cost)
+        for name in ("forward", "recomputed", "attention_forward")
+        if isinstance(cost := getattr(stage, name), Operations)
+    }
+    weights, backward = stage.weight_backward, stage.backward
+    assert isinstance(weights, Operations) and isinstance(backward, Operations)
+    first = Operations([*backward.counted, *((each, -times) for each, times in weights.counted)])
+    parts = machine.seconds(first, whole=False), machine.seconds(weights, whole=False)
+    costs |= {"backward": sum(parts) if splits else machine.seconds(backward), "weight_backward": parts[1]}
+    if not splits:
+        costs["weight_backward"] = min(parts[1], costs["backward"])
+    if stage.partial:
+        size = stage.gradient_bytes * stage.partial // stage.parameters
+        costs["group_sum"] = machine.exchange_seconds(Exchange(TENSOR, ALL_REDUCE, size))
+    return structs.replace(stage, **costs)
 
 
 def _update_times(model: Model, speed: float | None, bandwidth: float | None) -> Times:
@@ -206,11 +320,26 @@ class Costs:
         return f"Costs({facts} of {self.request!r})" if self.request else f"Costs({facts})"
 
 
-def node_costs(program: Program, model: Model, cluster: Cluster, collective: str, contention: str = "none") -> Costs:
-    """Return the costs of a program; collectives run by the algorithm named `collective`, or by the best."""
+def node_costs(
+    program: Program,
+    model: Model,
+    cluster: Cluster,
+    collective: str,
+    contention: str = "none",
+    machine: Machine | None = None,
+) -> Costs:
+    """Return the costs of a program; collectives run by the algorithm named `collective`, or by the best.
+
+    Tasks gather the shares of boundaries that a group of ranks gets, by a `machine`.
+    """
     cluster, exact = cluster.sized(program.all_devices), model.is_unit
     duration = np.zeros(program.nodes, dtype=np.int64 if exact else np.float64)
     duration[: len(program.tasks)] = _task_times(program, model, cluster)
+    if machine is not None and model.mesh.gathers_boundaries:
+        message, reader = boundary_readers(program)
+        sent = program.messages.size[message]
+        whole = {size: machine.exchange_seconds(gather_of(size, model.mesh)) for size in set(sent.tolist())}
+        np.add.at(duration, reader, [whole[size] for size in sent.tolist()])
     collective_times, rounds, algorithms, runs_by = _collective_times(program, cluster, collective)
     if not exact:  # in slots messages take no time
         duration[program.message_nodes] = collective_times + _point_to_point_times(program, cluster)
@@ -221,6 +350,23 @@ def node_costs(program: Program, model: Model, cluster: Cluster, collective: str
         release[k] = scaled // share.denominator if exact else scaled / share.denominator
     wires = None if contention == "none" else lay_out(program, cluster, contention)
     return Costs(duration, rounds, release, algorithms, runs_by, wires=wires)
+
+
+def gather_of(sent: int, mesh: Mesh) -> Exchange:
+    """Return the exchange by which a group of ranks makes a boundary whole, of which each got a share."""
+    return Exchange(TENSOR, ALL_GATHER, sent * mesh.tensor)
+
+
+@once_a_program
+def boundary_readers(program: Program) -> tuple[Ints, Ints]:
+    """Return the messages of boundaries, and the task that reads each."""
+    first, edges = program.message_nodes.start, program.edges
+    message = edges.before - first
+    of_task = (message >= 0) & (message < len(program.messages)) & (edges.after < len(program.tasks))
+    message, reader = message[of_task], edges.after[of_task]
+    content = program.messages.content[message]
+    read = (program.messages.op[message] == Op.P2P) & (content <= Content.ACTIVATION_GRADIENT)
+    return message[read], reader[read]
 
 
 def _task_times(program: Program, model: Model, cluster: Cluster) -> Times:

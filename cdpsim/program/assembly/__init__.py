@@ -97,11 +97,11 @@ def _send(keeping: Keeping, sender: Ints, content: Content) -> None:
     forth, reader = content == Content.ACTIVATION, sender + 1
     of, arriving, row = _locate(passes, sender), _locate(passes, reader), sender // passes.phases
     boundary = of.stage if forth else of.stage - 1
-    payload, micro_batch = keeping.model.size("boundary")[boundary], passes.micro_batch[row]
+    payload, micro_batch = keeping.model.size("sent")[boundary], passes.micro_batch[row]
     message = build.send(Op.P2P, content, of, arriving.device, payload, micro_batch=micro_batch)
     build.link(_handing_on(passes, sender), message)
     build.link(message, reader)
-    size = keeping.boundary[boundary]
+    size = np.minimum(keeping.boundary[boundary], payload)
     if forth:
         hold_output(keeping, of, row, message)
     else:

@@ -1,0 +1,216 @@
+"""The one rule by which operations are split among ranks, and from which every exchange between them follows.
+
+An axis of ranks lists the dimensions that it may split, in order. A value lies *split* by the first of these that it
+has, else *copied*. An operation's work is split by the first dimensions that any of its values or weights has. Beside
+such a split,
+
+    an input without them is needed whole: gathered if it lies split; its gradient is partial: scattered to where it
+    lies split, else summed
+    an output without them is partial: scattered to where it lies split, and its gradient gathered; else summed
+    a weight without them is copied, and its gradient partial: summed over the axis once a step
+
+A gather for the backward may run beside the product of the input's gradient, and what a partial gradient needs beside
+that of the weights. Everything else waits.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+from cdpsim.model.layers import PADDED, Layers, Operation, Value, embedding, head, layer
+from cdpsim.model.operations import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    CORE,
+    PRODUCT,
+    REDUCE_SCATTER,
+    TENSOR,
+    Exchange,
+    Operations,
+    Row,
+)
+from cdpsim.model.stage import PRECISIONS, Stage, Tie
+
+OF_WEIGHTS, SEQUENCE = frozenset("qcanfgv"), frozenset("s")
+Counted = list[tuple[Row | Exchange, float]]
+
+
+class Mesh(NamedTuple):
+    """The ranks that do one task together, and how they split it."""
+
+    tensor: int = 1
+    sequence: bool = False
+    whole_boundaries: bool = False
+    split_checkpoints: bool = False
+    keeps_gathered: bool = False  # of the runtime: gathered inputs are kept for the backward
+    weight_copies: bool = False  # of the runtime: a backward makes a tensor as large as the weight
+
+    @property
+    def gathers_boundaries(self) -> bool:
+        """Whether each rank sends its share of a boundary that all have, and the ranks that get it gather the rest."""
+        return self.tensor > 1 and not (self.sequence or self.whole_boundaries)
+
+    def split_by(self, *dims: str) -> frozenset[str]:
+        """Return the first dimensions that the tensor axis may split, and that any of these tensors has."""
+        levels = (OF_WEIGHTS, SEQUENCE)[: (1 + self.sequence) * (self.tensor > 1)]
+        return next((level for level in levels if not level.isdisjoint("".join(dims))), frozenset())
+
+
+NO_MESH = Mesh()
+
+
+class Sizes(NamedTuple):
+    """The sizes of all dimensions, whole and on one rank."""
+
+    whole: Mapping[str, int]
+    share: Mapping[str, int]
+
+    def shape(self, dims: str, split_by: frozenset[str] = frozenset()) -> tuple[int, ...]:
+        """Return the sizes of a tensor's dimensions, of which some are split."""
+        return tuple((self.share if dim in split_by else self.whole)[dim] for dim in dims)
+
+    def size(self, value: Value, split_by: frozenset[str] = frozenset()) -> int:
+        """Return the bytes of a value."""
+        return int(prod(self.shape(value.dims, split_by)) * value.width)
+
+
+@dataclass
+class Share:
+    """What one rank does and holds of some operations."""
+
+    forward: Counted = field(default_factory=list)
+    for_input: Counted = field(default_factory=list)  # the input's part of the backward
+    for_weights: Counted = field(default_factory=list)
+    again: Counted = field(default_factory=list)  # the part of these that a fused core computes again
+    core: Counted = field(default_factory=list)  # the part of the forward that is the core of attention
+    kept: dict[str, int] = field(default_factory=dict)  # bytes for the backward, by the value's name
+    core_kept: int = 0  # of these
+    data: int = 0  # of these
+    weights: list[tuple[int, ...]] = field(default_factory=list)
+    partial: int = 0  # numbers of weights whose gradients are summed over the axis once a step
+    forward_peak: int = 0  # bytes
+    backward_transient: int = 0
+
+
+def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh) -> Share:
+    """Return one rank's share: work, exchanges, bytes kept, weights."""
+    share, gathered = Share(), set[str]()
+    for each in operations:
+        by = mesh.split_by(*(v.dims for v in each.inputs), each.output.dims, *each.weights)
+        whole = [v for v in each.inputs if by and by.isdisjoint(v.dims)]
+        row = _row(each, sizes, by)
+        learns = each.kind == PRODUCT and bool(each.weights)
+        backward = share.for_weights if all(v.given for v in each.inputs) else share.for_input
+        share.forward.append((row, 1))
+        backward.append((row, 1 if learns else each.again))
+        share.for_weights += [(row, 1)] * learns
+        share.again += [(row, each.again - 2)] * (each.kind == CORE)
+        share.core += [(row, 1)] * each.in_core
+        for value in whole:
+            size, lies = sizes.size(value), mesh.split_by(value.dims)
+            if not lies and not value.given:
+                backward.append((Exchange(TENSOR, ALL_REDUCE, size, row if learns else None), 1))
+            if lies and value.name not in gathered:
+                gathered.add(value.name)
+                share.forward.append((Exchange(TENSOR, ALL_GATHER, size), 1))
+                backward.append((Exchange(TENSOR, REDUCE_SCATTER, size, row if learns else None), 1))
+                if value in each.kept and not mesh.keeps_gathered:
+                    share.for_weights.append((Exchange(TENSOR, ALL_GATHER, size, row), 1))
+        if by and by.isdisjoint(each.output.dims):
+            lies = mesh.split_by(each.output.dims)
+            size = sizes.size(each.output)
+            share.forward.append((Exchange(TENSOR, REDUCE_SCATTER if lies else ALL_REDUCE, size), each.sums))
+            backward += [(Exchange(TENSOR, ALL_GATHER, size), 1)] * bool(lies)
+        share.weights += [sizes.shape(weight, by) for weight in each.weights]
+        share.partial += sum(prod(sizes.shape(w)) for w in each.weights if by and by.isdisjoint(w))
+        _hold(share, each, sizes, mesh, whole)
+    return share
+
+
+def _row(each: Operation, sizes: Sizes, by: frozenset[str]) -> Row:
+    """Return what one rank computes of an operation, or moves; a product moves its operands."""
+    dims, times = each.flop
+    flop = float(times * prod(sizes.shape(dims, by))) if times else 0.0
+    moved = sum(width * prod(sizes.shape(dims, by)) for dims, width in each.moved)
+    if each.kind == PRODUCT:
+        moved = sum(sizes.size(value, by) for value in (*each.inputs, each.output))
+        moved += sum(each.output.width * prod(sizes.shape(weight, by)) for weight in each.weights)
+    return Row(each.kind, flop, float(moved), each.done)
+
+
+def _hold(share: Share, each: Operation, sizes: Sizes, mesh: Mesh, whole: list[Value]) -> None:
+    """Count what an operation keeps, and its working memory."""
+    for value in each.kept:
+        by = frozenset[str]() if value in whole and mesh.keeps_gathered else mesh.split_by(value.dims)
+        size = sizes.size(value, by)
+        if value.name not in share.kept:
+            share.core_kept += size * each.in_core
+            share.data += size * value.given
+        share.kept[value.name] = size
+    by = mesh.split_by(*(v.dims for v in each.inputs), each.output.dims, *each.weights)
+    loose = {v for v in (*each.inputs, each.output) if v.name not in share.kept}
+    loose |= {v for v in whole if share.kept.get(v.name, 0) < sizes.size(v)}
+    share.forward_peak = max(share.forward_peak, sum(share.kept.values()) + sum(sizes.size(v, by) for v in loose))
+    if each.kind == PRODUCT and each.weights:
+        given = each.inputs[0]
+        again = sizes.size(given, by) if given in loose else 0
+        copied = each.output.width * prod(sizes.shape(each.weights[0], by)) if mesh.weight_copies else 0
+        used = again + sizes.size(given, by) + sizes.size(each.output, by) + int(copied)
+        share.backward_transient = max(share.backward_transient, used)
+
+
+def sizes_on(shape: Layers, samples: int, tensor: int) -> Sizes:
+    """Return the sizes of a shape's dimensions, whole and on one of `tensor` ranks; the vocabulary is padded."""
+    whole = {"b": samples} | shape.sizes
+    if tensor > 1:
+        whole["v"] = -(-whole["v"] // (PADDED * tensor)) * PADDED * tensor
+    keys = max(1, shape.kv // tensor) * whole["d"]  # copied where there are fewer heads than ranks
+    share = {dim: size // tensor for dim, size in whole.items()}
+    return Sizes(whole, share | {"c": keys, "q": share["a"] + 2 * keys})
+
+
+@lru_cache(maxsize=64)
+def shaped_stages(shape: Layers, mesh: Mesh, samples: int, precision: str) -> tuple[tuple[Stage, ...], tuple[Tie, ...]]:
+    """Return the stages of a shape, one for each layer between embedding and head, and the weights that two share."""
+    width, sizes = PRECISIONS[precision], sizes_on(shape, samples, mesh.tensor)
+    boundary = sizes.size(Value("x", "bsh", width), mesh.split_by("s"))
+    logits = sizes.size(Value("logits", "bsv", width), mesh.split_by("v"))
+    first, middle, last = (
+        _stage(name, split(part(shape, width), sizes, mesh), width, output, mesh)
+        for name, part, output in (
+            ("embedding", embedding, boundary),
+            ("layer", layer, boundary),
+            ("head", head, logits),
+        )
+    )
+    rows, columns = sizes.shape("vh", mesh.split_by("v"))
+    tie = Tie(stages=(0, shape.layers + 1), parameters=width * rows * columns, factored=width * (rows + columns))
+    return (first, *(middle,) * shape.layers, last), (tie,) * shape.tied
+
+
+def _stage(name: str, share: Share, width: int, boundary: int, mesh: Mesh) -> Stage:
+    """Return a stage of one rank's share."""
+    kept = sum(share.kept.values())
+    weights, backward = Operations(share.for_weights), Operations(share.for_input + share.for_weights)
+    return Stage(
+        name=name,
+        forward=Operations(share.forward),
+        backward=backward,
+        weight_backward=weights if share.for_input else backward,
+        recomputed=Operations(share.again) if share.again else None,
+        recomputes=bool(share.core),
+        attention_activation=share.core_kept,
+        attention_forward=Operations(share.core) if share.core else None,
+        activation=kept,
+        data=share.data,
+        forward_transient=share.forward_peak - kept,
+        backward_transient=share.backward_transient,
+        boundary=boundary,
+        sent=boundary // mesh.tensor if mesh.gathers_boundaries else None,
+        parameters=width * sum(map(prod, share.weights)),
+        partial=width * share.partial,
+        factored=width * sum(sum(shape) for shape in share.weights),
+        tensors=tuple(share.weights),
+    )
