@@ -3,7 +3,7 @@
 Stages are consecutive layers. A cut is the layer with which a stage begins; the first stage has none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate, chain, groupby, pairwise, repeat
@@ -20,6 +20,7 @@ from cdpsim.files import config
 from cdpsim.files.config import Name, read_preset
 from cdpsim.files.tables import as_html
 from cdpsim.files.units import Work, counted, short_text
+from cdpsim.model.configurations import shape_fields
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.model.layers import Layers
 from cdpsim.model.runtime import Runtime
@@ -489,6 +490,8 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
     @classmethod
     def from_builtins(cls, content: object, subject: str) -> Self:
         """Return the model of a file's content; errors begin with `subject`."""
+        if isinstance(content, Mapping) and "model_type" in content:
+            content = {"name": Path(subject).parent.name, "layers": shape_fields(content, subject)}
         form = config.decode(
             content, _ModelFile, subject, (_RepeatedStage, _ModelFile, Layers, Tie, MemoryCurve, OperatorSteps)
         )

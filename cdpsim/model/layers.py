@@ -16,7 +16,7 @@ from cdpsim.files import config
 from cdpsim.model.operations import CORE, PASS, PRODUCT
 
 Size: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**31)]
-Rows: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+PositionRows: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 TOKEN_BYTES = 8  # of a token's number, as torch has it
 LOGIT = 4  # bytes of a logit for the loss, and of what a fused core keeps for each head and token
@@ -43,7 +43,7 @@ class Layers(config.ConfigTable, frozen=True, kw_only=True):
     head_norms: bool = False  # of queries and of keys
     parallel: bool = False  # whether the MLP is beside the attention
     tied: bool = True  # whether the head has the embedding's weights
-    positions: bool | Rows = True  # rows of learned positions; true: as many as the length
+    positions: bool | PositionRows = True  # rows of learned positions; true: as many as the length
     causal: bool = True
 
     def _check(self) -> None:

@@ -77,7 +77,7 @@ class Sizes(NamedTuple):
 
 
 @dataclass
-class Share:
+class RankShare:
     """What one rank does and holds of some operations."""
 
     forward: Counted = field(default_factory=list)
@@ -94,9 +94,9 @@ class Share:
     backward_transient: int = 0
 
 
-def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh) -> Share:
+def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh) -> RankShare:
     """Return one rank's share: work, exchanges, bytes kept, weights."""
-    share, gathered = Share(), set[str]()
+    share, gathered = RankShare(), set[str]()
     for each in operations:
         by = mesh.split_by(*(v.dims for v in each.inputs), each.output.dims, *each.weights)
         whole = [v for v in each.inputs if by and by.isdisjoint(v.dims)]
@@ -140,7 +140,7 @@ def _row(each: Operation, sizes: Sizes, by: frozenset[str]) -> Row:
     return Row(each.kind, flop, float(moved), each.done)
 
 
-def _hold(share: Share, each: Operation, sizes: Sizes, mesh: Mesh, whole: list[Value]) -> None:
+def _hold(share: RankShare, each: Operation, sizes: Sizes, mesh: Mesh, whole: list[Value]) -> None:
     """Count what an operation keeps, and its working memory."""
     for value in each.kept:
         by = frozenset[str]() if value in whole and mesh.keeps_gathered else mesh.split_by(value.dims)
@@ -190,7 +190,7 @@ def shaped_stages(shape: Layers, mesh: Mesh, samples: int, precision: str) -> tu
     return (first, *(middle,) * shape.layers, last), (tie,) * shape.tied
 
 
-def _stage(name: str, share: Share, width: int, boundary: int, mesh: Mesh) -> Stage:
+def _stage(name: str, share: RankShare, width: int, boundary: int, mesh: Mesh) -> Stage:
     """Return a stage of one rank's share."""
     kept = sum(share.kept.values())
     weights, backward = Operations(share.for_weights), Operations(share.for_input + share.for_weights)

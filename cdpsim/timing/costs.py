@@ -336,7 +336,7 @@ def node_costs(
     duration = np.zeros(program.nodes, dtype=np.int64 if exact else np.float64)
     duration[: len(program.tasks)] = _task_times(program, model, cluster)
     if machine is not None and model.mesh.gathers_boundaries:
-        message, reader = boundary_readers(program)
+        message, reader = gathering_tasks(program)
         sent = program.messages.size[message]
         whole = {size: machine.exchange_seconds(gather_of(size, model.mesh)) for size in set(sent.tolist())}
         np.add.at(duration, reader, [whole[size] for size in sent.tolist()])
@@ -358,8 +358,8 @@ def gather_of(sent: int, mesh: Mesh) -> Exchange:
 
 
 @once_a_program
-def boundary_readers(program: Program) -> tuple[Ints, Ints]:
-    """Return the messages of boundaries, and the task that reads each."""
+def gathering_tasks(program: Program) -> tuple[Ints, Ints]:
+    """Return the messages of boundaries, and the task that gathers each"""
     first, edges = program.message_nodes.start, program.edges
     message = edges.before - first
     of_task = (message >= 0) & (message < len(program.messages)) & (edges.after < len(program.tasks))
