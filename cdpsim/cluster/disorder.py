@@ -72,8 +72,6 @@ class Disorder(config.ConfigTable, frozen=True, kw_only=True):
 
     def of_teams(self, ranks: int) -> "Disorder":
         """Return this by groups of ranks, which do everything together: a group is as slow as its slowest rank."""
-        if ranks == 1:
-            return self
         factors: dict[int, float] = {}
         for each in self.slow:
             factors[each.device // ranks] = max(factors.get(each.device // ranks, 1.0), each.factor)

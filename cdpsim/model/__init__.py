@@ -369,12 +369,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
     @property
     def updates_in_lanes(self) -> bool:
         """Whether updates take their devices' time."""
-        return self.sums_partial or any(stage.update or stage.update_bytes for stage in self.stages)
-
-    @property
-    def sums_partial(self) -> bool:
-        """Whether gradients are summed over a tensor group in an update."""
-        return any(stage.group_sum for stage in self.stages)
+        return any(stage.update or stage.update_bytes or stage.group_sum for stage in self.stages)
 
     @property
     def moves_bytes(self) -> bool:

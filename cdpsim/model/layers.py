@@ -98,7 +98,7 @@ class Layers(config.ConfigTable, frozen=True, kw_only=True):
         return sum(times * count(weight, sizes) for times, weight in weights) - (count("vh", sizes) if self.tied else 0)
 
 
-class Value(NamedTuple):
+class Tensor(NamedTuple):
     """A tensor: its name, its dimensions, and the bytes of a number."""
 
     name: str
@@ -111,10 +111,10 @@ class Operation(NamedTuple):
     """One operation of a forward. Its backward does each product twice, and moves `again` times as many bytes."""
 
     kind: str
-    inputs: tuple[Value, ...]
-    output: Value
+    inputs: tuple[Tensor, ...]
+    output: Tensor
     weights: tuple[str, ...] = ()  # the dimensions of each
-    kept: tuple[Value, ...] = ()  # for the backward
+    kept: tuple[Tensor, ...] = ()  # for the backward
     flop: tuple[str, int] = ("", 0)  # so many for each number of these dimensions
     moved: tuple[tuple[str, float], ...] = ()  # of a pass: dimensions, and the bytes that each number takes
     again: float = 2.0
@@ -130,7 +130,7 @@ def count(dims: str, sizes: Mapping[str, int]) -> int:
 
 def embedding(shape: Layers, width: int = 2) -> Iterator[Operation]:
     """Yield the operations of the embedding; `width` are the bytes of a number."""
-    tokens, found, x = Value("tokens", "bk", TOKEN_BYTES, given=True), *_values(width, "e bsh", "x bsh")
+    tokens, found, x = Tensor("tokens", "bk", TOKEN_BYTES, given=True), *_values(width, "e bsh", "x bsh")
     yield Operation(PASS, (tokens,), found, ("vh",), (tokens,), moved=(("bsh", 2 * width),))
     if shape.sizes["p"] or shape.dropout:
         weights = ("ph",) if shape.sizes["p"] else ()
@@ -141,7 +141,7 @@ def embedding(shape: Layers, width: int = 2) -> Iterator[Operation]:
 def head(shape: Layers, width: int = 2) -> Iterator[Operation]:
     """Yield the operations of the last norm, the logits and the loss; the loss takes three sums over the vocabulary."""
     x, y, logits = _values(width, "x bsh", "y bsh", "logits bsv")
-    targets, probabilities, loss = Value("targets", "bk", TOKEN_BYTES, given=True), *_values(LOGIT, "p bsv", "loss bk")
+    targets, probabilities, loss = Tensor("targets", "bk", TOKEN_BYTES, given=True), *_values(LOGIT, "p bsv", "loss bk")
     yield _norm(shape, x, y)
     yield _product(y, logits, "vh")
     moved = (("bsv", 8.0),)
@@ -162,19 +162,19 @@ def layer(shape: Layers, width: int = 2) -> Iterator[Operation]:
         y2 = y if shape.norms == 1 or shape.norms is None else y2
     else:
         if shape.norms == 4:
-            yield _norm(shape, added, added := Value("attention2", "bsh", width))
-        yield _residual(shape, (added, x), x2)
+            yield _norm(shape, added, added := Tensor("attention2", "bsh", width))
+        yield _add_up(shape, (added, x), x2)
     if y2 is not y:
         yield _norm(shape, x if shape.parallel else x2, y2)
     yield _product(y2, u, u.dims[-1] + "h", biased=shape.biases is True)
     yield Operation(PASS, (u,), w, kept=(u,), moved=((u.dims, width), (w.dims, width)))
     yield _product(w, grown, "hf")
     if shape.norms == 4:
-        yield _norm(shape, grown, grown := Value("mlp2", "bsh", width))
-    yield _residual(shape, (grown, added, x) if shape.parallel else (grown, x2), out)
+        yield _norm(shape, grown, grown := Tensor("mlp2", "bsh", width))
+    yield _add_up(shape, (grown, added, x) if shape.parallel else (grown, x2), out)
 
 
-def _attention(shape: Layers, width: int, y: Value, o: Value) -> Iterator[Operation]:
+def _attention(shape: Layers, width: int, y: Tensor, o: Tensor) -> Iterator[Operation]:
     qkv, queries, keys, scores, weights = _values(width, "qkv bsq", "q bsa", "k bsc", "scores bskn", "weights bskn")
     yield _product(y, qkv, "qh", biased=bool(shape.biases))
     if shape.head_norms:
@@ -184,10 +184,10 @@ def _attention(shape: Layers, width: int, y: Value, o: Value) -> Iterator[Operat
     yield Operation(PASS, (qkv,), qkv, kept=(qkv,), moved=(("bsq", 2 * width),))
     if shape.attention == "flash":
         done = 0.5 if shape.causal else 1.0
-        sums = (Value("sums", "bsn", LOGIT),)
+        sums = (Tensor("sums", "bsn", LOGIT),)
         yield Operation(CORE, (qkv,), o, kept=sums, flop=("bska", 4), again=2.5, done=done, in_core=True)
         return
-    more = (Value("mask", "bskn", 1), Value("dropped", "bskn", width)) if shape.dropout else ()
+    more = (Tensor("mask", "bskn", 1), Tensor("dropped", "bskn", width)) if shape.dropout else ()
     kept = (weights, *more)
     moved, dropped = 4.0 * width + 1 if shape.dropout else 2.0 * width, kept[-1]
     yield Operation(PRODUCT, (queries, keys), scores, flop=("bska", 2), in_core=True)
@@ -195,26 +195,26 @@ def _attention(shape: Layers, width: int, y: Value, o: Value) -> Iterator[Operat
     yield Operation(PRODUCT, (dropped, keys), o, flop=("bska", 2), in_core=True)
 
 
-def _values(width: float, *words: str) -> Iterator[Value]:
-    return (Value(name, dims, width) for name, dims in map(str.split, words))
+def _values(width: float, *words: str) -> Iterator[Tensor]:
+    return (Tensor(name, dims, width) for name, dims in map(str.split, words))
 
 
-def _norm(shape: Layers, given: Value, output: Value) -> Operation:
+def _norm(shape: Layers, given: Tensor, output: Tensor) -> Operation:
     weights = ("h", "h") if shape.norm == "layer" else ("h",)
     return Operation(PASS, (given,), output, weights, (given,), moved=(("bsh", 2 * given.width),))
 
 
-def _product(given: Value, output: Value, weight: str, *, biased: bool = False) -> Operation:
+def _product(given: Tensor, output: Tensor, weight: str, *, biased: bool = False) -> Operation:
     weights = (weight, weight[0]) if biased else (weight,)
     return Operation(PRODUCT, (given,), output, weights, (given,), flop=(given.dims + weight.strip(given.dims), 2))
 
 
-def _residual(shape: Layers, parts: tuple[Value, ...], output: Value) -> Operation:
+def _add_up(shape: Layers, parts: tuple[Tensor, ...], output: Tensor) -> Operation:
     """Return a sum with the stream, which adds the bias of the product before it and drops some of it."""
     biases = ("h",) * (len(parts) - 1) if shape.biases is True else ()
     moved = (("bsh", (len(parts) + 1) * output.width + shape.dropout),)
     return Operation(PASS, parts, output, biases, _mask(shape, output.name), moved=moved)
 
 
-def _mask(shape: Layers, name: str) -> tuple[Value, ...]:
-    return (Value(f"mask of {name}", "bsh", 1),) if shape.dropout else ()
+def _mask(shape: Layers, name: str) -> tuple[Tensor, ...]:
+    return (Tensor(f"mask of {name}", "bsh", 1),) if shape.dropout else ()

@@ -14,7 +14,7 @@ TENSOR = "tensor"  # the axis of ranks that share products
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
 
 
-class Row(NamedTuple):
+class Kernel(NamedTuple):
     """One operation of a rank: a product, a pass over memory, or a fused core of attention."""
 
     kind: str
@@ -29,28 +29,28 @@ class Exchange(NamedTuple):
     axis: str
     op: str
     size: int
-    beside: Row | None = None  # the product that may hide it
+    beside: Kernel | None = None  # the product that may hide it
 
 
 class Operations(Work):
     """Work that has rows: its value is their FLOP. Equal rows are one, with the number of times that each is done."""
 
-    rows: tuple[tuple[Row, float], ...]
+    rows: tuple[tuple[Kernel, float], ...]
     exchanges: tuple[tuple[Exchange, float], ...]
 
-    def __new__(cls, counted: Iterable[tuple[Row | Exchange, float]]) -> Self:
+    def __new__(cls, counted: Iterable[tuple[Kernel | Exchange, float]]) -> Self:
         """Add up equal rows, and equal exchanges."""
-        counts: dict[Row | Exchange, float] = {}
+        counts: dict[Kernel | Exchange, float] = {}
         for each, times in counted:
             counts[each] = counts.get(each, 0) + times
-        rows = [(row, times) for row, times in counts.items() if isinstance(row, Row)]
+        rows = [(row, times) for row, times in counts.items() if isinstance(row, Kernel)]
         made = super().__new__(cls, sum(row.flop * times for row, times in rows))
         made.rows = tuple(rows)
         made.exchanges = tuple((each, times) for each, times in counts.items() if isinstance(each, Exchange))
         return made
 
     @property
-    def counted(self) -> tuple[tuple[Row | Exchange, float], ...]:
+    def counted(self) -> tuple[tuple[Kernel | Exchange, float], ...]:
         """All rows and exchanges, with the number of times that each is done."""
         return (*self.rows, *self.exchanges)
 

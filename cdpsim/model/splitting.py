@@ -19,7 +19,7 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from cdpsim.model.layers import PADDED, Layers, Operation, Value, embedding, head, layer
+from cdpsim.model.layers import PADDED, Layers, Operation, Tensor, embedding, head, layer
 from cdpsim.model.operations import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -28,13 +28,13 @@ from cdpsim.model.operations import (
     REDUCE_SCATTER,
     TENSOR,
     Exchange,
+    Kernel,
     Operations,
-    Row,
 )
 from cdpsim.model.stage import PRECISIONS, Stage, Tie
 
 OF_WEIGHTS, SEQUENCE = frozenset("qcanfgv"), frozenset("s")
-Counted = list[tuple[Row | Exchange, float]]
+Counted = list[tuple[Kernel | Exchange, float]]
 
 
 class Mesh(NamedTuple):
@@ -71,7 +71,7 @@ class Sizes(NamedTuple):
         """Return the sizes of a tensor's dimensions, of which some are split."""
         return tuple((self.share if dim in split_by else self.whole)[dim] for dim in dims)
 
-    def size(self, value: Value, split_by: frozenset[str] = frozenset()) -> int:
+    def size(self, value: Tensor, split_by: frozenset[str] = frozenset()) -> int:
         """Return the bytes of a value."""
         return int(prod(self.shape(value.dims, split_by)) * value.width)
 
@@ -125,11 +125,11 @@ def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh) -> RankShar
             backward += [(Exchange(TENSOR, ALL_GATHER, size), 1)] * bool(lies)
         share.weights += [sizes.shape(weight, by) for weight in each.weights]
         share.partial += sum(prod(sizes.shape(w)) for w in each.weights if by and by.isdisjoint(w))
-        _hold(share, each, sizes, mesh, whole)
+        _count_memory(share, each, sizes, mesh, whole)
     return share
 
 
-def _row(each: Operation, sizes: Sizes, by: frozenset[str]) -> Row:
+def _row(each: Operation, sizes: Sizes, by: frozenset[str]) -> Kernel:
     """Return what one rank computes of an operation, or moves; a product moves its operands."""
     dims, times = each.flop
     flop = float(times * prod(sizes.shape(dims, by))) if times else 0.0
@@ -137,10 +137,10 @@ def _row(each: Operation, sizes: Sizes, by: frozenset[str]) -> Row:
     if each.kind == PRODUCT:
         moved = sum(sizes.size(value, by) for value in (*each.inputs, each.output))
         moved += sum(each.output.width * prod(sizes.shape(weight, by)) for weight in each.weights)
-    return Row(each.kind, flop, float(moved), each.done)
+    return Kernel(each.kind, flop, float(moved), each.done)
 
 
-def _hold(share: RankShare, each: Operation, sizes: Sizes, mesh: Mesh, whole: list[Value]) -> None:
+def _count_memory(share: RankShare, each: Operation, sizes: Sizes, mesh: Mesh, whole: list[Tensor]) -> None:
     """Count what an operation keeps, and its working memory."""
     for value in each.kept:
         by = frozenset[str]() if value in whole and mesh.keeps_gathered else mesh.split_by(value.dims)
@@ -175,8 +175,8 @@ def sizes_on(shape: Layers, samples: int, tensor: int) -> Sizes:
 def shaped_stages(shape: Layers, mesh: Mesh, samples: int, precision: str) -> tuple[tuple[Stage, ...], tuple[Tie, ...]]:
     """Return the stages of a shape, one for each layer between embedding and head, and the weights that two share."""
     width, sizes = PRECISIONS[precision], sizes_on(shape, samples, mesh.tensor)
-    boundary = sizes.size(Value("x", "bsh", width), mesh.split_by("s"))
-    logits = sizes.size(Value("logits", "bsv", width), mesh.split_by("v"))
+    boundary = sizes.size(Tensor("x", "bsh", width), mesh.split_by("s"))
+    logits = sizes.size(Tensor("logits", "bsv", width), mesh.split_by("v"))
     first, middle, last = (
         _stage(name, split(part(shape, width), sizes, mesh), width, output, mesh)
         for name, part, output in (

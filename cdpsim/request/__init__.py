@@ -43,6 +43,7 @@ from cdpsim.request.options import (
 from cdpsim.request.reading import (
     given_model,
     memory_engine,
+    on_teams,
     places_of,
     read_cluster,
     read_experiment,
@@ -215,12 +216,17 @@ class Request(Mapping[str, Any]):
         """The model with local ties counted once, and with the times of transfers to hosts."""
         ranks = self.shape.shard if self.zero else 1
         model = with_transfer_times(self._counted_once[0], self.cluster.host, self.cluster.nvme, ranks)
+        if self.model.layers is None:
+            return model
         return with_operation_times(model, self.pricing, splits=self.schedule.splits(self.shape))
 
     @cached_property
     def pricing(self) -> Machine | None:
         """The machine on which the operations of a model of layers take their times; None of another model."""
-        return machine_of(self.model, undisturbed(self.machine), self.given["collective"] or "best")
+        layered = self.model.layers is not None
+        return (
+            machine_of(self.model, undisturbed(self.machine), self.given["collective"] or "best") if layered else None
+        )
 
     @property
     def widths(self) -> Widths:
@@ -340,7 +346,6 @@ class Request(Mapping[str, Any]):
     def of(self, model: str | Path | Model, cluster: str | Path | Cluster) -> Self:
         """Return the same request of another model, with the same stages and training, and of another cluster."""
         found = self.machine if cluster is self.cluster else read_cluster(cluster)
-        ranks = self.model.mesh.tensor
         disturbances = {name: self.given[name] for name in DISORDER_OPTIONS if self.given[name]}
         others: dict[str, Any] = {} if model is self.model else {"model": model}
         others |= {} if cluster is self.cluster else {"cluster": cluster}
@@ -348,9 +353,7 @@ class Request(Mapping[str, Any]):
         disorder = msgspec.structs.replace(found.disorder, **disturbances).effective()
         return self._changed(
             model=other,
-            cluster=undisturbed(found).team(ranks),
-            machine=msgspec.structs.replace(found, disorder=disorder),
-            disorder=disorder.of_teams(ranks),
+            **on_teams(found, disorder, self.model.mesh.tensor),
             runtime=self.given["runtime"] or other.runtime,
             collective=self.given["collective"],
             given={**self.given, **others},

@@ -129,7 +129,6 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
         refuse_many_slots(shape.n)
     model = model or read_model(options["model"], shape.n, options)
     cluster = read_cluster(options["cluster"])
-    ranks = model.mesh.tensor
     disorder = disorder_of(cluster.disorder, **{name: options[name] for name in DISORDER}, slots=in_slots)
     _refuse_misfits(schedule, model, cluster)
     _refuse_whole_tensors(schedule, shape, options)
@@ -144,13 +143,11 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
         | {
             "model": model,
             "runtime": options["runtime"] or model.runtime,
-            "cluster": undisturbed(cluster).team(ranks),
-            "machine": replace_table(cluster, disorder=disorder),
+            **on_teams(cluster, disorder, model.mesh.tensor),
             "rule": rule,
             "shape": shape,
             "steps": steps,
             "slot_order": options["slot_order"] or FORWARD_FIRST,
-            "disorder": disorder.of_teams(ranks),
             "given": {name: options[name] for name in OPTIONS}
             | {name: getattr(disorder, name) for name in DISORDER if options[name]}
             | {"model": asked},
@@ -372,8 +369,10 @@ def shaped_model(
     given: str | Path | Model | Mapping[str, object], options: Mapping[str, Any]
 ) -> str | Path | Model | Mapping[str, object]:
     """Return a model of layers as one rank of its mesh has it; another one as it is given, which has none."""
+    if not any(map(options.get, LAYER_OPTIONS)):
+        return given
     asked = [name for name in LAYER_OPTIONS if options.get(name)]
-    if not asked or (isinstance(given, str) and given in UNIT_MODELS and asked == ["cuts"]):
+    if isinstance(given, str) and given in UNIT_MODELS and asked == ["cuts"]:
         return given
     if isinstance(given, str) and given in UNIT_MODELS:
         raise RequestError(asked[0].replace("_", "-"), "is of layers, and slots have none; give a --model")
@@ -388,6 +387,14 @@ def shaped_model(
     mesh = read_mesh(options, found)
     layers = found.layers if options.get("length") is None else replace_table(found.layers, length=options["length"])
     return found.on(mesh, layers, options.get("micro_batch") or found.samples or 1, cuts)
+
+
+def on_teams(cluster: Cluster, disorder: Disorder, ranks: int) -> dict[str, Any]:
+    """Return the fields of a request that say what its groups of ranks run on, and what disturbs these."""
+    machine = cluster if cluster.disorder == disorder else replace_table(cluster, disorder=disorder)
+    if ranks == 1:
+        return {"cluster": undisturbed(cluster), "machine": machine, "disorder": disorder}
+    return {"cluster": undisturbed(cluster).team(ranks), "machine": machine, "disorder": disorder.of_teams(ranks)}
 
 
 def read_mesh(options: Mapping[str, Any], model: Model) -> Mesh:

@@ -53,8 +53,8 @@ from cdpsim.model.operations import (
     REDUCE_SCATTER,
     TENSOR,
     Exchange,
+    Kernel,
     Operations,
-    Row,
 )
 from cdpsim.model.splitting import Mesh
 from cdpsim.model.stage import Stage
@@ -91,7 +91,8 @@ def times_of_stages(model: Model, speed: float | None, bandwidth: float | None, 
     update = _update_times(model, speed, bandwidth)
     if shard > 1:
         update = update / shard
-    update = update + [stage.group_sum for stage in model.stages] if model.sums_partial else update
+    if model.mesh.tensor > 1:
+        update = update + [stage.group_sum for stage in model.stages]
     forward, outer = pass_times(model, "forward", speed), _times(model, "outer_update", speed)
     return np.stack([update, forward, backward - weights if splits else backward, weights, outer])
 
@@ -128,7 +129,7 @@ class Machine:
         computed = fsum(times * self.row_seconds(row) for row, times in work.rows)
         return computed + fsum(times * self.exposed(each, whole=whole) for each, times in work.exchanges)
 
-    def row_seconds(self, row: Row) -> float:
+    def row_seconds(self, row: Kernel) -> float:
         """Return the time of an operation, by its kind where the device says what each kind reaches."""
         peak, kernels, bandwidth = (
             self.device.peak_in(self.precision),
@@ -336,7 +337,7 @@ def node_costs(
     duration = np.zeros(program.nodes, dtype=np.int64 if exact else np.float64)
     duration[: len(program.tasks)] = _task_times(program, model, cluster)
     if machine is not None and model.mesh.gathers_boundaries:
-        message, reader = gathering_tasks(program)
+        message, reader = _gathering_tasks(program)
         sent = program.messages.size[message]
         whole = {size: machine.exchange_seconds(gather_of(size, model.mesh)) for size in set(sent.tolist())}
         np.add.at(duration, reader, [whole[size] for size in sent.tolist()])
@@ -358,7 +359,7 @@ def gather_of(sent: int, mesh: Mesh) -> Exchange:
 
 
 @once_a_program
-def gathering_tasks(program: Program) -> tuple[Ints, Ints]:
+def _gathering_tasks(program: Program) -> tuple[Ints, Ints]:
     """Return the messages of boundaries, and the task that gathers each"""
     first, edges = program.message_nodes.start, program.edges
     message = edges.before - first
