@@ -360,7 +360,7 @@ def gather_of(sent: int, mesh: Mesh) -> Exchange:
 
 @once_a_program
 def _gathering_tasks(program: Program) -> tuple[Ints, Ints]:
-    """Return the messages of boundaries, and the task that gathers each"""
+    """Return the messages of boundaries, and the task that gathers each."""
     first, edges = program.message_nodes.start, program.edges
     message = edges.before - first
     of_task = (message >= 0) & (message < len(program.messages)) & (edges.after < len(program.tasks))
@@ -376,7 +376,7 @@ def _task_times(program: Program, model: Model, cluster: Cluster) -> Times:
     speeds = reached(cluster, program.devices, model)
     bandwidths: list[float | None] = [None] * len(speeds)
     if model.moves_bytes:
-        bandwidths = cluster.memory_bandwidths(program.devices)
+        bandwidths = cluster.memory_bandwidths(program.devices, reached=model.layers is not None)
     paces = list(zip(speeds, bandwidths, strict=True))
     duration = np.empty(len(tasks), dtype=np.int64 if model.is_unit else np.float64)
     kind, all_paces = _kinds_of_times(program), dict.fromkeys(paces)
