@@ -229,7 +229,8 @@ def preset_text(kind: str, name: str) -> str:
 def read_preset(option: str, given: str | Path) -> tuple[object, str]:
     """Return the content of the file of a `model` or a `cluster`, by a name in the package or a path; and its path."""
     if not is_preset(option, given):
-        path = Path(given) / "config.json" if Path(given).is_dir() else given  # as Hugging Face saves a model
+        saved = Path(given) / "config.json"  # as Hugging Face saves a model
+        path = saved if option == "model" and saved.is_file() else given
         return read_config(path), str(path)
     with as_file(files("cdpsim.presets") / f"{option}s" / f"{given}.toml") as path:
         return read_config(path), str(path)

@@ -514,12 +514,8 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         return cls(**facts | {"stages": stages, "tied": tied, "tokens": shape.length, "layers": shape, "mesh": mesh})
 
     def on(self, mesh: Mesh, layers: Layers, samples: int, parts: Cuts = ()) -> Self:
-        """Return the model of other layers, as one rank of a mesh has it, of so many samples a micro-batch."""
-        try:
-            made = self.of_layers(layers, mesh, **_facts(self) | {"samples": samples})
-        except RequestError as error:
-            raise RequestError(error.subject, f"{error.problem}".replace("{model}", self.name or "the model")) from None
-        return msgspec.structs.replace(made, parts=parts)
+        """Return the model of other layers, as one rank of a mesh has it, with the samples of a micro-batch."""
+        return _model_on(self, mesh, layers, samples, parts)
 
     def table(self) -> dict[str, object]:
         """Return the content of a file of this model."""
@@ -549,6 +545,12 @@ def _check_ties(ties: Sequence[Tie], stages: Sequence[Stage]) -> None:
                 sizes = f"stage {j} has {has:,} bytes of the {needs:,} that are tied"
                 problem = f"stages {list(tie.stages)} differ in size: {sizes}; give what all of them have"
                 raise RequestError(f"tied[{k}].{error.subject}", problem) from None
+
+
+@lru_cache(maxsize=32)  # every request of one model and mesh asks for it
+def _model_on(model: Model, mesh: Mesh, layers: Layers, samples: int, parts: Cuts) -> Any:
+    made = model.of_layers(layers, mesh, **_facts(model) | {"samples": samples})
+    return msgspec.structs.replace(made, parts=parts)
 
 
 @lru_cache(maxsize=32)  # every request of one model groups it again
