@@ -18,6 +18,7 @@ from cdpsim.cluster.topology import (
     Cable,
     Devices,
     Edge,
+    Kernels,
     Layout,
     Link,
     MeasuredWith,
@@ -397,7 +398,7 @@ def _grown(cluster: Cluster, count: int) -> Cluster:
     return msgspec.structs.replace(cluster, devices=(group,))
 
 
-_TABLES = (_ClusterFile, Devices, Speeds, MeasuredWith, Link, PairLink, Topology, Cable, Edge, Disorder, Slow, Stop)
+_TABLES = (_ClusterFile, Devices, Kernels, Speeds, MeasuredWith, Link, PairLink, Topology, Cable, Edge, Disorder, Slow, Stop)
 
 
 def _without_speed(group: Devices, precision: str | None) -> str:

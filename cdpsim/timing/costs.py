@@ -91,7 +91,7 @@ def times_of_stages(model: Model, speed: float | None, bandwidth: float | None, 
     update = _update_times(model, speed, bandwidth)
     if shard > 1:
         update = update / shard
-    if model.mesh.tensor > 1:
+    if model.updates_in_lanes:
         update = update + [stage.group_sum for stage in model.stages]
     forward, outer = pass_times(model, "forward", speed), _times(model, "outer_update", speed)
     return np.stack([update, forward, backward - weights if splits else backward, weights, outer])

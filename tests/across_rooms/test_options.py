@@ -44,6 +44,14 @@ NEVER_REFUSED = {
 ALONE: list[dict[str, Any]] = [
     {"devices": {"overlap": "none"}, "link": {"latency": latency, "bandwidth": 50.0}} for latency in (0.25, 2.0)
 ]
+# A model of layers and its devices; a group of ranks is a node.
+SHAPED: dict[str, Any] = {
+    "model": {"layers": {"layers": 8, "width": 16, "heads": 4, "length": 32, "vocabulary": 64}},
+    "cluster": {
+        "devices": {"speed": 1e9, "memory_bandwidth": 1e9},
+        "topology": {"kind": "nodes", "per_node": 2, "link": {"bandwidth": 1e8}, "network": {"bandwidth": 1e7}},
+    },
+}
 # Values of each option, with what else they need to be asked for.
 JITTER = {"jitter": "lognormal:0.2"}
 VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
@@ -91,6 +99,13 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "jitter": [({}, "lognormal:0.2")],
     "link_jitter": [({}, "uniform:0.5")],
     "stop": [({}, ["0:0:3"]), ({}, ["0:0 s:3 s"])],
+    "tensor": [(SHAPED, 2)],
+    "sequence": [(SHAPED | {"tensor": 2}, True)],
+    "whole_boundaries": [(SHAPED | {"tensor": 2}, True)],
+    "split_checkpoints": [(SHAPED | {"tensor": 2, "recompute": "layer"}, True)],
+    "micro_batch": [(SHAPED, 3)],
+    "length": [(SHAPED, 16)],
+    "cuts": [(SHAPED, [3, 2, 2, 1])],
     "optimizer": [({}, "adam")],
     "mixed_precision": [({"optimizer": "adam"}, True)],
     "gradients": [({}, "fp32"), ({"optimizer": "adam", "mixed_precision": True}, "bf16")],
@@ -114,6 +129,7 @@ IDLE = {
     *("rendezvous", "collective", "runtime", "seed", "run", "prefetch", "rule", "by_layer"),
     *("reduce", "reshard", "gather", "update_in", "padding", "clip", "whole_first_step"),
     *("expand_collectives", "contention", "link_jitter", "buckets", "zero", "replicas", "slot_order"),
+    *("whole_boundaries", "split_checkpoints", "cuts"),
 }
 
 

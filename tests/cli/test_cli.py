@@ -105,7 +105,7 @@ BAD_WORDS = {
     "--verzion": ["--verzion: unknown option; did you mean '--version'? see cdpsim --help-all"],
     "table1 -n 3 --xyzzy": ["--xyzzy: unknown option; see cdpsim table1 --help-all"],
     "simulate llama -n 3 -o out": ["unknown schedule 'llama'; known are single-dp", "more"],
-    "models llama": ["unknown model 'llama'; did you mean 'llama2-7b' or 'llama3-8b'?"],
+    "models llama3-7": ["unknown model 'llama3-7'; did you mean 'llama3-70b'"],
     "table1 -n 3 -q -v": ["-v/--verbose: not allowed with argument -q/--quiet"],
     "table1": ["-n: is missing", "cdpsim table1 --help"],
     "table1 -n": ["-n: expected one argument"],

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cdpsim import Cluster, Model, Stage, Tie, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Speeds
 from cdpsim.cluster.disorder import Disorder, Stop
+from cdpsim.cluster.topology import Kernels
 from cdpsim.files import config
 from cdpsim.request.options import Contention
 from tests.helpers.saved_files import files
@@ -114,6 +115,8 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
     without = draw(st.sampled_from([ON_HOST, ON_DEVICE]))
     stages = [draw(quantities(Stage, without)) for _ in range(4)]
     tie = draw(quantities(Tie, without))
+    for stage in stages:
+        stage["partial"] = stage["parameters"]  # at most that
     for j in (0, 3):
         stages[j] |= {name: size._replace(amount=stages[j][name].amount + size.amount) for name, size in tie.items()}
     return {"stages": stages, "tied": [{"stages": [0, 3]} | tie]}
@@ -157,6 +160,7 @@ def test_every_quantity_of_files_is_drawn() -> None:
         Stage,
         Tie,
         Devices,
+        Kernels,
         Speeds,
         Link,
         PairLink,

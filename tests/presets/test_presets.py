@@ -15,7 +15,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.model import Model, Stage
 from tests.conftest import Command
 
-CLUSTERS = ["a100-nodes", "h100-node", "h100-nodes", "h200-node", "pcie-box", "v100-node"]
+CLUSTERS = ["a100-nodes", "h100-node", "h100-nodes", "h200-node", "pcie-box", "selene", "v100-node"]
 
 
 def test_names() -> None:

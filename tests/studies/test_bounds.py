@@ -84,6 +84,12 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "clip": (True,),
     "update_in": ("stream",),
     "by_layer": (True, False),
+    "tensor": (2, 4),
+    "sequence": (True,),
+    "whole_boundaries": (True,),
+    "split_checkpoints": (True,),
+    "micro_batch": (2,),
+    "length": (1024,),
     "optimizer": ("sgd", "adafactor"),
     "mixed_precision": (False,),
     "gradients": ("fp32", "bf16"),
@@ -98,7 +104,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "collective": ("tree", "halving-doubling", "hierarchical", "best"),
 }
 SIZES = {"n", "m", "chunks", "replicas", "shard", "zero"}
-OF_NO_CANDIDATE = {"warm_up", "local_steps", "outer"}  # options of schedules that no plan has
+OF_NO_CANDIDATE = {"warm_up", "local_steps", "outer", "cuts"}  # of schedules that no plan has; of one number of stages
 OF_NO_FIGURE = {"ignore_memory"}
 
 
@@ -109,7 +115,7 @@ SLOW = Cluster(
 
 @st.composite
 def candidates(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw a candidate of a plan of gpt2 on nodes, with some of all further options that its schedule takes."""
+    """Draw a candidate of a plan of gpt2, or of a model of layers, on nodes, with some of all further options that its schedule takes."""
     name = draw(st.sampled_from([name for name, each in SCHEDULES.items() if each.order.waits]))
     schedule = SCHEDULES[name]
     asked = options_of(name, draw(st.sampled_from([2, 3, 4]))) | {"m": draw(st.integers(1, 12))}
@@ -122,7 +128,7 @@ def candidates(draw: st.DrawFn) -> dict[str, Any]:
     taken = [option for option in VALUES if accepts(schedule, option)]
     given = draw(st.lists(st.sampled_from(taken), max_size=4, unique=True))
     asked |= {option: draw(st.sampled_from(VALUES[option])) for option in given}
-    return asked | {"model": "gpt2", "cluster": draw(st.sampled_from(["a100-nodes", SLOW]))}
+    return asked | {"model": draw(st.sampled_from(["gpt2", "llama2-13b"])), "cluster": draw(st.sampled_from(["a100-nodes", SLOW]))}
 
 
 def test_values_of_all_options_of_a_plan_are_drawn() -> None:

@@ -180,7 +180,7 @@ def test_all_names_differ() -> None:
         ({"axes": {**TWO, "mm": [2]}}, "option: unknown option 'mm'"),
         ({"axes": TWO, "fixed": {"n": 4}}, "axes.n: is fixed, too; leave either out"),
         ({"axes": TWO, "fixed": {"modle": "gpt2"}}, "option: unknown option 'modle'; did you mean 'model'?"),
-        ({"axes": TWO, "fixed": {"model": "gpt3"}}, "model: unknown model 'gpt3'; did you mean 'gpt2'?"),
+        ({"axes": TWO, "fixed": {"model": "gpt-2"}}, "model: unknown model 'gpt-2'; did you mean 'gpt2'?"),
         ({"axes": TWO, "fixed": {"model": 3}}, "model: 3 is no model"),
         ({"axes": {**TWO, "schedule": ["no.csv"]}}, "no.csv: no such file or directory; check its spelling"),
         ({"axes": {**TWO, "schedule": ["/dev/zero"]}}, "/dev/zero: is not a regular file; copy its content into one"),
