@@ -517,10 +517,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
 
     def on(self, mesh: Mesh, layers: Layers, samples: int, parts: Cuts = ()) -> Self:
         """Return the model of other layers, as one rank of a mesh has it, of so many samples a micro-batch."""
-        try:
-            made = self.of_layers(layers, mesh, **_facts(self) | {"samples": samples})
-        except RequestError as error:
-            raise RequestError(error.subject, f"{error.problem}".replace("{model}", self.name or "the model")) from None
+        made = self.of_layers(layers, mesh, **_facts(self) | {"samples": samples})
         return msgspec.structs.replace(made, parts=parts)
 
     def table(self) -> dict[str, object]:
