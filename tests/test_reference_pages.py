@@ -21,6 +21,7 @@ from cdpsim.cluster.topology import (
     Cable,
     Devices,
     Edge,
+    Kernels,
     Link,
     MeasuredWith,
     PairLink,
@@ -31,6 +32,7 @@ from cdpsim.files import units
 from cdpsim.files.config import ConfigTable
 from cdpsim.model import Recipe, Runtime, Tie, _ModelFile, _RepeatedStage
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
+from cdpsim.model.layers import Layers
 from cdpsim.program import Category, Content, Op, Stream
 from cdpsim.request.options import OPTION_NAMES
 from cdpsim.request.sharing import option_words
@@ -43,6 +45,7 @@ from tests.helpers.field_tables import PAGES, require_fields, tables
 
 MODEL_FILES: dict[str, type[msgspec.Struct]] = {
     "The top level": _ModelFile,
+    "`[layers]`": Layers,
     "`[[stages]]`": _RepeatedStage,
     "`[training]`": Recipe,
     "`[runtime]`": Runtime,
@@ -54,6 +57,7 @@ CLUSTER_FILES: dict[str, type[msgspec.Struct]] = {
     "The top level of a cluster": _ClusterFile,
     "`[devices]`": Devices,
     "`[devices.speeds]`": Speeds,
+    "`[devices.kernels]`": Kernels,
     "`[link]`": Link,
     "`[[links]]`": PairLink,
     "`[topology]`": Topology,
@@ -256,11 +260,12 @@ def examples_of(page: str) -> list[str]:
 
 def test_files_of_the_pages_load_and_run(tmp_path: Path) -> None:
     shown = [*examples_of("model-files.md"), *examples_of("cluster-files.md"), *examples_of("experiment-files.md")]
-    names = ["toy.toml", "box.toml", "experiment.toml", "order.csv", "rule.csv"]
+    names = ["toy.toml", "small.toml", "box.toml", "experiment.toml", "order.csv", "rule.csv"]
     for name, content in zip(names, shown, strict=True):
         (tmp_path / name).write_text(content, encoding="utf-8")
-    toy, box, experiment, order, rule = (tmp_path / name for name in names)
+    toy, small, box, experiment, order, rule = (tmp_path / name for name in names)
     assert simulate("1f1b", model=toy, cluster=box).devices == 4
+    assert simulate("1f1b", 2, model=small, cluster="selene", tensor=4, sequence=True).devices == 2
     assert simulate(Request.load(experiment)).devices == 8
     assert simulate(str(order), steps=1).makespan == 6
     assert simulate("multi-cdp", 3, rule=str(rule)).tasks == simulate("multi-cdp", 3, rule="cdp-v2").tasks

@@ -77,7 +77,7 @@ def add_options(parser: argparse._ActionsContainer, options: Iterable[str], **de
             settings["action"] = "store_true" if option.is_switch else argparse.BooleanOptionalAction
         default = defaults.get(name, option.default_words)
         about = option.help + (f" (default: {default})" if default else "")
-        parser.add_argument(flag_of(name), default=None, help=about, **settings)
+        parser.add_argument(flag_of(name), *option.short, default=None, help=about, **settings)
 
 
 def option_arguments(options: Iterable[str], title: str = "how a run is computed", **defaults: str) -> Argument:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from cdpsim.cli.console import write_stdout
 from cdpsim.errors import RequestError, choose, nearest, suggestion
 from cdpsim.files.notes import DETAILS, NOTES, QUIET, detail, verbosity
-from cdpsim.request.options import refuse_renamed
+from cdpsim.request.options import ELSEWHERE, flag_of, refuse_renamed
 from cdpsim.version import __version__
 
 Argument = Callable[[Any], object]  # adds something to the parser of a command, or to a group of it
@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
         hidden = [] if everything else [action for group in self._action_groups[2:] for action in group._group_actions]
         flags = [min(action.option_strings[:2], key=lambda flag: flag[:2]) for action in hidden]
         if flags:
-            names = textwrap.fill(" ".join(flags), 96, break_on_hyphens=False)
+            names = textwrap.fill(" ".join(flags), 98, break_on_hyphens=False)
             details = f"more options, which --help-all explains:\n{textwrap.indent(names, '  ')}"
         elif not everything:
             details = "--help-all explains more"
@@ -102,7 +102,8 @@ class Parser(argparse.ArgumentParser):
             name, see = word.partition("=")[0][:80], f"see {self.prog} --help-all"
             if name.startswith("-"):
                 refuse_renamed(name)
-                meant = nearest(name.lower(), self._option_string_actions)
+                wanted = ELSEWHERE.get(name.removeprefix("--").replace("-", "_"))
+                meant = nearest(flag_of(wanted) if wanted else name.lower(), self._option_string_actions)
                 hint = f"did you mean {' or '.join(map(repr, meant))}? " if meant else ""
                 raise RequestError(name, f"unknown option; {hint}{see}")
             raise RequestError(repr(name), f"is one argument too many; {see}")

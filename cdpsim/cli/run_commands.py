@@ -44,7 +44,7 @@ from cdpsim.trace import FILES, RUNS, summary_text
         nargs="?",
         metavar="NAME|FILE",
         choices=NAMES,
-        help="a schedule (`cdpsim schedules` lists them), or an experiment file, .toml or .json",
+        help="a schedule (`cdpsim schedules` lists them), or an experiment file",
     ),
     STAGES,
     *output_arguments("the folder for traces (default: print a summary)", "DIR", required=False),

@@ -133,6 +133,13 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
             problem = f"has {self.count} devices, but {schedule} needs {count}; {remedy}"
             raise RequestError(self._subject, problem)
 
+    def has_room(self, ranks: int) -> bool:
+        """Whether groups of `ranks` neighbours fill its nodes evenly: several a node, or several nodes each."""
+        node = self.topology.per_node if self.topology else None
+        if self.count is not None and self.count % ranks:
+            return False
+        return not node or node % ranks == 0 or ranks % node == 0
+
     @lru_cache(maxsize=64)  # noqa: B019 - clusters are values, and few
     def team(self, ranks: int) -> "Cluster":
         """Return the cluster of groups of `ranks` neighbours, as one rank of each sees it; refuse uneven groups."""
@@ -149,12 +156,12 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
             )
             problem = f"a group of {ranks} ranks has no place of its own on {self._subject}, which has {kind}"
             raise RequestError("tensor", f"{problem}; take a cluster of nodes, or of one switch")
-        size = topology.per_node if topology and topology.per_node else self.count
-        if size and size % ranks and (topology is None or topology.per_node is None or ranks % size):
-            fits = [t for t in range(1, size + 1) if size % t == 0]
+        self.require(ranks, f"a group of {ranks} ranks")
+        if not self.has_room(ranks):
+            size = topology.per_node if topology and topology.per_node else self.count
+            fits = [t for t in range(1, self.count or ranks + (size or 0)) if self.has_room(t)]
             problem = f"groups of {ranks} ranks do not fill nodes of {size} devices evenly"
             raise RequestError("tensor", f"{problem}; {neighbours(ranks, fits)}")
-        self.require(ranks, f"a group of {ranks} ranks")
         count = None if self.count is None else self.count // ranks
         devices = (msgspec.structs.replace(self.devices[0], count=count),)
         return msgspec.structs.replace(self, devices=devices, topology=topology and topology.of_teams(ranks))
@@ -398,7 +405,21 @@ def _grown(cluster: Cluster, count: int) -> Cluster:
     return msgspec.structs.replace(cluster, devices=(group,))
 
 
-_TABLES = (_ClusterFile, Devices, Kernels, Speeds, MeasuredWith, Link, PairLink, Topology, Cable, Edge, Disorder, Slow, Stop)
+_TABLES = (
+    _ClusterFile,
+    Devices,
+    Kernels,
+    Speeds,
+    MeasuredWith,
+    Link,
+    PairLink,
+    Topology,
+    Cable,
+    Edge,
+    Disorder,
+    Slow,
+    Stop,
+)
 
 
 def _without_speed(group: Devices, precision: str | None) -> str:

@@ -68,6 +68,14 @@ class Layers(config.ConfigTable, frozen=True, kw_only=True):
         """The number of heads of keys and of values."""
         return self.heads if self.key_value_heads is None else self.key_value_heads
 
+    def undivided(self, ranks: int) -> str:
+        """Return which heads or width this number of ranks does not divide; few key/value heads are copied."""
+        if self.heads % ranks:
+            return f"the {self.heads} heads"
+        if self.kv % ranks and ranks % self.kv:
+            return f"the {self.kv} key/value heads"
+        return f"the {self.sizes['f']} numbers of the MLP" if self.sizes["f"] % ranks else ""
+
     @property
     def sizes(self) -> dict[str, int]:
         """The size of each dimension but samples."""

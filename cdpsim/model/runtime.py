@@ -45,6 +45,8 @@ class Behaviours(NamedTuple):
     collective_copies: bool = False  # collectives copy what they gather or reduce, while they do
     wide_shares: bool = False  # of the share that a worker updates, the gradient is there in fp32, too, always
     saved_states: bool = False  # while an estimate is made, what its update changes is there as it was, too
+    keeps_gathered: bool = False  # of layers: what a tensor group gathers is kept for the backward, not gathered again
+    weight_copies: bool = False  # of layers: the backward of a product makes a tensor as large as its weight
 
 
 class Runtime(config.ConfigTable, frozen=True, kw_only=True):
@@ -67,6 +69,8 @@ class Runtime(config.ConfigTable, frozen=True, kw_only=True):
     collective_copies: bool | None = None
     wide_shares: bool | None = None
     saved_states: bool | None = None
+    keeps_gathered: bool | None = None
+    weight_copies: bool | None = None
 
     def _check(self) -> None:
         choose("runtime", self.like, RUNTIMES)
@@ -89,6 +93,14 @@ class Runtime(config.ConfigTable, frozen=True, kw_only=True):
         """Return the text of which `read_runtime` makes the runtime."""
         texts = [f"{name}={_behaviour_text(value)}" for name, value in self.given.items()]
         return f"{self.like}:{','.join(texts)}" if texts else self.like
+
+
+def layer_habits(runtime: Runtime) -> dict[str, bool]:
+    """Return the behaviours of layers: torch keeps what is gathered, Megatron-LM and the others do not."""
+    return {
+        "keeps_gathered": runtime.like == "torch" if runtime.keeps_gathered is None else runtime.keeps_gathered,
+        "weight_copies": bool(runtime.weight_copies),
+    }
 
 
 PAPER, PAPER_BEHAVIOURS = Runtime(), Behaviours()

@@ -77,6 +77,8 @@ class Option:
     usual: str = ""
     brief: bool = False  # whether short help explains it
     typed: bool = True  # whether a command line can give it
+    short: tuple[str, ...] = ()  # further flags of a command line
+    elsewhere: tuple[str, ...] = ()  # names in other programs, for which errors name this option
     least: int | None = None  # of a whole number
     read: Callable[[Any], Any] | None = None  # returns a value as a request has it, or refuses it
     is_list: bool = False  # whether a single value of it is a list
@@ -414,28 +416,35 @@ class LayerOptions(TypedDict, total=False):
         int | None,
         Option(
             "T",
-            "split each layer over T neighbouring ranks, which do each task together: tensor parallelism; a device of "
-            "the results is one such group",
+            "split each layer over T neighbouring ranks, which do each task together (tensor parallelism); a device of "
+            "the results is such a group",
             usual="1",
             least=1,
-            brief=True,
+            short=("--tp",),
+            elsewhere=("tensor_model_parallel_size", "tensor_parallel_degree", "tensor_parallel_size"),
         ),
     ]
     sequence: Annotated[
         bool,
-        Option("", "between the products, split the sequence over these ranks, too", default=False),
+        Option(
+            "",
+            "split the sequence over these ranks, too, where no product is split",
+            default=False,
+            short=("--sp",),
+            elsewhere=("sequence_parallel",),
+        ),
     ]
     whole_boundaries: Annotated[
         bool,
         Option(
             "",
-            "let each of these ranks send a whole boundary, in place of a share that the receiving group gathers",
+            "let each of these ranks send a whole boundary, not a share of which the receiving group gathers the whole",
             default=False,
         ),
     ]
     split_checkpoints: Annotated[
         bool,
-        Option("", "split what recomputed layers keep over these ranks, and gather it in the backward", default=False),
+        Option("", "split what layers keep to recompute over these ranks; the backward gathers it", default=False),
     ]
     micro_batch: Annotated[
         int | None,
@@ -719,6 +728,7 @@ OPTION_TYPES: dict[str, Any] = get_type_hints(Options)
 TRAINING = tuple(TrainingOptions.__annotations__)
 DEFAULTS = {name: option.default for name, option in OPTIONS.items()}
 OPTION_NAMES = ("schedule", "n", *DEFAULTS)
+ELSEWHERE = {other: name for name, option in OPTIONS.items() for other in option.elsewhere}
 # Switches of before: the option of today, and its value. Records of runs may have them.
 RENAMED = {
     "defer_receives": ("rendezvous", MEGATRON),

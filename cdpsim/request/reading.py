@@ -31,11 +31,13 @@ from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import DISORDER_OPTIONS as DISORDER
 from cdpsim.cluster.disorder import Disorder, disorder_of
 from cdpsim.cluster.topology import UNLIMITED_LANES
-from cdpsim.errors import RequestError, in_known_case, short_repr, true_or_false, whole_number
+from cdpsim.errors import RequestError, in_known_case, neighbours, short_repr, true_or_false, whole_number
 from cdpsim.files import config
 from cdpsim.limits import refuse_many_slots, refuse_too_large
 from cdpsim.model import OPTIMIZERS, UNIT_MODELS, Model, Recipe
+from cdpsim.model.layers import Layers
 from cdpsim.model.recipe import UPDATE_FACTS, apply_recipe
+from cdpsim.model.runtime import layer_habits
 from cdpsim.model.splitting import Mesh
 from cdpsim.program.assembly import check_counts, count_rounds
 from cdpsim.request.options import (
@@ -120,7 +122,7 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
     The slot model of very many stages is made only after the size of the run has been checked.
     """
     options = _check_each(given)
-    schedule, asked = options["schedule"], options["model"]
+    schedule, asked = options["schedule"], _read_once(options["model"])
     options["model"] = shaped_model(asked, options)
     model, shape = _model_and_shape(schedule, options)
     in_slots = model is None or model.is_unit
@@ -369,24 +371,41 @@ def shaped_model(
     given: str | Path | Model | Mapping[str, object], options: Mapping[str, Any]
 ) -> str | Path | Model | Mapping[str, object]:
     """Return a model of layers as one rank of its mesh has it; another one as it is given, which has none."""
-    if not any(map(options.get, LAYER_OPTIONS)):
-        return given
-    asked = [name for name in LAYER_OPTIONS if options.get(name)]
-    if isinstance(given, str) and given in UNIT_MODELS and asked == ["cuts"]:
-        return given
-    if isinstance(given, str) and given in UNIT_MODELS:
-        raise RequestError(asked[0].replace("_", "-"), "is of layers, and slots have none; give a --model")
-    found = given_model(given, None)
     cuts = tuple(options.get("cuts") or ())
-    if asked == ["cuts"]:
-        return replace_table(found, parts=cuts)
+    asked = next(filter(options.get, LAYER_OPTIONS), "")  # `cuts` is the last of them
+    asked = "" if asked == "cuts" else asked
+    if isinstance(given, str) and given in UNIT_MODELS:
+        if asked:
+            raise RequestError(asked.replace("_", "-"), "is of layers, and slots have none; give a --model of [layers]")
+        return given
+    found = given_model(given, None)
     if found.layers is None:
-        named = f"{found.name} " if found.name else ""
-        problem = f"splits layers by their shape, and the model {named}has stages; give one of [layers]"
-        raise RequestError(next(name for name in asked if name != "cuts").replace("_", "-"), problem)
+        if asked:
+            problem = f"is of layers, and {_named(found)} has stages; give a --model of [layers]"
+            raise RequestError(asked.replace("_", "-"), problem)
+        return replace_table(found, parts=cuts) if cuts else given
     mesh = read_mesh(options, found)
-    layers = found.layers if options.get("length") is None else replace_table(found.layers, length=options["length"])
-    return found.on(mesh, layers, options.get("micro_batch") or found.samples or 1, cuts)
+    if not (asked or cuts) and mesh == found.mesh:
+        return given
+    shape = found.layers if options.get("length") is None else replace_table(found.layers, length=options["length"])
+    _refuse_uneven(shape, mesh, _named(found), options["cluster"])
+    return found.on(mesh, shape, options.get("micro_batch") or found.samples or 1, cuts)
+
+
+def _named(model: Model) -> str:
+    return model.name or "the model"
+
+
+def _refuse_uneven(shape: Layers, mesh: Mesh, name: str, cluster: Any) -> None:
+    """Refuse a number of ranks that does not divide what they split, with the nearest that do and fill nodes."""
+    ranks = mesh.tensor
+    if problem := shape.undivided(ranks):
+        fits = [t for t in range(1, shape.heads + 1) if not shape.undivided(t) and read_cluster(cluster).has_room(t)]
+        raise RequestError("tensor", f"{ranks} does not divide {problem} of {name}; {neighbours(ranks, fits)}")
+    if mesh.sequence and shape.length % ranks:
+        near = neighbours(shape.length, [max(1, shape.length // ranks) * ranks, (shape.length // ranks + 1) * ranks])
+        problem = f"{ranks} ranks do not divide the {shape.length} tokens of a sample"
+        raise RequestError("sequence", f"{problem}; of lengths, {near}")
 
 
 def on_teams(cluster: Cluster, disorder: Disorder, ranks: int) -> dict[str, Any]:
@@ -399,12 +418,12 @@ def on_teams(cluster: Cluster, disorder: Disorder, ranks: int) -> dict[str, Any]
 
 def read_mesh(options: Mapping[str, Any], model: Model) -> Mesh:
     """Return the ranks that share each task; refuse shares of a group of one."""
-    tensor = options.get("tensor") or 1
+    tensor = options.get("tensor") or model.mesh.tensor
     shares = {name: bool(options.get(name)) for name in ("sequence", "whole_boundaries", "split_checkpoints")}
     for name, asked in shares.items():
         if asked and tensor == 1:
             raise RequestError(name.replace("_", "-"), "is of the ranks of --tensor; give at least 2 of them")
-    return Mesh(tensor, **shares)
+    return Mesh(tensor, **shares, **layer_habits(options.get("runtime") or model.runtime))
 
 
 LAYER_OPTIONS = tuple(LayerOptions.__annotations__)
@@ -418,6 +437,12 @@ def read_recipe(model: Model, options: Mapping[str, object]) -> Recipe:
     if "mixed_precision" in given:
         true_or_false("mixed_precision", given["mixed_precision"])
     return msgspec.structs.replace(model.training, **given)
+
+
+def _read_once(model: str | Path | Model | Mapping[str, object]) -> str | Model:
+    """Return a model that is a file or a table; the name of one of the package stays a name."""
+    named = isinstance(model, str) and model in (*UNIT_MODELS, *presets.models())
+    return str(model) if named else given_model(model, None)
 
 
 def given_model(model: str | Path | Model | Mapping[str, object], n: int | None) -> Model:

@@ -250,7 +250,7 @@ BAD_MODELS: dict[str, tuple[str | bytes, str]] = {
     "broken.json": ("{", "not JSON"),
     "list.json": ("[]", "expected `object`"),
     "none.toml": ("stages = []", "$.stages"),
-    "nothing.toml": ("name = 'x'", "missing required field `stages`"),
+    "nothing.toml": ("name = 'x'", "$.stages: are missing; give [[stages]], or the shape of [layers]"),
     "deep.toml": ("stages = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
     "deep.json": ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
     "dotted.toml": ("a" + ".a" * 5000 + " = 1", "nested too deeply"),

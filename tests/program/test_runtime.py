@@ -37,6 +37,8 @@ BEHAVIOURS: dict[str, list[Any]] = {
     "collective_copies": [True],
     "wide_shares": [True],
     "saved_states": [True],
+    "keeps_gathered": [True],
+    "weight_copies": [True],
 }
 FLUSHED = sorted(name for name, schedule in SCHEDULES.items() if schedule.order.together)
 LAYER = Stage(

@@ -115,7 +115,7 @@ SLOW = Cluster(
 
 @st.composite
 def candidates(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw a candidate of a plan of gpt2, or of a model of layers, on nodes, with some of all further options that its schedule takes."""
+    """Draw a candidate of a plan, of stages or of layers, with some of all further options that its schedule takes."""
     name = draw(st.sampled_from([name for name, each in SCHEDULES.items() if each.order.waits]))
     schedule = SCHEDULES[name]
     asked = options_of(name, draw(st.sampled_from([2, 3, 4]))) | {"m": draw(st.integers(1, 12))}
@@ -128,7 +128,10 @@ def candidates(draw: st.DrawFn) -> dict[str, Any]:
     taken = [option for option in VALUES if accepts(schedule, option)]
     given = draw(st.lists(st.sampled_from(taken), max_size=4, unique=True))
     asked |= {option: draw(st.sampled_from(VALUES[option])) for option in given}
-    return asked | {"model": draw(st.sampled_from(["gpt2", "llama2-13b"])), "cluster": draw(st.sampled_from(["a100-nodes", SLOW]))}
+    return asked | {
+        "model": draw(st.sampled_from(["gpt2", "llama2-13b"])),
+        "cluster": draw(st.sampled_from(["a100-nodes", SLOW])),
+    }
 
 
 def test_values_of_all_options_of_a_plan_are_drawn() -> None:
