@@ -21,12 +21,12 @@ from cdpsim.program import Op
 from tests.validation.made_reports import read_report
 from validation.__main__ import main
 from validation.calibrate import command as calibrate
-from validation.calibrate import results as calibration
-from validation.calibrate.figure import draw_calibration
-from validation.calibrate.results import Calibration
+from validation.calibrate import summaries
 from validation.calibrate.timings import Passed, RankInterval, StageTimes, repetitions
 from validation.profile.fits import algorithms, predict_collective
 from validation.program import serve_harness
+from validation.report.figure import draw_calibration
+from validation.report.schema import Calibration
 from validation.training.models import Stages
 from validation.training.optimizer import OPTIMIZERS
 
@@ -183,8 +183,8 @@ def test_a_cluster_alone_says_samples_type_and_optimizer(done: Done, tmp_path: P
 
 def test_what_was_found_can_be_told_in_a_few_lines(done: Done) -> None:
     """The summary also says whether other programs were using the machine."""
-    quiet = calibration.summarize_transfers({size: [[LATENCY] * 3] * 2 for size in SIZES})
-    busy = calibration.summarize_transfers({size: [[LATENCY, 0.004, 0.004], [0.004] * 3] for size in SIZES})
+    quiet = summaries.summarize_transfers({size: [[LATENCY] * 3] * 2 for size in SIZES})
+    busy = summaries.summarize_transfers({size: [[LATENCY, 0.004, 0.004], [0.004] * 3] for size in SIZES})
     for messages, more in ((quiet, 0), (busy, 1)):
         lines = calibrate.calibration_summary(msgspec.structs.replace(done.found, one_way=messages)).splitlines()
         assert len(lines) == 7 + more
@@ -207,7 +207,7 @@ def series(seconds: float) -> list[list[float]]:
 
 def test_the_quietest_series_counts() -> None:
     times = {size: series(LATENCY + size / BANDWIDTH) for size in (8, 2**12, 2**20, 2**26)}
-    found = calibration.summarize_transfers(times)
+    found = summaries.summarize_transfers(times)
     assert found.fit.latency_seconds == pytest.approx(LATENCY)
     assert found.fit.bandwidth == pytest.approx(BANDWIDTH)
     assert [point.faster / point.seconds for point in found.points] == pytest.approx([0.95] * 4)
@@ -216,7 +216,7 @@ def test_the_quietest_series_counts() -> None:
 @pytest.mark.parametrize("name", algorithms(Op.ALL_REDUCE))
 def test_the_algorithm_is_found_that_times_were_made_of(name: str) -> None:
     """Each rank begins a little later than the one before, and only the last one's beginning counts."""
-    link = calibration.summarize_transfers(
+    link = summaries.summarize_transfers(
         {size: [[LATENCY + size / BANDWIDTH] * 3] for size in (8, 2**12, 2**20, 2**26)}
     ).fit
     spans = {}
@@ -232,7 +232,7 @@ def test_the_algorithm_is_found_that_times_were_made_of(name: str) -> None:
             }
             for rank in range(ranks)
         ]
-    found = calibration.summarize_collective(Op.ALL_REDUCE, spans, link)
+    found = summaries.summarize_collective(Op.ALL_REDUCE, spans, link)
     assert (found.best_fit, found.best) == (name, name)
     assert found.fits[name].max_relative_error < 1e-6
     assert found.on_link[name].max_relative_error < 1e-6
@@ -246,17 +246,17 @@ def test_speed_and_slowdown_come_out_of_passes_alone() -> None:
     """Speed is that of all ranks at work, unless one of them alone is asked for."""
     busy = [StageTimes(*map(passed, (2.0, 4.0, 100.0, 3.0, 3.0)))]
     quiet = [StageTimes(*map(passed, (1.0, 2.0, 1.0, 3.0, 3.0)))]
-    found = calibration.summarize_compute(busy, quiet, [(20.0, 40.0)], False)
+    found = summaries.summarize_compute(busy, quiet, [(20.0, 40.0)], False)
     assert (found.speed_flop_per_second, found.slowdown) == (10.0, 2.0)
     assert found.relative_errors == [0.0, 0.0]
     assert [task.flop_per_second for task in found.tasks] == [10.0, 10.0, None, None, None]
-    found = calibration.summarize_compute(busy, quiet, [(20.0, 40.0)], True)
+    found = summaries.summarize_compute(busy, quiet, [(20.0, 40.0)], True)
     assert (found.speed_flop_per_second, found.slowdown) == (20.0, 2.0)
 
 
 def test_ranks_speak_for_the_same_stages() -> None:
     one, two = (StageTimes(*map(passed, range(first, first + 5))) for first in (1, 4))
-    (both,) = calibration.pool_ranks([[one], [two]])
+    (both,) = summaries.pool_ranks([[one], [two]])
     assert [p.seconds for p in both.backward] == [2.0] * 3 + [5.0] * 3
 
 
@@ -265,14 +265,14 @@ def test_what_a_backward_does_not_take_for_its_input_it_takes_for_its_weights() 
     weights = [Work(2), Work(1), Work(1)]
     model = Model(stages=tuple(Stage(forward=Work(1), backward=Work(2), weight_backward=part) for part in weights))
     taken = [(1.0, 8.0, 0.1, 0.5, 8.0), (1.0, 8.0, 0.1, 3.0, 7.0), (1.0, 8.0, 0.1, 9.0, 7.0)]
-    tasks = calibration.summarize_tasks([StageTimes(*map(passed, own)) for own in taken])
-    whole, parts = (calibration.timed_model(model, tasks, "x", split=split).stages for split in (False, True))
+    tasks = summaries.summarize_tasks([StageTimes(*map(passed, own)) for own in taken])
+    whole, parts = (summaries.timed_model(model, tasks, "x", split=split).stages for split in (False, True))
     assert [(stage.backward, stage.weight_backward) for stage in whole] == [(8, 8), (8, 5), (8, 0.08)]
     assert [(stage.backward, stage.weight_backward) for stage in parts] == [(8.5, 8), (10, 7), (16, 7)]
 
 
 def test_times_that_do_not_grow_can_be_drawn(done: Done) -> None:
-    flat = calibration.summarize_transfers({size: [[LATENCY] * 3] for size in SIZES})
+    flat = summaries.summarize_transfers({size: [[LATENCY] * 3] for size in SIZES})
     assert flat.fit.bandwidth_bytes_per_second is None
     assert rendered(draw_calibration(msgspec.structs.replace(done.found, one_way=flat)), "flat.png")
 

@@ -22,7 +22,7 @@ from tests.validation.made_reports import Made
 from validation.__main__ import main
 from validation.report import command as report
 from validation.report import schema as reportform
-from validation.report.figure import CURVES
+from validation.report.figure import CURVES, draw_reports
 from validation.report.schema import (
     Account,
     AllocatorComparison,
@@ -101,7 +101,7 @@ def test_the_allocators_account_has_columns_where_there_is_one(results: Path) ->
     assert [(row["allocated bytes"], row["unnamed bytes"]) for row in rows] == [("", ""), ("", ""), ("121", "1")]
     *_, last = shown_rows(results)
     assert (last["allocated bytes"], last["unnamed bytes"]) == ("121", "1")
-    drawn = report.reports_figure([report.StoredReport("report.json", made)])
+    drawn = draw_reports([made])
     hollow = [dots for dots in drawn.axes[0].collections if not len(dots.get_facecolor())]
     assert [np.asarray(dots.get_offsets()).tolist() for dots in hollow] == [[[120, 120], [121, 120]]]
 
@@ -215,7 +215,7 @@ def test_the_same_reports_give_the_same_picture(results: Path, tmp_path: Path, e
 
 def test_a_picture_shows_every_device_of_every_report() -> None:
     made = [Made(name, n, seconds=1.0).report() for name in ("mp-cdp", "zero-dp", "one-of-tomorrow") for n in (2, 3)]
-    drawn = report.reports_figure([report.StoredReport("report.json", each) for each in made])
+    drawn = draw_reports(made)
     scatter, errors, times = drawn.axes[:3]
     for panel in (scatter, errors):
         assert sum(np.shape(dots.get_offsets())[0] for dots in panel.collections) == 3 * (2 + 3)
@@ -230,7 +230,7 @@ def test_a_picture_of_all_schedules_has_a_colour_and_a_curve_for_each() -> None:
     names = [*SCHEDULES, *(f"z-new-{k}" for k in range(8))]
     made = [Made(name, 2).report() for name in names]
     made += [replace(each, request=each.request | {"n": 3, "prefetch": 1}) for each in made[:2]]
-    drawn = report.reports_figure([report.StoredReport("report.json", each) for each in made])
+    drawn = draw_reports(made)
     curves = [axes.get_title("left") for axes in drawn.axes[2:] if axes.get_visible()]
     assert curves == [f"{name}\nn = 2, mlp" for name in names[:CURVES]]
     shown = [axes for axes in drawn.axes[2:] if axes.get_visible()]
@@ -250,7 +250,7 @@ ODD = {
 @pytest.mark.slow
 @pytest.mark.parametrize("made", ODD.values(), ids=ODD)
 def test_no_report_is_too_odd_to_be_drawn(made: Made) -> None:
-    drawn = report.reports_figure([report.StoredReport("report.json", made.report())])
+    drawn = draw_reports([made.report()])
     assert canvas.rendered(drawn, "report.png")
 
 
@@ -258,9 +258,7 @@ def test_a_report_of_nothing_measured_can_be_drawn() -> None:
     full = Made(n=1).report()
     device = replace(full.memory.devices[0], measured_bytes=0)
     bare = replace(full.memory, devices=[device], curve=Curve(slot=[], simulated_bytes=[], measured_bytes=[]))
-    assert canvas.rendered(
-        report.reports_figure([report.StoredReport("report.json", replace(full, memory=bare))]), "report.png"
-    )
+    assert canvas.rendered(draw_reports([replace(full, memory=bare)]), "report.png")
 
 
 FOREIGN = {

@@ -8,7 +8,6 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.helpers.field_tables import require_fields
-from validation.calibrate import results
 from validation.learn import limits
 from validation.learn import results as learn
 from validation.report import schema
@@ -36,13 +35,13 @@ FORMS: dict[str, type[msgspec.Struct]] = {
     "`rounds`": schema.LiveRound,
     "A battery: `battery -o FILE.json`": schema.Battery,
     "`trials`": schema.TrialResult,
-    "A calibration: `calibrate -o FILE.toml`": results.Calibration,
-    "`one_way`, `both_ways`": results.Transfers,
-    "`points`": results.Point,
-    "`fit`": results.Errors,
-    "`collectives`": results.Collective,
-    "`compute`": results.Compute,
-    "`tasks`": results.Task,
+    "A calibration: `calibrate -o FILE.toml`": schema.Calibration,
+    "`one_way`, `both_ways`": schema.Transfers,
+    "`points`": schema.Point,
+    "`fit`": schema.Errors,
+    "`collectives`": schema.Collective,
+    "`compute`": schema.Compute,
+    "`tasks`": schema.Task,
     "What was learnt: `learn -o DIR`": learn.Learned,
     "`lags`": learn.ScheduleLags,
     "`curves`": learn.LearningCurve,
@@ -65,7 +64,7 @@ def test_the_page_has_every_field() -> None:
 
 def written_forms() -> Iterator[type[msgspec.Struct]]:
     """All types of the files, but the one that only says that no other fields are allowed."""
-    for module in (schema, results, learn, limits):
+    for module in (schema, learn, limits):
         for form in vars(module).values():
             if isinstance(form, type) and issubclass(form, msgspec.Struct) and form.__module__ == module.__name__:
                 yield form

@@ -16,7 +16,6 @@ from cdpsim.program import Category
 from cdpsim.schedules import SCHEDULES, TABLE_1
 from cdpsim.schedules.rule import NAMED_RULES
 from tests.validation.measured_tables import PAGE, replays_table
-from validation.calibrate.results import Calibration
 from validation.comparison import memory
 from validation.comparison.account import is_accounted
 from validation.comparison.lifetimes import compare_lives
@@ -24,7 +23,7 @@ from validation.comparison.trials import list_trials
 from validation.replay.case import Case, planned
 from validation.replay.options import DATA_RANKS, OF_SCHEDULES, REPLAYED
 from validation.replay.plan import Plan
-from validation.report.schema import Battery, Report
+from validation.report.schema import Battery, Calibration, Report
 from validation.training.optimizer import Optimizer
 
 FOLDER = Path(__file__).parents[2] / "validation" / "results"

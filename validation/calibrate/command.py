@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import msgspec
 from msgspec import structs
@@ -27,12 +28,12 @@ from ..ranks.launcher import Ranks, Result
 from ..ranks.member import check_device
 from ..replay.case import DTYPES
 from ..report.environment import environment
+from ..report.figure import draw_calibration
+from ..report.schema import Calibration, Errors
 from ..training.models import Stages
 from ..training.optimizer import OPTIMIZERS
-from . import results as calibration
-from . import timings
-from .figure import draw_calibration
-from .results import Calibration, Errors, disturbance, round_measured, timed_model
+from . import summaries, timings
+from .summaries import round_measured, timed_model
 
 MESSAGE_SIZES = (*(8 * 4**k for k in range(12)), 2**26)
 OPS = (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE)
@@ -72,9 +73,7 @@ def calibrate_machine(
     if stages_output is not None:
         stages_with_times(found, request, model).save(stages_output, force=force)
     # The picture last: where it cannot be drawn, the measurements are written.
-    with canvas.defaults():
-        drawn = canvas.rendered(draw_calibration(found), outputs[2])
-    files.write_file(outputs[2], [drawn], force=force)
+    files.write_file(outputs[2], [canvas.rendered(draw_calibration(found), outputs[2])], force=force)
     return found
 
 
@@ -108,22 +107,22 @@ def measure_machine(group: Ranks, request: CalibrationRequest, model: Model) -> 
         return answers
 
     one_way, both_ways = call(timings.ping_pong, sizes)[0], call(timings.both_ways, sizes)[0]
-    link = calibration.summarize_transfers(one_way)
+    link = summaries.summarize_transfers(one_way)
     collectives = []
     for op in OPS:
         spans = {k: call(timings.time_collective, op, k, sizes)[:k] for k in range(2, ranks + 1)}
-        collectives.append(calibration.summarize_collective(op, spans, link.fit))
+        collectives.append(summaries.summarize_collective(op, spans, link.fit))
     alone = call(timings.time_passes, stages, rounds, 1)[0]
-    busy = calibration.pool_ranks(call(timings.time_passes, stages, rounds, ranks)[:ranks])
+    busy = summaries.pool_ranks(call(timings.time_passes, stages, rounds, ranks)[:ranks])
     done(0)
     work = [(float(stage.forward), float(stage.backward)) for stage in model.stages]
     return Calibration(
         request=msgspec.json.decode(msgspec.json.encode(request)),
         environment=environment(request.device),
         one_way=link,
-        both_ways=calibration.summarize_transfers(both_ways),
+        both_ways=summaries.summarize_transfers(both_ways),
         collectives=collectives,
-        compute=calibration.summarize_compute(busy, alone, work, request.alone),
+        compute=summaries.summarize_compute(busy, alone, work, request.alone),
     )
 
 
@@ -169,7 +168,7 @@ def calibration_summary(found: Calibration) -> str:
         lines.append(f"{each.name}: {each.best} on that link is off by {off:.0%}")
     lines.append(f"speed: {speed}, off by {compute.median_relative_error:.0%}")
     lines.append(f"other ranks at work: {compute.slowdown:.2f} times as long")
-    if (times := disturbance(found.one_way.points)) > _QUIET:
+    if (times := median(point.seconds / point.fastest for point in found.one_way.points)) > _QUIET:
         slow = f"messages took {times:.1f} times as long as the fastest"
         lines.append(f"{slow}: measure again when no other program computes")
     return "".join(f"{line}\n" for line in lines)

@@ -10,13 +10,12 @@ from cdpsim.schedules import find_schedule
 from cdpsim.timing import engine
 from cdpsim.timing.costs import node_costs
 
-from ..calibrate import results as calibration
-from ..calibrate import timings
-from ..calibrate.results import timed_model
+from ..calibrate import summaries, timings
 from ..ranks.launcher import Ranks
 from ..ranks.torchrun import TorchrunRanks
 from ..replay.case import Case, build_training
 from ..replay.plan import Plan
+from ..report.schema import Task
 from ..training.passes import one_thread
 
 PROBE_SIZES = (8, 2**12, 2**16, 2**20)  # bytes of the messages that are timed
@@ -55,7 +54,7 @@ def forecast_alone(case: Case) -> Forecast:
     """Time a case's stages in this process, where messages take no time."""
     with one_thread():
         times = timings.stage_times(build_training(case), case.optimizer, ROUNDS)
-    return Forecast(_timed(case, calibration.summarize_tasks(times)), Cluster())
+    return Forecast(_timed(case, summaries.summarize_tasks(times)), Cluster())
 
 
 def forecast_by_ranks(case: Case, ranks: Ranks | TorchrunRanks, devices: int, *, timeout: float) -> Forecast | None:
@@ -65,13 +64,13 @@ def forecast_by_ranks(case: Case, ranks: Ranks | TorchrunRanks, devices: int, *,
     if devices > 1:
         messages = ranks.call(timings.ping_pong, list(PROBE_SIZES), timeout=timeout)
         if messages is not None:
-            fit = calibration.summarize_transfers(messages[0]).fit
+            fit = summaries.summarize_transfers(messages[0]).fit
             link = Link(latency=fit.latency_seconds, bandwidth=fit.bandwidth)
     if passes is None:
         return None
-    tasks = calibration.summarize_tasks(calibration.pool_ranks(passes[:devices]))
+    tasks = summaries.summarize_tasks(summaries.pool_ranks(passes[:devices]))
     return Forecast(_timed(case, tasks), Cluster(link=link))
 
 
-def _timed(case: Case, tasks: list[calibration.Task]) -> Model:
-    return timed_model(case.profile, tasks, case.model, split=find_schedule(case.schedule).splits(case.shape))
+def _timed(case: Case, tasks: list[Task]) -> Model:
+    return summaries.timed_model(case.profile, tasks, case.model, split=find_schedule(case.schedule).splits(case.shape))

@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,10 +17,8 @@ from cdpsim.files.notes import explain, say
 from .. import PROGRAM
 from ..program import harness_command
 from . import schema as reportform
+from .figure import draw_reports
 from .schema import LiveReport, Report
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ENDINGS = {".txt": "text", ".json": "json", ".csv": "csv"}
 PATTERNS = ("report*.json", "battery*.json")
@@ -215,18 +213,10 @@ def write_reports_table(
     table = reports_table(reports.found, form)
     written: dict[str | Path, str | bytes] = {} if output is None else {output: table}
     if picture is not None:
-        written[picture] = canvas.rendered(reports_figure(reports.found), picture)
+        written[picture] = canvas.rendered(draw_reports([each.report for each in reports.found]), picture)
     for file, content in written.items():
         files.write_file(file, [content], force=force)
     return table
-
-
-def reports_figure(found: list[StoredReport]) -> "Figure":
-    """Return the figure of simulated against measured values."""
-    from .figure import draw_reports
-
-    with canvas.defaults():
-        return draw_reports([each.report for each in found])
 
 
 def _form_of(output: str | Path | None) -> str:

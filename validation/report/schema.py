@@ -1,9 +1,10 @@
-"""The schema of reports, of replays and of foreign runtimes: these types are written to files, and read from them."""
+"""The schema of reports: of replays, calibrations and foreign runtimes. These types are written, and read again."""
 
 from collections import Counter
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -323,6 +324,97 @@ class Battery(_Form, frozen=True, kw_only=True):
     def unmeasured(self) -> list[TrialResult]:
         """The trials that failed or were left out."""
         return [trial for trial in self.trials if trial.state not in MEASURED]
+
+
+# Calibrations
+
+
+class Point(msgspec.Struct, frozen=True):
+    """The median time of one size, and the quartiles around it, in the series in which the median was lowest.
+
+    `fastest` is of all series: where it is much less, other programs were using the machine.
+    """
+
+    ranks: int
+    size: int
+    seconds: float
+    faster: float
+    slower: float
+    fastest: float
+    repetitions: int
+
+
+class Errors(msgspec.Struct, frozen=True):
+    """The errors of times by latency and bandwidth, at each point as a share of the measured time."""
+
+    latency_seconds: float
+    bandwidth_bytes_per_second: float | None  # None: infinite, for which JSON has no number
+    median_relative_error: float
+    max_relative_error: float
+    relative_errors: list[float]
+
+    @property
+    def bandwidth(self) -> float:
+        """The bandwidth as a number, which may be infinite."""
+        return inf if self.bandwidth_bytes_per_second is None else self.bandwidth_bytes_per_second
+
+
+class Transfers(msgspec.Struct, frozen=True):
+    """Messages from one rank to another, and the line through their times."""
+
+    points: list[Point]
+    fit: Errors
+
+
+class Collective(msgspec.Struct, frozen=True):
+    """One collective: for each textbook algorithm, the links that explain its times best, and its times on the link.
+
+    `best_fit` is the algorithm whose fit is nearest, None where a single size of group cannot tell them apart; `best`
+    is the one whose times on the point-to-point link are nearest: the one for a simulation.
+    """
+
+    name: str
+    points: list[Point]
+    fits: dict[str, Errors]
+    on_link: dict[str, Errors]
+    best_fit: str | None
+    best: str
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One stage's forward, backward, update, or part of a backward; of the latter operations are not counted."""
+
+    stage: int
+    kind: str
+    seconds: float
+    faster: float
+    slower: float
+    thread_seconds: float
+    repetitions: int
+    flop: float | None = None
+    flop_per_second: float | None = None
+
+
+class Compute(msgspec.Struct, frozen=True):
+    """The stages' tasks, and the speed that explains passes best; other ranks make passes `slowdown` times as long."""
+
+    tasks: list[Task]
+    speed_flop_per_second: float
+    relative_errors: list[float]  # of times at that speed, for each pass in the order of tasks
+    median_relative_error: float
+    slowdown: float
+    alone: bool
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """All results of a calibration, with its request and environment."""
+
+    request: dict[str, Any]
+    environment: dict[str, object]
+    one_way: Transfers
+    both_ways: Transfers
+    collectives: list[Collective]
+    compute: Compute
 
 
 # Foreign runtimes

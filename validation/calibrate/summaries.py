@@ -1,8 +1,7 @@
-"""The results of a calibration, as its file has them: measured times, fitted costs, and the errors of these."""
+"""Measured times as results of a calibration: medians, the costs fitted to them, and the errors of these."""
 
 from collections.abc import Mapping, Sequence
-from math import inf, isfinite
-from typing import Any
+from math import isfinite
 
 import msgspec
 import numpy as np
@@ -12,106 +11,10 @@ from cdpsim.model.stage import NO_CORE
 from cdpsim.program import Op
 
 from ..profile.fits import Sample, algorithms, errors_of, fit_collective, fit_line, fit_speed
+from ..report.schema import Collective, Compute, Errors, Point, Task, Transfers
 from .timings import Passed, RankInterval, Spans, StageTimes, Times
 
 NAMES = {Op.ALL_REDUCE: "all-reduce", Op.BROADCAST: "broadcast", Op.REDUCE: "reduce"}
-
-
-class Point(msgspec.Struct, frozen=True):
-    """The median time of one size, and the quartiles around it, in the series in which the median was lowest.
-
-    `fastest` is of all series: where it is much less, other programs were using the machine.
-    """
-
-    ranks: int
-    size: int
-    seconds: float
-    faster: float
-    slower: float
-    fastest: float
-    repetitions: int
-
-
-def disturbance(points: Sequence[Point]) -> float:
-    """Return the median ratio of a message's time to that of the fastest message of its size."""
-    return float(np.median([point.seconds / point.fastest for point in points]))
-
-
-class Errors(msgspec.Struct, frozen=True):
-    """The errors of times by latency and bandwidth, at each point as a share of the measured time."""
-
-    latency_seconds: float
-    bandwidth_bytes_per_second: float | None  # None: infinite, for which JSON has no number
-    median_relative_error: float
-    max_relative_error: float
-    relative_errors: list[float]
-
-    @property
-    def bandwidth(self) -> float:
-        """The bandwidth as a number, which may be infinite."""
-        return inf if self.bandwidth_bytes_per_second is None else self.bandwidth_bytes_per_second
-
-    def seconds(self, size: int) -> float:
-        """Return how long a message of a size takes."""
-        return self.latency_seconds + size / self.bandwidth
-
-
-class Transfers(msgspec.Struct, frozen=True):
-    """Messages from one rank to another, and the line through their times."""
-
-    points: list[Point]
-    fit: Errors
-
-
-class Collective(msgspec.Struct, frozen=True):
-    """One collective: for each textbook algorithm, the links that explain its times best, and its times on the link.
-
-    `best_fit` is the algorithm whose fit is nearest, None where a single size of group cannot tell them apart; `best`
-    is the one whose times on the point-to-point link are nearest: the one for a simulation.
-    """
-
-    name: str
-    points: list[Point]
-    fits: dict[str, Errors]
-    on_link: dict[str, Errors]
-    best_fit: str | None
-    best: str
-
-
-class Task(msgspec.Struct, frozen=True):
-    """One stage's forward, backward, update, or part of a backward; of the latter operations are not counted."""
-
-    stage: int
-    kind: str
-    seconds: float
-    faster: float
-    slower: float
-    thread_seconds: float
-    repetitions: int
-    flop: float | None = None
-    flop_per_second: float | None = None
-
-
-class Compute(msgspec.Struct, frozen=True):
-    """The stages' tasks, and the speed that explains passes best; other ranks make passes `slowdown` times as long."""
-
-    tasks: list[Task]
-    speed_flop_per_second: float
-    relative_errors: list[float]  # of times at that speed, for each pass in the order of tasks
-    median_relative_error: float
-    slowdown: float
-    alone: bool
-
-
-class Calibration(msgspec.Struct, frozen=True):
-    """All results of a calibration, with its request and environment."""
-
-    request: dict[str, Any]
-    environment: dict[str, object]
-    one_way: Transfers
-    both_ways: Transfers
-    collectives: list[Collective]
-    compute: Compute
 
 
 def summarize_transfers(times: Times) -> Transfers:
@@ -200,15 +103,20 @@ def pool_ranks(ranks: list[list[StageTimes]]) -> list[StageTimes]:
 def _point(ranks: int, size: int, series: list[list[float]]) -> Point:
     # Where other programs use the machine, the slower series measure them.
     best = min(series, key=np.median)
-    faster, median, slower = np.quantile(best, (0.25, 0.5, 0.75)).tolist()
-    return Point(ranks, size, median, faster, slower, min(map(min, series)), len(best))
+    return Point(ranks, size, *_spread(best), min(map(min, series)), len(best))
 
 
 def _task(stage: int, kind: str, passed: list[Passed], flop: float | None) -> Task:
-    faster, median, slower = np.quantile([p.seconds for p in passed], (0.25, 0.5, 0.75)).tolist()
-    thread = float(np.median([p.thread_seconds for p in passed]))
+    seconds, thread = zip(*passed, strict=True)
+    median, faster, slower = _spread(seconds)
     speed = None if flop is None else flop / median
-    return Task(stage, kind, median, faster, slower, thread, len(passed), flop, speed)
+    return Task(stage, kind, median, faster, slower, float(np.median(thread)), len(passed), flop, speed)
+
+
+def _spread(seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median of times, and the quartiles around it."""
+    median, faster, slower = np.quantile(seconds, (0.5, 0.25, 0.75)).tolist()
+    return median, faster, slower
 
 
 def _passing(stages: list[StageTimes]) -> float:
