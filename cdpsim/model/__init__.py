@@ -515,7 +515,8 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
 
     def on(self, mesh: Mesh, layers: Layers, samples: int, parts: Cuts = ()) -> Self:
         """Return the model of other layers, as one rank of a mesh has it, with the samples of a micro-batch."""
-        return _model_on(self, mesh, layers, samples, parts)
+        made: Self = _model_on(self, mesh, layers, samples, parts)
+        return made
 
     def table(self) -> dict[str, object]:
         """Return the content of a file of this model."""

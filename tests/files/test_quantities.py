@@ -45,6 +45,8 @@ PARTS = {
     "first_gradients": "gradients",
     "freed_output": "kept_output",
     "retained_gradients": "retained_input_transient",
+    "partial": "parameters",
+    "sent": "boundary",
 }
 # Of parts of attention one needs the other, and is part of a third; only --zero 3 takes parameters from hosts.
 NEVER = ("attention_activation", "attention_forward", "host_parameters")
@@ -115,8 +117,6 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
     without = draw(st.sampled_from([ON_HOST, ON_DEVICE]))
     stages = [draw(quantities(Stage, without)) for _ in range(4)]
     tie = draw(quantities(Tie, without))
-    for stage in stages:
-        stage["partial"] = stage["parameters"]  # at most that
     for j in (0, 3):
         stages[j] |= {name: size._replace(amount=stages[j][name].amount + size.amount) for name, size in tie.items()}
     return {"stages": stages, "tied": [{"stages": [0, 3]} | tie]}
