@@ -111,7 +111,7 @@ def parallelized(module: Layer, mesh: DeviceMesh, sequence: bool) -> nn.Module:
     plan |= {"mlp.0": ColwiseParallel()}
     plan |= {name: RowwiseParallel(output_layouts=lies) for name in ("attention.out", "mlp.2")}
     if sequence:
-        whole = {"input_layouts": (lies,), "desired_input_layouts": (Replicate(),)}
+        whole: dict[str, Any] = {"input_layouts": (lies,), "desired_input_layouts": (Replicate(),)}
         plan |= {name: PrepareModuleInput(**whole) for name in ("attention", "mlp")}
         plan |= {name: SequenceParallel() for name in ("norm", "norm2")}
     return parallelize_module(module, mesh, plan)
