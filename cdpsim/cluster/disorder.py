@@ -72,10 +72,11 @@ class Disorder(config.ConfigTable, frozen=True, kw_only=True):
 
     def of_teams(self, ranks: int) -> "Disorder":
         """Return this by groups of ranks, which do everything together: a group is as slow as its slowest rank."""
-        factors: dict[int, float] = {}
+        factors: dict[int, list[float]] = {}
         for each in self.slow:
-            factors[each.device // ranks] = max(factors.get(each.device // ranks, 1.0), each.factor)
-        slow = tuple(Slow(device=team, factor=factor) for team, factor in factors.items() if factor != 1)
+            factors.setdefault(each.device // ranks, []).append(each.factor)
+        slowest = {team: max([*found, *[1.0] * (len(found) < ranks)]) for team, found in factors.items()}
+        slow = tuple(Slow(device=team, factor=factor) for team, factor in slowest.items() if factor != 1)
         return replace(self, slow=slow, stop=tuple(replace(each, device=each.device // ranks) for each in self.stop))
 
     def of_ranks(self, given: "Disorder", ranks: int) -> "Disorder":

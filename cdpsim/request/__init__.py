@@ -214,11 +214,18 @@ class Request(Mapping[str, Any]):
     @cached_property
     def timed_model(self) -> Model:
         """The model with local ties counted once, and with the times of transfers to hosts."""
+        return self._timed(self.pricing)
+
+    def slowed_model(self, factor: float) -> Model | None:
+        """Return the timed model of layers on devices so slow, with links as before; None of another model."""
+        return self._timed(replace(self.pricing, factor=factor)) if self.pricing else None
+
+    def _timed(self, machine: Machine | None) -> Model:
         ranks = self.shape.shard if self.zero else 1
         model = with_transfer_times(self._counted_once[0], self.cluster.host, self.cluster.nvme, ranks)
-        if self.model.layers is None:
+        if machine is None:
             return model
-        return with_operation_times(model, self.pricing, splits=self.schedule.splits(self.shape))
+        return with_operation_times(model, machine, splits=self.schedule.splits(self.shape))
 
     @cached_property
     def pricing(self) -> Machine | None:

@@ -28,7 +28,7 @@ from cdpsim.request import Request
 from cdpsim.request.options import MEGATRON, OPTIONS, TRAINING, CountRows
 from cdpsim.schedules.state import When
 from cdpsim.timing.collective_times import are_alike
-from cdpsim.timing.costs import Costs, disturbed_costs, node_costs
+from cdpsim.timing.costs import Costs, disturbed_costs, node_costs, slowed_times
 from cdpsim.timing.engine import find_engine, refuse_stalled
 from cdpsim.timing.expand import expand, is_unrolled, unchanged_origins, with_piece_times
 from cdpsim.timing.round_times import RoundTimes, counts_by_times, play_program, play_rounds
@@ -260,6 +260,13 @@ def price_resolved(program: Program, request: Request, collapsed: Costs | None =
         costs = with_piece_times(program, costs, program.unexpanded, collapsed, cluster)
     if request.disorder == Disorder():
         return costs
+    slow = {each.factor: request.slowed_model(each.factor) for each in request.disorder.slow}
+    times = {
+        factor: slowed_times(program, costs.duration, request.timed_model, model, factor)
+        for factor, model in slow.items()
+        if model is not None
+    }
+    costs = replace(costs, slowed=times)
     return replace(disturbed_costs(program, costs, request.disorder, request.seed, request.run), undisturbed=costs)
 
 

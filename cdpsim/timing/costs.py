@@ -123,6 +123,7 @@ class Machine:
     cluster: Cluster
     ranks: int  # of a tensor group: the first ones of the cluster, as any others
     collective: str
+    factor: float = 1.0  # as slow as this are its devices; its links are not
 
     def seconds(self, work: Operations, *, whole: bool = True) -> float:
         """Return the time of operations and of what exchanges add; a backward in two parts hides no exchange."""
@@ -138,12 +139,13 @@ class Machine:
         )
         assert peak is not None, "the cluster has been asked for it"
         if kernels is None:
-            return row.flop / (peak * (self.device.achieved or 1.0))
+            return self.factor * row.flop / (peak * (self.device.achieved or 1.0))
         assert bandwidth is not None, "kernels need it"
         moved = row.moved / (bandwidth * kernels.passes)
         if row.kind == PRODUCT:
-            return max(row.flop / (peak * kernels.products), moved)
-        return kernels.launch + moved if row.kind == PASS else row.done * row.flop / (peak * kernels.core)
+            return self.factor * max(row.flop / (peak * kernels.products), moved)
+        core = row.done * row.flop / (peak * kernels.core)
+        return self.factor * (kernels.launch + moved if row.kind == PASS else core)
 
     def exchange_seconds(self, exchange: Exchange) -> float:
         """Return the time of an exchange alone: until its ranks have met, and of its messages."""
@@ -312,6 +314,7 @@ class Costs:
     calendar: Calendar | None = None  # when devices do nothing
     wires: Wires | None = None  # with contention
     request: Mapping[str, Any] | None = None  # with the model and the cluster of these costs
+    slowed: Mapping[float, Times] = field(default_factory=dict)  # of each task, by its device's factor; {}: all of it
     quantum: float = 0.0  # of which times are to be whole numbers; 0: of one that suits the run
     undisturbed: "Costs | None" = None  # the costs without disorder; None: there is none
 
@@ -492,8 +495,33 @@ def steady_costs(program: Program, costs: Costs, disorder: Disorder) -> Costs:
         _refuse_parts_of_slots(disorder)
     for slow in disorder.slow:
         tasks = np.flatnonzero(program.tasks.device == slow.device)
-        duration[tasks] *= duration.dtype.type(slow.factor)
+        slowed = costs.slowed.get(slow.factor)
+        if slowed is None:
+            duration[tasks] *= duration.dtype.type(slow.factor)
+        else:
+            duration[tasks] = slowed[tasks]
     return replace(costs, duration=duration, calendar=_calendar(program, disorder, duration.dtype))
+
+
+def slowed_times(program: Program, duration: Times, model: Model, slowed: Model, factor: float) -> Times:
+    """Return the times of tasks on slow devices, of a model with its times on others and on those.
+
+    Exchanges take as long as before.
+    """
+    tasks, rows = program.tasks, len(program.tasks)
+    passes, slow = (times_of_passes(each, program.splits) for each in (model, slowed))
+    sums = np.array([stage.group_sum for stage in model.stages])[tasks.stage]
+    more = np.where(
+        tasks.kind == Kind.U, (factor - 1) * (duration[:rows] - sums), (slow - passes)[tasks.kind, tasks.stage]
+    )
+    return duration[:rows] + more
+
+
+def times_of_passes(model: Model, splits: bool) -> Times:
+    """Return the times of stages in seconds, a row for each kind of task, and none of updates."""
+    weights, backward = _times(model, "weight_backward", None), pass_times(model, "backward", None)
+    forward = pass_times(model, "forward", None)
+    return np.stack([0 * forward, forward, backward - weights if splits else backward, weights])
 
 
 def jittered_durations(program: Program, duration: Times, disorder: Disorder, seed: int, runs: range) -> Floats:

@@ -1,0 +1,233 @@
+"""A player of every rank of tensor groups, each with a clock of its own: teams must come to its times.
+
+It is written from the rules alone. Ranks T k to T k + T - 1 are those of device k of a program. Each of them does the
+device's tasks and sends its own messages, on the links of the whole cluster. Members of a collective wait for each
+other: those of a group at the end of each task and where they gather a boundary, those of data ranks in each sum.
+A slow rank computes slowly, and its links do not. The time of an operation, of a message and of a ring is worked out
+here from the cluster's numbers. `message_turn_player` says what a device does in which order.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from math import fsum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cdpsim.cluster import Cluster
+from cdpsim.model.operations import Exchange, Operations, Row
+from cdpsim.program import Content, Kind, Op
+from cdpsim.runs import Run
+from tests.helpers.message_turn_player import Doing, _Play
+
+Clocks = NDArray[np.float64]
+
+
+class Wires:
+    """The links of a cluster of nodes, or of one switch, and what several messages at once take on them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        topology = cluster.topology
+        assert topology is not None
+        self.inside, self.network = topology.link, topology.network
+        self.size, self.cards = topology.per_node or 10**6, topology.nics
+
+    def node(self, rank: int) -> int:
+        return rank // self.size
+
+    def card(self, rank: int) -> tuple[int, int]:
+        return self.node(rank), rank % self.size * self.cards // self.size
+
+    def times(self, ways: Sequence[tuple[int, int]], size: float) -> list[float]:
+        """Return the times of messages of equal size that start at once; those that have a card in common share it."""
+        crossing = [(a, b) for a, b in ways if self.node(a) != self.node(b)]
+        leave, enter = Counter(self.card(a) for a, _ in crossing), Counter(self.card(b) for _, b in crossing)
+        found = []
+        for a, b in ways:
+            cable = self.inside if self.node(a) == self.node(b) else self.network
+            sharing = 1 if cable is self.inside else max(leave[self.card(a)], enter[self.card(b)])
+            found.append(2 * cable.latency + size * sharing / (cable.bandwidth * cable.achieved))
+        return found
+
+    def ring(self, op: Op, groups: Sequence[Sequence[int]], size: float) -> float:
+        """Return the time of rings of equal groups that start at once, each in a channel for each card of a node."""
+        members = len(groups[0])
+        if members == 1:
+            return 0.0
+        ways: list[tuple[int, int]] = []
+        channels = 1
+        for group in groups:
+            nodes: dict[int, dict[tuple[int, int], list[int]]] = {}
+            for rank in group:
+                nodes.setdefault(self.node(rank), {}).setdefault(self.card(rank), []).append(rank)
+            by_card = [list(cards.values()) for cards in nodes.values()]
+            channels = min(map(len, by_card)) if len(by_card) > 1 else 1
+            for c in range(channels):
+                order = [rank for cards in by_card for card in cards[c:] + cards[:c] for rank in card]
+                ways += pairwise([*order, order[0]])
+        rounds = (2 if op == Op.ALL_REDUCE else 1) * (members - 1)
+        return rounds * max(self.times(ways, size / members / channels))
+
+
+class Machine:
+    """What operations and exchanges take on the ranks of a request, of which some are slow."""
+
+    def __init__(self, run: Run, slow: Mapping[int, float]) -> None:
+        request = run.request
+        self.wires, self.tensor = Wires(request.machine), request.model.mesh.tensor
+        self.devices, self.model = run.program.devices, request.model
+        (self.device,) = request.machine.devices
+        self.factors = [[slow.get(k * self.tensor + x, 1.0) for x in range(self.tensor)] for k in range(self.devices)]
+
+    def row(self, row: Row) -> float:
+        kernels, peak = self.device.kernels, self.device.speed
+        assert peak is not None
+        if kernels is None:
+            return row.flop / (peak * (self.device.achieved or 1))
+        assert self.device.memory_bandwidth is not None
+        moved = row.moved / self.device.memory_bandwidth / kernels.passes
+        if row.kind == "core":
+            return row.flop * row.done / peak / kernels.core
+        return kernels.launch + moved if row.kind == "pass" else max(row.flop / peak / kernels.products, moved)
+
+    @cache  # noqa: B019 - of one run
+    def exchange(self, op: str, size: float) -> float:
+        """Return the time of a collective of one group, which all groups of the machine do at once."""
+        meet = self.device.kernels.meet if self.device.kernels else 0.0
+        groups = [range(k * self.tensor, (k + 1) * self.tensor) for k in range(self.devices)]
+        return meet + self.wires.ring(Op[op.upper().replace("-", "_")], groups, size)
+
+    def exposed(self, exchange: Exchange, factor: float) -> float:
+        alone, hidden = self.exchange(exchange.op, exchange.size), 0.0
+        if exchange.beside is not None:
+            hidden = (self.device.kernels.beside if self.device.kernels else 1.0) * self.row(exchange.beside) * factor
+        return max(0.0, alone - hidden)
+
+    @cache  # noqa: B019 - of one run
+    def of_rank(self, work: Operations, factor: float) -> float:
+        """Return what a rank takes for operations that it begins with its group."""
+        computed = fsum(times * self.row(row) for row, times in work.rows) * factor
+        return computed + fsum(times * self.exposed(each, factor) for each, times in work.exchanges)
+
+
+class EveryRank:
+    """Clocks of the ranks of each device, a column for each of them."""
+
+    def __init__(self, run: Run, overlaps: Sequence[str], slow: Mapping[int, float]) -> None:
+        self.turns, self.machine = _Play(run, overlaps), Machine(run, slow)
+        self.program, self.count, self.needs = run.program, len(run.program.tasks), self.turns.needs
+        self.zero = np.zeros(self.machine.tensor)
+        self.rows = self.turns.rows
+        self.free = [self.zero] * len(self.rows)
+        self.read: dict[int, Clocks | None] = dict(self.turns.read)  # type: ignore[arg-type]
+        self.may_go: dict[int, list[Clocks]] = defaultdict(list)  # when senders have come to a message
+        self.start: dict[int, Clocks] = {}
+        self.end: dict[int, Clocks] = {}
+        self.duration = [self._message(node) for node in range(self.program.nodes)]
+        self.release = {
+            task: float(share) * sum(self._alone(each) for each in range(task, task + self.program.phases))
+            for task, share in self.program.releases
+        }
+
+    def _is_ready(self, node: int) -> bool:
+        """Return whether all that a node needs has been timed, and all its senders have come to it."""
+        come = len(self.may_go[node]) == self.turns.senders[node]
+        return come and all(before in self.end for before in self.needs[node])
+
+    def _gathers(self, node: int) -> list[float]:
+        """Return the times of the gathers of what a task has got in shares, of which all ranks need the whole."""
+        mesh, messages = self.machine.model.mesh, self.program.messages
+        if mesh.sequence or mesh.whole_boundaries or self.machine.tensor == 1:
+            return []
+        rows = [before - self.count for before in self.needs[node] if before >= self.count]
+        device = self.program.tasks.device[node]
+        rows = [r for r in rows if messages.op[r] == Op.P2P and messages.dst[r] == device]
+        rows = [r for r in rows if messages.content[r] in (Content.ACTIVATION, Content.ACTIVATION_GRADIENT)]
+        return [self.machine.exchange("all-gather", int(messages.size[r]) * self.machine.tensor) for r in rows]
+
+    def _work(self, node: int, factor: float) -> float:
+        """Return what a rank takes for a task without gathers of boundaries."""
+        tasks, stages = self.program.tasks, self.machine.model.stages
+        stage, kind = stages[int(tasks.stage[node])], tasks.kind[node]
+        if kind == Kind.U:
+            return self.machine.exchange("all-reduce", stage.partial) if stage.partial else 0.0
+        work = stage.forward if kind == Kind.F else stage.backward
+        assert isinstance(work, Operations)
+        return self.machine.of_rank(work, factor)
+
+    def _alone(self, node: int) -> float:
+        return sum(self._gathers(node)) + self._work(node, 1.0)
+
+    def _message(self, node: int) -> Clocks:
+        """Return the time of each rank's message, or of its collective of data ranks; 0 for tasks."""
+        if node < self.count:
+            return self.zero
+        messages, row, ranks = self.program.messages, node - self.count, range(self.machine.tensor)
+        t, size, dst = self.machine.tensor, int(messages.size[row]), int(messages.dst[row])
+        if messages.op[row] == Op.P2P:
+            return np.array(
+                self.machine.wires.times([(int(messages.src[row]) * t + x, dst * t + x) for x in ranks], size)
+            )
+        groups = [[int(device) * t + x for device in self.program.groups[dst]] for x in ranks]
+        return np.full(t, self.machine.wires.ring(Op(messages.op[row]), groups, size))
+
+    def _time(self, node: int, earliest: Clocks) -> None:
+        ready = np.maximum.reduce([self.zero + earliest, *(self.end[before] for before in self.needs[node])])
+        self.start[node] = ready
+        if node >= self.count:
+            self.end[node] = ready + self.duration[node]
+            return
+        for gather in self._gathers(node):
+            ready = self.zero + ready.max() + gather
+        factors = self.machine.factors[int(self.program.tasks.device[node])]
+        ends = [begun + self._work(node, factor) for begun, factor in zip(ready, factors, strict=True)]
+        self.end[node] = self.zero + max(ends)  # with an exchange in which its group waits for all
+
+    def times(self) -> tuple[dict[int, Clocks], dict[int, Clocks]]:
+        """Time the nodes and rows that can be timed, again and again, until all are; return (start, end)."""
+        at, moved = [0] * len(self.rows), True
+        left = [node for node in range(self.program.nodes) if node not in self.turns.lane_of]
+        while moved:
+            moved = False
+            for node in [node for node in left if self._is_ready(node)]:
+                self._time(node, np.maximum.reduce([self.zero, *self.may_go[node]]))
+                left.remove(node)
+                moved = True
+            for k, (kind, row) in enumerate(self.rows):
+                while at[k] < len(row) and self._do(kind, k, row[at[k]]):
+                    at[k] += 1
+                    moved = True
+        assert not left and all(place == len(row) for place, (_, row) in zip(at, self.rows, strict=True))
+        return self.start, self.end
+
+    def _do(self, kind: str, k: int, doing: Doing) -> bool:
+        """Do the next thing in a row, and return whether it can be timed already."""
+        node, now = doing.node, self.free[k]
+        if doing.what == "send":
+            self.may_go[node].append(now)
+            self.free[k] = now + self.duration[node]
+        elif doing.what == "receive":
+            if node not in self.start:
+                return False
+            self.free[k] = np.maximum(now, self.start[node]) + self.duration[node]
+        elif kind == "receive":
+            self.read[node] = now
+        elif kind == "send":
+            if node not in self.end:
+                return False
+            self.free[k] = np.maximum(now, self.end[node])
+        else:
+            read = self.read.get(node, self.zero)
+            if read is None or not self._is_ready(node):
+                return False
+            self._time(node, np.maximum.reduce([now, read, self.zero + self.release.get(node, 0.0)]))
+            self.free[k] = self.end[node]
+        return True
+
+
+def play_ranks(run: Run, overlap: str, slow: Mapping[int, float]) -> list[float]:
+    """Return when the last rank of each node ends; of the run, in which all overlaps, only the program is read."""
+    ends = EveryRank(run, [overlap] * run.program.devices, slow).times()[1]
+    return [float(ends[node].max()) for node in range(run.program.nodes)]
