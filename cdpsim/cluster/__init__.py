@@ -193,10 +193,16 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
         sizes = [inf if group.memory is None else group.memory for group in self.devices]
         return np.array(sizes, np.float64)[self._groups(count)]
 
-    def memory_bandwidths(self, count: int) -> list[float | None]:
-        """Return the bandwidth of the memory of each of the first `count` devices; refuse one that has none."""
+    def memory_bandwidths(self, count: int, *, reached: bool = False) -> list[float | None]:
+        """Return the bandwidth of the memory of each of the first `count` devices, or the one that passes reach.
+
+        Refuse a device without one.
+        """
         groups = self._groups(count)
-        found = [group.reached_bandwidth for group in self.devices[: groups.max(initial=-1) + 1]]
+        found = [
+            group.reached_bandwidth if reached else group.memory_bandwidth
+            for group in self.devices[: groups.max(initial=-1) + 1]
+        ]
         if None in found:
             problem = "devices have no memory_bandwidth, of which updates take their time; add it to [devices]"
             raise RequestError(self._subject, f"{problem}, or leave update_time out")

@@ -376,7 +376,7 @@ def _task_times(program: Program, model: Model, cluster: Cluster) -> Times:
     speeds = reached(cluster, program.devices, model)
     bandwidths: list[float | None] = [None] * len(speeds)
     if model.moves_bytes:
-        bandwidths = cluster.memory_bandwidths(program.devices)
+        bandwidths = cluster.memory_bandwidths(program.devices, reached=model.layers is not None)
     paces = list(zip(speeds, bandwidths, strict=True))
     duration = np.empty(len(tasks), dtype=np.int64 if model.is_unit else np.float64)
     kind, all_paces = _kinds_of_times(program), dict.fromkeys(paces)
