@@ -360,7 +360,7 @@ def gather_of(sent: int, mesh: Mesh) -> Exchange:
 
 @once_a_program
 def _gathering_tasks(program: Program) -> tuple[Ints, Ints]:
-    """Return the messages of boundaries, and the task that gathers each"""
+    """Return the messages of boundaries, and the task that gathers each."""
     first, edges = program.message_nodes.start, program.edges
     message = edges.before - first
     of_task = (message >= 0) & (message < len(program.messages)) & (edges.after < len(program.tasks))
