@@ -374,10 +374,8 @@ def shaped_model(
     given: str | Path | Model | Mapping[str, object], options: Mapping[str, Any]
 ) -> str | Path | Model | Mapping[str, object]:
     """Return a model of layers as one rank of its mesh has it; another one as it is given, which has none."""
-    cuts, asked = (
-        tuple(options.get("cuts") or ()),
-        next((n for n in LAYER_OPTIONS if options.get(n) and n != "cuts"), ""),
-    )
+    cuts = tuple(options.get("cuts") or ())
+    asked = next((name for name in LAYER_OPTIONS if options.get(name) and name != "cuts"), "")
     if isinstance(given, str) and given in UNIT_MODELS:
         if asked:
             raise RequestError(asked.replace("_", "-"), "is of layers, and slots have none; give a --model of [layers]")
@@ -419,6 +417,12 @@ def read_mesh(options: Mapping[str, Any], model: Model) -> Mesh:
     for name, asked in shares.items():
         if asked and tensor == 1:
             raise RequestError(name.replace("_", "-"), "is of the ranks of --tensor; give at least 2 of them")
+    recompute = options.get("recompute") or model.training.recompute
+    if shares["split_checkpoints"] and shares["sequence"]:
+        raise RequestError("split-checkpoints", "is of what --sequence splits anyway; leave either out")
+    if shares["split_checkpoints"] and recompute in ("none", "selective", "reversible"):
+        problem = f"is of what recomputed layers keep, and recompute is {recompute}"
+        raise RequestError("split-checkpoints", f"{problem}; give --recompute layer")
     return Mesh(tensor, **shares, **layer_habits(options.get("runtime") or model.runtime))
 
 
