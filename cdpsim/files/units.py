@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from quantiphy import Quantity
 
 MOST_SECONDS = 1e9
+LEAST_SECONDS = 1e-30  # of a task
 MOST_BYTES = 10**15
 
 
@@ -56,7 +57,7 @@ class _QuantityKind(NamedTuple):
 
 # A least amount above zero is one that no machine reaches, and small enough that no quotient of two bounds overflows.
 _TIME = _QuantityKind("a time", ("s",), "5 us", 0, MOST_SECONDS)
-_DURATION = _TIME._replace(least=1e-30)
+_DURATION = _TIME._replace(least=LEAST_SECONDS)
 _WORK = _QuantityKind("work", ("FLOP",), "2.5 TFLOP", 1e-30, 1e24)
 _SIZE = _QuantityKind("a size", ("B",), "80 GB", 0, MOST_BYTES, binary=True)
 _SPEED = _QuantityKind("a speed", ("FLOPS", "FLOP/s"), "312 TFLOPS", 1e-9, 1e21)

@@ -217,7 +217,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         return one_line(f"Model({', '.join(words)})")
 
     def _repr_html_(self) -> str:
-        stages: Any = [] if self.is_unit else self.table()["stages"]
+        stages: Any = [] if self.is_unit else self._stage_tables()
         names = [name for name in _SHOWN if any(name in stage for stage in stages)]
         rows = [[str(stage.get(name, "")) for name in names] for stage in stages]
         return as_html(names, rows, repr(self))
@@ -496,6 +496,10 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
                 f"{subject}: $.stages", problem + "; give [[stages]], or the shape of [layers]" * (not form.stages)
             )
         if form.layers is not None:
+            for name in ("tied", "tokens"):
+                if getattr(form, name):
+                    problem = "follow from [layers] (`tied`, `length`), and the file says them again; leave them out"
+                    raise RequestError(f"{subject}: $.{name}", problem)
             return cls.of_layers(form.layers, **_facts(form))
         if sum(stage.repeat for stage in form.stages) > MOST_STAGES:
             raise RequestError(f"{subject}: $.stages", f"more than {MOST_STAGES} in all; lower `repeat`")
@@ -522,9 +526,11 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         """Return the content of a file of this model."""
         if self.layers is not None:
             return config.encode(_ModelFacts(**_facts(self) | {"tied": (), "tokens": None}))
+        return config.encode(_ModelFacts(**_facts(self))) | {"stages": self._stage_tables()}
+
+    def _stage_tables(self) -> list[dict[str, object]]:
         runs = [(stage, sum(1 for _ in equal)) for stage, equal in groupby(self.stages)]
-        stages = [({"repeat": count} if count > 1 else {}) | config.encode(stage) for stage, count in runs]
-        return config.encode(_ModelFacts(**_facts(self))) | {"stages": stages}
+        return [({"repeat": count} if count > 1 else {}) | config.encode(stage) for stage, count in runs]
 
 
 def _check_ties(ties: Sequence[Tie], stages: Sequence[Stage]) -> None:

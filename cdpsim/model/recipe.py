@@ -164,7 +164,8 @@ def apply_recipe(
     refuse_ineffective(model, recipe.recompute)
     ways = ways_of_stages(recipe.recompute, (0, *model.cuts(n)), places)
     groups = enumerate(zip(model.groups(n), ways, strict=True))
-    stages = [make_stage(layers, given, how, j) for j, ((given, layers), how) in groups]
+    ranks = model.mesh.tensor if model.mesh.split_checkpoints else 1
+    stages = [make_stage(layers, given, how, j, ranks) for j, ((given, layers), how) in groups]
     tied = list(model.tied_groups(n))
     if recipe.offload not in ("none", "activations"):
         if recipe.offload in ("optimizer", "all") and not any(stage.optimizer for stage in stages):

@@ -21,6 +21,9 @@ never too little.
 `reversible` (Gomez et al. 2017, section 3.2): a layer whose output is as large as its input computes its input from its
 output. Of such layers in a row only the last output is kept; the backward goes through each layer once more, beside its
 output, and has its activations then. Layers that change the size, and a model's first one, keep what they kept.
+
+Of ranks that share each layer, `split_checkpoints` (ZeRO-R, Rajbhandari et al. 2020, section 6.1) lets each keep a
+share of a segment's input. Its backward gathers the whole first, and has the share beside it.
 """
 
 from bisect import bisect_right
@@ -33,6 +36,7 @@ from msgspec.structs import replace
 from cdpsim.errors import RequestError
 from cdpsim.files.config import Cost
 from cdpsim.model import SINGLE_LAYERS, Model
+from cdpsim.model.operations import ALL_GATHER, TENSOR, Exchange, Operations
 from cdpsim.model.stage import NO_CORE, Stage, add_costs, first_gradients, merge_stages
 
 SEGMENTED = ("none", "layer", "full", "sqrt")  # ways in which all of a stage is computed again, or nothing
@@ -70,16 +74,19 @@ def ways_of_stages(recompute: str, first: Sequence[int], places: Sequence[int]) 
     return [f"{SINGLE_LAYERS}{layers}" if layers > 0 else "none" for layers in left]
 
 
-def make_stage(layers: Sequence[Stage], given: int, recompute: str, j: int) -> Stage:
-    """Return stage j, made of these layers, with what it computes again; the stage before sends it `given` bytes."""
+def make_stage(layers: Sequence[Stage], given: int, recompute: str, j: int, ranks: int = 1) -> Stage:
+    """Return stage j, made of these layers, with what it computes again; the stage before sends it `given` bytes.
+
+    Each of `ranks` ranks keeps a share of what segments keep.
+    """
     if recompute == "selective":
         return merge_stages([_without_core(layer) for layer in layers], given)
     if recompute == "reversible":
         return merge_stages(list(_reversed_layers(layers, given, j)), given)
     if recompute.startswith(SINGLE_LAYERS):
-        return merge_stages(_single_layers(layers, given, int(recompute.removeprefix(SINGLE_LAYERS)), j), given)
+        return merge_stages(_single_layers(layers, given, int(recompute.removeprefix(SINGLE_LAYERS)), j, ranks), given)
     if recompute == "layer" and not all(layer.recomputes for layer in layers):
-        return merge_stages(_single_layers(layers, given, len(layers), j), given)
+        return merge_stages(_single_layers(layers, given, len(layers), j, ranks), given)
     stage = merge_stages(layers, given)
     if recompute == "none":
         return stage
@@ -88,15 +95,15 @@ def make_stage(layers: Sequence[Stage], given: int, recompute: str, j: int) -> S
     segments = [
         merge_stages(layers[begin:end], size) for (begin, end), size in zip(pairwise(bounds), inputs, strict=True)
     ]
-    return recompute_stage(stage, segments, given, j)
+    return recompute_stage(stage, segments, given, j, ranks)
 
 
-def _single_layers(layers: Sequence[Stage], given: int, first: int, j: int) -> list[Stage]:
+def _single_layers(layers: Sequence[Stage], given: int, first: int, j: int, ranks: int) -> list[Stage]:
     """Return the layers of stage j, of which the first ones that recompute do so, one by one."""
     inputs, left, single = [given, *(layer.boundary for layer in layers)], first, []
     for layer, size in zip(layers, inputs, strict=False):
         again = layer.recomputes and left > 0
-        single.append(recompute_stage(layer, [layer], size, j) if again else layer)
+        single.append(recompute_stage(layer, [layer], size, j, ranks) if again else layer)
         left -= again
     return single
 
@@ -111,12 +118,16 @@ def segment_bounds(layers: int, recompute: str) -> list[int]:
     return [k * layers // count for k in range(count + 1)]
 
 
-def recompute_stage(stage: Stage, segments: Sequence[Stage], given: int, j: int) -> Stage:
+def recompute_stage(stage: Stage, segments: Sequence[Stage], given: int, j: int, ranks: int = 1) -> Stage:
     """Return stage j, which computes these segments again; the stage before sends it `given` bytes."""
     inputs = [given, *(segment.boundary for segment in segments[:-1])]
     for segment, size in zip(segments, inputs, strict=True):
         _refuse_small(segment, size, j)
-    return _recomputed(stage, segments, inputs)
+    if ranks == 1:
+        return _recomputed(stage, segments, inputs)
+    gathers = Operations((Exchange(TENSOR, ALL_GATHER, size), 1) for size in inputs if size)
+    kept = _recomputed(stage, segments, [-(-size // ranks) for size in inputs], shares=True)
+    return replace(kept, backward=add_costs([kept.backward, gathers]))
 
 
 def _refuse_small(segment: Stage, given: int, j: int) -> None:
@@ -126,7 +137,9 @@ def _refuse_small(segment: Stage, given: int, j: int) -> None:
         raise RequestError(f"stage {j}", problem)
 
 
-def _recomputed(stage: Stage, segments: Sequence[Stage], inputs: Sequence[int], output: int = 0) -> Stage:
+def _recomputed(
+    stage: Stage, segments: Sequence[Stage], inputs: Sequence[int], output: int = 0, *, shares: bool = False
+) -> Stage:
     """Return a stage that keeps its segments' inputs and its data; its transients are peak memory less that.
 
     A forward goes through a segment with the inputs of all so far. A backward, of the last segment first, computes a
@@ -134,7 +147,8 @@ def _recomputed(stage: Stage, segments: Sequence[Stage], inputs: Sequence[int], 
     to be there until the segment is done; that of the stage's own output is held in any case. So does the input's part
     of a split backward, which leaves of each segment what the weights' part needs, as if nothing were computed again.
 
-    A reversible stage keeps its `output` instead of its input, and computes again beside that.
+    A reversible stage keeps its `output` instead of its input, and computes again beside that. Inputs that are `shares`
+    of the segments' are beside them in the backward.
     """
     kept = sum(inputs) + stage.data + output
     forward = for_input = kept
@@ -144,7 +158,7 @@ def _recomputed(stage: Stage, segments: Sequence[Stage], inputs: Sequence[int], 
     for k, (segment, size) in enumerate(zip(segments, inputs, strict=True)):
         others = before - segment.data
         gradient = segment.boundary if k < len(segments) - 1 else 0
-        behind = others + gradient + segment.activation
+        behind = others + gradient + segment.activation + size * shares
         again = segment.forward_transient + output
         forward = max(forward, others + segment.inference_bytes)
         peaks.append(behind + max(again, segment.backward_transient))

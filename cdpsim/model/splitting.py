@@ -208,7 +208,7 @@ def _stage(name: str, share: RankShare, width: int, boundary: int, mesh: Mesh) -
         forward_transient=share.forward_peak - kept,
         backward_transient=share.backward_transient,
         boundary=boundary,
-        sent=boundary // mesh.tensor if mesh.gathers_boundaries else None,
+        sent=-(-boundary // mesh.tensor) if mesh.gathers_boundaries else None,
         parameters=width * sum(map(prod, share.weights)),
         partial=width * share.partial,
         factored=width * sum(sum(shape) for shape in share.weights),

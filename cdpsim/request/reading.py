@@ -423,6 +423,12 @@ def read_mesh(options: Mapping[str, Any], model: Model) -> Mesh:
     for name, asked in shares.items():
         if asked and tensor == 1:
             raise RequestError(name.replace("_", "-"), "is of the ranks of --tensor; give at least 2 of them")
+    recompute = options.get("recompute") or model.training.recompute
+    if shares["split_checkpoints"] and shares["sequence"]:
+        raise RequestError("split-checkpoints", "is of what --sequence splits anyway; leave either out")
+    if shares["split_checkpoints"] and recompute in ("none", "selective", "reversible"):
+        problem = f"is of what recomputed layers keep, and recompute is {recompute}"
+        raise RequestError("split-checkpoints", f"{problem}; give --recompute layer")
     return Mesh(tensor, **shares, **layer_habits(options.get("runtime") or model.runtime))
 
 

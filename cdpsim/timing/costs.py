@@ -43,7 +43,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import Disorder, read_jitter
 from cdpsim.cluster.topology import Devices, Link
 from cdpsim.errors import RequestError
-from cdpsim.files.units import MOST_SECONDS, Work, counted
+from cdpsim.files.units import LEAST_SECONDS, MOST_SECONDS, Work, counted
 from cdpsim.model import Model
 from cdpsim.model.operations import (
     ALL_GATHER,
@@ -211,6 +211,7 @@ def _with_seconds(stage: Stage, machine: Machine, *, splits: bool) -> Stage:
     costs |= {"backward": sum(parts) if splits else machine.seconds(backward), "weight_backward": parts[1]}
     if not splits:
         costs["weight_backward"] = min(parts[1], costs["backward"])
+    costs = {name: max(seconds, LEAST_SECONDS) for name, seconds in costs.items()}  # passes may take no time
     if stage.partial:
         size = stage.gradient_bytes * stage.partial // stage.parameters
         costs["group_sum"] = machine.exchange_seconds(Exchange(TENSOR, ALL_REDUCE, size))

@@ -129,7 +129,7 @@ IDLE = {
     *("rendezvous", "collective", "runtime", "seed", "run", "prefetch", "rule", "by_layer"),
     *("reduce", "reshard", "gather", "update_in", "padding", "clip", "whole_first_step"),
     *("expand_collectives", "contention", "link_jitter", "buckets", "zero", "replicas", "slot_order"),
-    *("whole_boundaries", "split_checkpoints", "cuts"),
+    *("whole_boundaries", "cuts"),
 }
 
 

@@ -52,6 +52,18 @@ UNEVEN = {
     "--sequence": "sequence: is of the ranks of --tensor; give at least 2 of them",
     "--tensor 1 --sequence": "sequence: is of the ranks of --tensor; give at least 2 of them",
     "--whole-boundaries": "whole-boundaries: is of the ranks of --tensor; give at least 2 of them",
+    "--tensor 8 --split-checkpoints": (
+        "split-checkpoints: is of what recomputed layers keep, and recompute is none; give --recompute layer"
+    ),
+    "--tensor 8 --split-checkpoints --recompute selective": (
+        "split-checkpoints: is of what recomputed layers keep, and recompute is selective; give --recompute layer"
+    ),
+    "--tensor 8 --sequence --split-checkpoints --recompute layer": (
+        "split-checkpoints: is of what --sequence splits anyway; leave either out"
+    ),
+    "--split-checkpoints --recompute layer": (
+        "split-checkpoints: is of the ranks of --tensor; give at least 2 of them"
+    ),
     "--tensor 8 --sequence --length 2047": (
         "sequence: 8 ranks do not divide the 2047 tokens of a sample; of lengths, 2040 and 2048 do"
     ),
