@@ -137,7 +137,8 @@ def resolve_request(request: Request, program: Program) -> Request:
     """Return a request with its collective chosen for an unexpanded program; refuse devices that are not there."""
     cluster, name = request.cluster, request.schedule.name
     cluster.require(program.all_devices, name)
-    request.disorder.require(max(program.all_devices, cluster.count or 0), name)
+    ranks = program.all_devices * request.model.mesh.tensor
+    request.disorder_of_ranks.require(max(ranks, request.machine.count or 0), name)
     sums = bool(is_unrolled(program).any())
     return request.resolved(sends=_sends(program), sums=sums, devices=program.all_devices)
 
