@@ -63,3 +63,9 @@ def test_a_rank_that_is_not_there_is_named_as_it_was_given() -> None:
     with pytest.raises(RequestError, match="slow: there is no device 99 for 1f1b; take one from 0 to 7"):
         simulate("1f1b", **asked, slow={99: 4.0})
     assert simulate("1f1b", **asked, slow={7: 4.0}).request["slow"] == ["7:4"]
+
+
+def test_a_cluster_that_is_too_small_is_counted_in_ranks() -> None:
+    small = Cluster(devices=(Devices(speed=1e12, count=6),))
+    with pytest.raises(RequestError, match="has 6 devices, but 1f1b needs 8"):
+        simulate("1f1b", n=4, m=4, model={"layers": LAYERS}, tensor=2, cluster=small)
