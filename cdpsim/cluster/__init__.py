@@ -162,6 +162,11 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
             fits = [t for t in range(1, self.count or ranks + (size or 0)) if self.has_room(t)]
             problem = f"groups of {ranks} ranks do not fill nodes of {size} devices evenly"
             raise RequestError("tensor", f"{problem}; {neighbours(ranks, fits)}")
+        size = topology.per_node if topology else None
+        if topology and size and ranks < size and not topology.shares_cards(ranks):
+            fits = [t for t in range(1, size + 1) if size % t == 0 and topology.shares_cards(t)]
+            problem = f"groups of {ranks} ranks do not share the {topology.nics} cards of {size} devices evenly"
+            raise RequestError("tensor", f"{problem}; {neighbours(ranks, fits)}")
         count = None if self.count is None else self.count // ranks
         devices = (msgspec.structs.replace(self.devices[0], count=count),)
         return msgspec.structs.replace(self, devices=devices, topology=topology and topology.of_teams(ranks))

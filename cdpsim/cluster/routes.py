@@ -124,7 +124,7 @@ def check_topology(topology: Topology | None, count: int) -> None:
         size = topology.per_node or 1
         whole_nodes, rest = divmod(count, size)
         cards = whole_nodes * topology.nics + ((rest - 1) * topology.nics // size + 1 if rest else 0)
-        _fewest_ports(cards, topology.ports)
+        _fewest_ports(cards * topology.apart, topology.ports)
 
 
 def node_of(topology: Topology | Layout | None, device: Ints) -> Ints:
@@ -176,7 +176,7 @@ def _draw_nodes(draft: _Draft, points: Ints, topology: Topology) -> None:
         cards.append((out, into))
     out, into = (np.concatenate(ends) for ends in zip(*cards, strict=True))
     if topology.across == "fat-tree":
-        _draw_tree(draft, out, into, topology.network, topology.ports)
+        _draw_tree(draft, out, into, topology.network, topology.ports, topology.apart)
     else:
         draft.join(out, np.full(len(out), draft.switch("network")), topology.network, into)
 
@@ -185,18 +185,20 @@ def _draw_fat_tree(draft: _Draft, points: Ints, topology: Topology) -> None:
     _draw_tree(draft, points, points, topology.link, topology.ports)
 
 
-def _draw_tree(draft: _Draft, hosts: Ints, into: Ints, cable: Cable, ports: int | None) -> None:
+def _draw_tree(draft: _Draft, hosts: Ints, into: Ints, cable: Cable, ports: int | None, apart: int = 1) -> None:
     """The k-ary fat tree of Al-Fares, Loukissas and Vahdat (SIGCOMM 2008, section 3), as far as hosts fill its pods.
 
     Of switches with k ports: k pods, in each k/2 edge and k/2 aggregation switches; (k/2)² cores; k³/4 hosts.
     """
-    half = _fewest_ports(len(hosts), ports) // 2
+    half = _fewest_ports(len(hosts) * apart, ports) // 2
+    place = np.arange(len(hosts)) * apart  # among all hosts of the tree, of which the others are not drawn
     cores = np.array([draft.switch(f"core {c}") for c in range(half * half)])
-    for pod, first in enumerate(range(0, len(hosts), half * half)):
-        pod_hosts = np.arange(first, min(first + half * half, len(hosts)))
+    for pod in range(int(place[-1]) // (half * half) + 1):
+        pod_hosts = np.flatnonzero(place // (half * half) == pod)
         middle = np.array([draft.switch(f"aggregation {pod}.{a}") for a in range(half)])
-        lowest = np.array([draft.switch(f"edge {pod}.{e}") for e in range(-(-len(pod_hosts) // half))])
-        draft.join(hosts[pod_hosts], lowest[(pod_hosts - first) // half], cable, into[pod_hosts])
+        edges, edge = np.unique(place[pod_hosts] // half, return_inverse=True)
+        lowest = np.array([draft.switch(f"edge {pod}.{e % half}") for e in edges.tolist()])
+        draft.join(hosts[pod_hosts], lowest[edge], cable, into[pod_hosts])
         draft.join(np.repeat(lowest, half), np.tile(middle, len(lowest)), cable)
         draft.join(np.repeat(middle, half), cores, cable)
 

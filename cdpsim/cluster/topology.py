@@ -26,7 +26,7 @@ TOPOLOGY_FIELDS = {
     "ring": ("link",),
     "mesh": ("link",),
     "switch": ("link",),
-    "nodes": ("link", "per_node", "inside", "nics", "host", "network", "across", "ports"),
+    "nodes": ("link", "per_node", "inside", "nics", "host", "network", "across", "ports", "apart"),
     "fat-tree": ("link", "ports"),
     "edges": ("per_node",),
 }
@@ -147,6 +147,7 @@ class Topology(config.ConfigTable, frozen=True, kw_only=True):
     network: Cable = Cable()  # from a card to the network
     across: str = "switch"  # the network: one switch, or a fat tree
     ports: Annotated[int, msgspec.Meta(ge=2, le=PORTS)] | None = None  # of a fat tree's switches; None: what is needed
+    apart: Count = 1  # every how many-th card of a fat tree is one of these nodes; the others are not drawn
 
     def _check(self) -> None:
         taken = TOPOLOGY_FIELDS[choose("kind", self.kind, TOPOLOGY_FIELDS)]
@@ -163,6 +164,9 @@ class Topology(config.ConfigTable, frozen=True, kw_only=True):
             raise RequestError("nics", f"{self.nics} are more than the {self.per_node} devices of a node; lower it")
         if self.ports is not None and (self.ports % 2 or (self.across, self.kind) == ("switch", "nodes")):
             raise RequestError("ports", "must be even, and are those of a fat tree's switches; mend that")
+
+        if self.apart > 1 and self.across == "switch":
+            raise RequestError("apart", 'is of the cards of a fat tree; set across = "fat-tree", or leave it out')
 
     @property
     def is_free(self) -> bool:
@@ -196,6 +200,13 @@ class Topology(config.ConfigTable, frozen=True, kw_only=True):
         """Whether ways within a node are alike both ways."""
         return self.inside == "switch" or self.link.there == self.link.back
 
+    def shares_cards(self, ranks: int) -> bool:
+        """Whether each of `ranks` neighbours has a like share of a node's cards, in every such group."""
+        size, rest = divmod(self.per_node or 1, self.nics)
+        return (
+            self.nics == 1 or ranks >= (self.per_node or 1) or (not rest and (size % ranks == 0 or ranks % size == 0))
+        )
+
     def of_teams(self, ranks: int) -> "Topology":
         """Return the topology that one of `ranks` neighbours sees, which send at once, by its share of cards."""
         if self.kind != "nodes":
@@ -206,8 +217,8 @@ class Topology(config.ConfigTable, frozen=True, kw_only=True):
         network = {
             name: value / sharing for name in ("bandwidth", "bandwidth_back") if (value := getattr(self.network, name))
         }
-        ports = None if self.ports is None else max(2, 2 * (self.ports * nics // (2 * self.nics)))
-        return replace(self, per_node=teams, nics=nics, network=replace(self.network, **network), ports=ports)
+        apart = self.apart * self.nics * max(1, ranks // size) // nics if self.across == "fat-tree" else 1
+        return replace(self, per_node=teams, nics=nics, network=replace(self.network, **network), apart=apart)
 
     def complete_nodes(self, count: int) -> int:
         """Return how many devices there are where at least `count` are needed: nodes are complete."""

@@ -191,10 +191,14 @@ class Request(Mapping[str, Any]):
                 return undisturbed(self.machine).to_builtins()
             return self._recorded_model(name)
         if name in DISORDER_OPTIONS:
-            ranks = self.model.mesh.tensor
-            disorder = self.disorder if ranks == 1 else self.disorder.of_ranks(self.machine.disorder, ranks)
-            return disorder.recorded(slots=self.in_slots).get(name)
+            return self.disorder_of_ranks.recorded(slots=self.in_slots).get(name)
         return self.__dict__.get(name, self.given[name])
+
+    @property
+    def disorder_of_ranks(self) -> Disorder:
+        """The disorder by the ranks that were named, where `disorder` has that of their groups."""
+        ranks = self.model.mesh.tensor
+        return self.disorder if ranks == 1 else self.disorder.of_ranks(self.machine.disorder, ranks)
 
     def _recorded_model(self, name: str) -> object:
         """Return a model outside the package as its stages, or one of layers as its shape and options."""

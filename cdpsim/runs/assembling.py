@@ -135,9 +135,10 @@ def _sends(program: Program) -> bool:
 
 def resolve_request(request: Request, program: Program) -> Request:
     """Return a request with its collective chosen for an unexpanded program; refuse devices that are not there."""
-    machine, name, ranks = request.machine, request.schedule.name, program.all_devices * request.model.mesh.tensor
-    machine.require(ranks, name)
-    machine.disorder.require(max(ranks, machine.count or 0), name)
+    name = request.schedule.name
+    ranks = program.all_devices * request.model.mesh.tensor
+    request.machine.require(ranks, name)
+    request.disorder_of_ranks.require(max(ranks, request.machine.count or 0), name)
     sums = bool(is_unrolled(program).any())
     return request.resolved(sends=_sends(program), sums=sums, devices=program.all_devices)
 

@@ -8,14 +8,25 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cdpsim import Cluster, simulate
+from cdpsim import Cluster, Request, evaluate, simulate
 from cdpsim.cluster import Cable, Devices, Topology
 from cdpsim.cluster.topology import OVERLAPS, Kernels
+from cdpsim.program import Content, Op
 from cdpsim.runs import Run
 from tests.helpers.every_rank import play_ranks
 
 CASES, RANKS = 300, 16
 SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "dp", "pp-cdp")
+
+
+INSIDE, ACROSS = Cable(latency=1e-6, bandwidth=4e10), Cable(latency=5e-6, bandwidth=2e9, achieved=0.9)
+
+
+def machine(tables: dict[str, Any], overlap: str) -> Cluster:
+    """Return a cluster of these kernels and this topology, whose messages overlap so."""
+    kernels, topology = Kernels(**tables["kernels"]), Topology(**tables["topology"])
+    device = Devices(speed=1e12, memory_bandwidth=1e11, overlap=overlap, kernels=kernels)
+    return Cluster(devices=(device,), topology=topology)
 
 
 class Case(NamedTuple):
@@ -27,9 +38,7 @@ class Case(NamedTuple):
 
     def run(self, overlap: str, **changed: Any) -> Run:
         """Run it with messages that overlap so."""
-        kernels, topology = Kernels(**self.cluster["kernels"]), Topology(**self.cluster["topology"])
-        device = Devices(speed=1e12, memory_bandwidth=1e11, overlap=overlap, kernels=kernels)
-        return simulate(**self.asked | changed, cluster=Cluster(devices=(device,), topology=topology))
+        return simulate(**self.asked | changed, cluster=machine(self.cluster, overlap))
 
     def worst(self, slow: dict[int, float]) -> float:
         """Return by how much the end of a task differs from that of the last of its ranks, relatively."""
@@ -75,16 +84,15 @@ def drawn(random: Random) -> Case:
     cards = random.choice([c for c in (1, 2, 4, 8) if c <= size])
     kernels: dict[str, Any] = {"products": 0.5, "passes": 0.7, "core": 0.4, "launch": random.choice([0.0, 1e-6])}
     kernels |= {"meet": random.choice([0.0, 2e-6]), "beside": random.choice([0.0, 0.6, 1.0])}
-    inside, across = {"latency": 1e-6, "bandwidth": 4e10}, {"latency": 5e-6, "bandwidth": 2e9, "achieved": 0.9}
     topology: dict[str, Any] = {
         "kind": "nodes",
         "per_node": size,
         "nics": cards,
-        "link": Cable(**inside),
-        "network": Cable(**across),
+        "link": INSIDE,
+        "network": ACROSS,
     }
     if random.random() < 0.15:
-        topology = {"kind": "switch", "link": Cable(**inside)}
+        topology = {"kind": "switch", "link": INSIDE}
     return Case(asked, {"kernels": kernels, "topology": topology}, random.choice(OVERLAPS))
 
 
@@ -125,3 +133,33 @@ def test_a_team_is_as_slow_as_its_slowest_rank() -> None:
         count = ranks_of(case)
         slow = {rank: random.choice([0.5, 2.0, 3.0]) for rank in random.sample(range(count), min(count, 5))}
         assert case.worst(slow) < 1e-12, (case, slow)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b", "zb-h1", "zbv", "chimera"])
+def test_gathers_of_boundaries_are_in_every_way_to_a_run(schedule: str) -> None:
+    """Both engines, all steps by one, all micro-batches by few, all replicas by one, collectives as messages.
+
+    A boundary that crosses is gathered once; a chunk of a V that is followed on its device sends none.
+    """
+    asked: dict[str, Any] = {"schedule": schedule, "n": 4, "m": 24, "steps": 3, "tensor": 2, "replicas": 2}
+    asked |= {"chunks": 2} if schedule == "interleaved-1f1b" else {}
+    shape = {"layers": 8, "width": 64, "heads": 8, "length": 32, "vocabulary": 500}
+    nodes = {"kind": "nodes", "per_node": 8, "nics": 4, "link": INSIDE, "network": ACROSS}
+    cluster = machine({"kernels": {"meet": 1e-5}, "topology": nodes}, "full")
+    asked |= {"model": {"name": "small", "layers": shape}, "cluster": cluster, "collective": "ring"}
+    run, whole = simulate(**asked), simulate(**asked, whole_boundaries=True)
+    program, other = run.program, whole.program
+    messages = program.messages
+    crossing = (messages.op == Op.P2P) & (messages.content <= Content.ACTIVATION_GRADIENT)
+    tasks = slice(len(program.tasks))
+    gathered = run.costs.duration[tasks].sum() - whole.costs.duration[: len(other.tasks)].sum()
+    size = 32 * 64 * 2
+    one = 1e-5 + 2 * 1e-6 + size / 2 / 4e10  # a ring of two ranks: one round of half of it
+    assert gathered == pytest.approx(one * crossing.sum(), rel=1e-9)
+    assert crossing.sum() == 3 * 24 * 2 * (2 if schedule == "zbv" else 3)
+    assert np.array_equal(run.end, simulate(**asked, engine="simpy").end)
+    period = float(run.steady_state.period)
+    assert evaluate(Request(**asked))["step"] == pytest.approx(period, rel=1e-12)
+    expanded = simulate(**asked, expand_collectives=True)
+    ends = run.whole.end[: len(expanded.tasks)]
+    assert np.allclose(ends, expanded.end[: len(expanded.tasks)], rtol=1e-12, atol=0)
