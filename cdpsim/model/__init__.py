@@ -290,10 +290,10 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
             problem = f"the model has {self.n} stages, which can be grouped and not split; lower n, or leave it out"
             raise RequestError("n", f"n={n}, but {problem}")
         check_stages(n, self.n)
-        if self.parts:
-            return self._given_cuts(n)
         if n == self.n:
             return tuple(range(1, n))
+        if self.parts:
+            return self._given_cuts(n)
         if self.layers is not None and self.layers.layers % n == 0 and self.n == self.layers.layers + 2:
             return tuple(1 + k * self.layers.layers // n for k in range(1, n))  # the embedding is with the first
         if self.is_unit or self.n > MOST_LAYERS:

@@ -360,7 +360,7 @@ class Request(Mapping[str, Any]):
         """Return a model cut and trained by the request's options; refuse one of another unit of time."""
         n, layers = self.shape.n, self.shape.layers
         if not (isinstance(model, Model) and model.n == n and model.training == Recipe()):
-            shaped = shaped_model(model, self.given)
+            _, shaped = shaped_model(model, self.given)
             model = read_model(shaped, None if layers else n, self.given, places_of(self.schedule, layers))
         if model.is_unit != self.in_slots:
             problem = "is of slots" if model.is_unit else "is of seconds and bytes"

@@ -122,8 +122,7 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
     The slot model of very many stages is made only after the size of the run has been checked.
     """
     options = _check_each(given)
-    schedule, asked = options["schedule"], _read_once(options["model"])
-    options["model"] = shaped_model(asked, options)
+    schedule, (asked, options["model"]) = options["schedule"], shaped_model(options["model"], options)
     model, shape = _model_and_shape(schedule, options)
     in_slots = model is None or model.is_unit
     rule, steps = _rule_and_steps(schedule, shape, options, in_slots=in_slots)
@@ -131,7 +130,6 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
         refuse_many_slots(shape.n)
     model = model or read_model(options["model"], shape.n, options)
     cluster = read_cluster(options["cluster"])
-    ranks = model.mesh.tensor
     disorder = disorder_of(cluster.disorder, **{name: options[name] for name in DISORDER}, slots=in_slots)
     _refuse_misfits(schedule, model, cluster)
     _refuse_whole_tensors(schedule, shape, options)
@@ -146,13 +144,13 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
         | {
             "model": model,
             "runtime": options["runtime"] or model.runtime,
-            "cluster": undisturbed(cluster).team(ranks),
+            "cluster": undisturbed(cluster).team(model.mesh.tensor),
             "machine": replace_table(cluster, disorder=disorder),
             "rule": rule,
             "shape": shape,
             "steps": steps,
             "slot_order": options["slot_order"] or FORWARD_FIRST,
-            "disorder": disorder.of_teams(ranks),
+            "disorder": disorder.of_teams(model.mesh.tensor),
             "given": {name: options[name] for name in OPTIONS}
             | {name: getattr(disorder, name) for name in DISORDER if options[name]}
             | {"model": asked},
@@ -163,7 +161,10 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
 def _model_and_shape(schedule: Schedule, options: Mapping[str, Any]) -> tuple[Model | None, Shape]:
     """Return the model in stages, or None of the slot model, which is made later; and the shape of the schedule."""
     n = schedule.shape.n if options["n"] is None and schedule.shape is not None else options["n"]
-    n = len(options["cuts"]) if n is None and options["cuts"] else n
+    if cuts := options["cuts"]:
+        n = len(cuts) if n is None else whole_number("n", n, at_least=1)
+        if n != len(cuts):
+            raise RequestError("cuts", f"are {len(cuts)} stages, for n={n}; give {n} numbers, or leave -n out")
     if isinstance(options["model"], str) and options["model"] in UNIT_MODELS:
         if n is None:
             raise RequestError("n", "is missing; give the number of stages, or a model file that says it")
@@ -372,26 +373,25 @@ def read_model(
 
 def shaped_model(
     given: str | Path | Model | Mapping[str, object], options: Mapping[str, Any]
-) -> str | Path | Model | Mapping[str, object]:
-    """Return a model of layers as one rank of its mesh has it; another one as it is given, which has none."""
-    cuts = tuple(options.get("cuts") or ())
-    asked = next((name for name in LAYER_OPTIONS if options.get(name) and name != "cuts"), "")
+) -> tuple[str | Model, str | Model]:
+    """Return a model, read once where it has no name in the package; and as one rank of its mesh has it."""
+    cuts, asked = tuple(options.get("cuts") or ()), next(filter(options.get, _OF_SHAPES), "").replace("_", "-")
     if isinstance(given, str) and given in UNIT_MODELS:
-        if asked:
-            raise RequestError(asked.replace("_", "-"), "is of layers, and slots have none; give a --model of [layers]")
-        return given
+        if asked or cuts:
+            raise RequestError(asked or "cuts", "needs a model of layers, and slots have none; give a --model")
+        return given, given
     found = given_model(given, None)
+    kept = given if isinstance(given, str) and given in presets.models() else found
     if found.layers is None:
         if asked:
-            problem = f"is of layers, and {_named(found)} has stages; give a --model of [layers]"
-            raise RequestError(asked.replace("_", "-"), problem)
-        return replace_table(found, parts=cuts) if cuts else given
+            raise RequestError(asked, f"is of layers, and {_named(found)} has stages; give a --model of [layers]")
+        return kept, replace_table(found, parts=cuts) if cuts else kept
     mesh = read_mesh(options, found)
     if not (asked or cuts) and mesh == found.mesh:
-        return given
+        return kept, kept
     shape = found.layers if options.get("length") is None else replace_table(found.layers, length=options["length"])
     _refuse_uneven(shape, mesh, _named(found), options["cluster"])
-    return found.on(mesh, shape, options.get("micro_batch") or found.samples or 1, cuts)
+    return kept, found.on(mesh, shape, options.get("micro_batch") or found.samples or 1, cuts)
 
 
 def _named(model: Model) -> str:
@@ -426,7 +426,7 @@ def read_mesh(options: Mapping[str, Any], model: Model) -> Mesh:
     return Mesh(tensor, **shares, **layer_habits(options.get("runtime") or model.runtime))
 
 
-LAYER_OPTIONS = tuple(LayerOptions.__annotations__)
+_OF_SHAPES = tuple(name for name in LayerOptions.__annotations__ if name != "cuts")  # which models of stages have not
 
 
 def read_recipe(model: Model, options: Mapping[str, object]) -> Recipe:
@@ -437,12 +437,6 @@ def read_recipe(model: Model, options: Mapping[str, object]) -> Recipe:
     if "mixed_precision" in given:
         true_or_false("mixed_precision", given["mixed_precision"])
     return msgspec.structs.replace(model.training, **given)
-
-
-def _read_once(model: str | Path | Model | Mapping[str, object]) -> str | Model:
-    """Return a model that is a file or a table; the name of one of the package stays a name."""
-    named = isinstance(model, str) and model in (*UNIT_MODELS, *presets.models())
-    return str(model) if named else given_model(model, None)
 
 
 def given_model(model: str | Path | Model | Mapping[str, object], n: int | None) -> Model:

@@ -40,6 +40,11 @@ NEVER_REFUSED = {
     "max_memory": "it is about this machine, and lets less run",
     "model": "what is trained",
     "cluster": "the platform: devices, links, runtime",
+    "cuts": "the layers of each stage, of which every model of layers has some",
+}
+SHAPE: dict[str, Any] = {
+    "model": {"layers": {"layers": 8, "width": 64, "heads": 4, "length": 32, "vocabulary": 100}},
+    "cluster": {"devices": {"speed": "1 GFLOPS", "memory_bandwidth": "1 GB/s"}, "link": {"bandwidth": "1 MB/s"}},
 }
 ALONE: list[dict[str, Any]] = [
     {"devices": {"overlap": "none"}, "link": {"latency": latency, "bandwidth": 50.0}} for latency in (0.25, 2.0)
@@ -91,6 +96,12 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "jitter": [({}, "lognormal:0.2")],
     "link_jitter": [({}, "uniform:0.5")],
     "stop": [({}, ["0:0:3"]), ({}, ["0:0 s:3 s"])],
+    "tensor": [(SHAPE, 2)],
+    "sequence": [(SHAPE | {"tensor": 2}, True)],
+    "whole_boundaries": [(SHAPE | {"tensor": 2}, True)],
+    "split_checkpoints": [(SHAPE | {"tensor": 2, "recompute": "layer"}, True)],
+    "micro_batch": [(SHAPE, 3)],
+    "length": [(SHAPE, 64)],
     "optimizer": [({}, "adam")],
     "mixed_precision": [({"optimizer": "adam"}, True)],
     "gradients": [({}, "fp32"), ({"optimizer": "adam", "mixed_precision": True}, "bf16")],
@@ -112,7 +123,7 @@ OTHER = {
 # Of a schedule's value alone nothing tells in whose run it does something: these change nothing in many.
 IDLE = {
     *("rendezvous", "collective", "runtime", "seed", "run", "prefetch", "rule", "by_layer"),
-    *("reduce", "reshard", "gather", "update_in", "padding", "clip", "whole_first_step"),
+    *("reduce", "reshard", "gather", "update_in", "padding", "clip", "whole_first_step", "whole_boundaries"),
     *("expand_collectives", "contention", "link_jitter", "buckets", "zero", "replicas", "slot_order"),
 }
 
