@@ -273,6 +273,13 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         return len(self.stages)
 
     @property
+    def is_of_layers(self) -> bool:
+        """Whether its stages are those of its shape, neither grouped nor trained."""
+        if self.layers is None or self.samples is None:
+            return False
+        return self.stages == shaped_stages(self.layers, self.mesh, self.samples, self.precision)[0]
+
+    @property
     def flop(self) -> float | None:
         """The FLOP of a micro-batch's forward and backward, recomputation left out; None where a stage has times."""
         known = [stage.flop for stage in self.stages if stage.flop is not None]

@@ -386,6 +386,9 @@ def shaped_model(
         if asked:
             raise RequestError(asked, f"is of layers, and {_named(found)} has stages; give a --model of [layers]")
         return kept, replace_table(found, parts=cuts) if cuts else kept
+    if not found.is_of_layers:
+        problem = "is grouped or trained already, which a record of its layers does not say"
+        raise RequestError("model", f"{problem}; give the model of its file, and options")
     mesh = read_mesh(options, found)
     if not (asked or cuts) and mesh == found.mesh:
         return kept, kept

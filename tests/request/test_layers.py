@@ -245,3 +245,30 @@ def test_a_notebook_shows_the_embedding_the_layers_and_the_head() -> None:
     text = Model.from_builtins({"name": "x", "layers": SHAPE}, "x")._repr_html_()
     assert text.count("<tr>") == 1 + 3
     assert all(f">{name}<" in text for name in ("embedding", "layer", "head", "4"))
+
+
+def test_cuts_say_with_which_layers_stages_begin_where_layers_are_stages(files: tuple[Path, Path]) -> None:
+    """The embedding is with the first two layers."""
+    model, cluster = files
+    request = Request("1f1b", model=model, cluster=cluster, cuts=[2, 2, 3, 1], zero=3, replicas=2, tensor=2)
+    assert (request.shape.layers, request.shape.n) == ((0, 3, 5, 8), 10)
+    assert Request(**request).shape == request.shape
+    for n, cuts, problem in (
+        (2, "2,2,4", "are 3 stages, for n=2; give 2 numbers, or leave -n out"),
+        (None, "2,2,3", "are 3 stages of 7 layers in all, for n=3 of 8 layers; give 3 numbers whose sum is 8"),
+    ):
+        with pytest.raises(ValueError) as refused:
+            Request("1f1b", n, model=model, cluster=cluster, cuts=cuts)
+        assert str(refused.value) == f"cuts: {problem}"
+
+
+def test_a_model_that_a_request_has_grouped_is_not_given_to_another(files: tuple[Path, Path]) -> None:
+    """Its record would be that of its layers, without what the request made of them."""
+    model, cluster = files
+    for n in (4, 10):
+        request = Request("1f1b", n, model=model, cluster=cluster, tensor=2)
+        with pytest.raises(ValueError) as refused:
+            Request("1f1b", n, model=request.model, cluster=cluster)
+        problem = "is grouped or trained already, which a record of its layers does not say"
+        assert str(refused.value) == f"model: {problem}; give the model of its file, and options"
+        assert request.of(request.model, "selene").model is request.model
