@@ -339,11 +339,12 @@ class Request(Mapping[str, Any]):
 
     def of(self, model: str | Path | Model, cluster: str | Path | Cluster) -> Self:
         """Return the same request of another model, with the same stages and training, and of another cluster."""
-        found = self.machine if cluster is self.cluster else read_cluster(cluster)
         ranks = self.model.mesh.tensor
+        own = cluster is self.cluster or (ranks > 1 and cluster == self.cluster)  # which is of groups of ranks
+        found = self.machine if own else read_cluster(cluster)
         disturbances = {name: self.given[name] for name in DISORDER_OPTIONS if self.given[name]}
         others: dict[str, Any] = {} if model is self.model else {"model": model}
-        others |= {} if cluster is self.cluster else {"cluster": cluster}
+        others |= {} if own else {"cluster": cluster}
         other = model if isinstance(model, Model) and model is self.model else self._other_model(model)
         disorder = msgspec.structs.replace(found.disorder, **disturbances).effective()
         return self._changed(

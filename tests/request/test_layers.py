@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cdpsim import Cluster, Request, assemble, price, simulate
 from cdpsim.api import reopen
 from cdpsim.model import Model
 from cdpsim.model.layers import Layers
+from cdpsim.presets import find_cluster
 from cdpsim.runs import Run
+from cdpsim.studies.breakeven import find_break_even, runner_on_clusters
 from tests.helpers.every_row import every_row
 
 SMALL = """
@@ -272,3 +275,21 @@ def test_a_model_that_a_request_has_grouped_is_not_given_to_another(files: tuple
         problem = "is grouped or trained already, which a record of its layers does not say"
         assert str(refused.value) == f"model: {problem}; give the model of its file, and options"
         assert request.of(request.model, "selene").model is request.model
+
+
+def test_the_cluster_of_groups_is_that_of_the_request_that_made_it(files: tuple[Path, Path]) -> None:
+    """An equal request's model and cluster give the same costs: its groups are not grouped again."""
+    model, cluster = files
+    one, other = (Request("1f1b", 4, m=4, model=model, cluster=cluster, tensor=4) for _ in range(2))
+    copied = msgspec.structs.replace(other.cluster)
+    costs = price(assemble(one), other.model, copied)
+    assert (costs.duration == price(assemble(other), other.model, other.cluster).duration).all()
+    assert dict(one.of(one.model, copied)) == dict(one)
+
+
+def test_a_break_even_is_of_the_links_between_groups(files: tuple[Path, Path]) -> None:
+    """Of nodes of one group each: a rank's share of the network, and not the links inside."""
+    model, _ = files
+    request = Request("1f1b", 4, m=4, model=model, cluster="selene", tensor=8)
+    found = find_break_even(runner_on_clusters(request), find_cluster("selene"))
+    assert found.bandwidth == 0.9 * 25e9
