@@ -293,3 +293,11 @@ def test_a_break_even_is_of_the_links_between_groups(files: tuple[Path, Path]) -
     request = Request("1f1b", 4, m=4, model=model, cluster="selene", tensor=8)
     found = find_break_even(runner_on_clusters(request), find_cluster("selene"))
     assert found.bandwidth == 0.9 * 25e9
+
+
+def test_a_cluster_of_single_ranks_is_itself_and_not_an_equal_one() -> None:
+    """Requests tell by identity whether they are asked for their own cluster, with what disturbs it."""
+    one, other = (Cluster.from_builtins({"link": {"latency": "1 us"}}, "x") for _ in range(2))
+    assert one.team(1) is one
+    assert other.team(1) is other
+    assert one.team(2) == other.team(2)
