@@ -140,11 +140,12 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
             return False
         return not node or node % ranks == 0 or ranks % node == 0
 
-    @lru_cache(maxsize=64)  # noqa: B019 - clusters are values, and few
     def team(self, ranks: int) -> "Cluster":
         """Return the cluster of groups of `ranks` neighbours, as one rank of each sees it; refuse uneven groups."""
-        if ranks == 1:
-            return self
+        return self if ranks == 1 else self._team(ranks)  # itself, and no equal one
+
+    @lru_cache(maxsize=64)  # noqa: B019 - clusters are values, and few
+    def _team(self, ranks: int) -> "Cluster":
         topology, unlike = self.topology, len({msgspec.structs.replace(each, count=None) for each in self.devices}) > 1
         if self.edges or self.links or unlike or (topology and topology.kind in ("ring", "fat-tree", "edges")):
             kind = (

@@ -274,6 +274,13 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         return len(self.stages)
 
     @property
+    def is_of_layers(self) -> bool:
+        """Whether its stages are those of its shape, neither grouped nor trained."""
+        if self.layers is None or self.samples is None:
+            return False
+        return self.stages == shaped_stages(self.layers, self.mesh, self.samples, self.precision)[0]
+
+    @property
     def flop(self) -> float | None:
         """The FLOP of a micro-batch's forward and backward, recomputation left out; None where a stage has times."""
         known = [stage.flop for stage in self.stages if stage.flop is not None]
@@ -291,10 +298,10 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
             problem = f"the model has {self.n} stages, which can be grouped and not split; lower n, or leave it out"
             raise RequestError("n", f"n={n}, but {problem}")
         check_stages(n, self.n)
-        if self.parts:
-            return self._given_cuts(n)
         if n == self.n:
             return tuple(range(1, n))
+        if self.parts:
+            return self._given_cuts(n)
         if self.layers is not None and self.layers.layers % n == 0 and self.n == self.layers.layers + 2:
             return tuple(1 + k * self.layers.layers // n for k in range(1, n))  # the embedding is with the first
         if self.is_unit or self.n > MOST_LAYERS:

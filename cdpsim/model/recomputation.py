@@ -23,7 +23,7 @@ output. Of such layers in a row only the last output is kept; the backward goes 
 output, and has its activations then. Layers that change the size, and a model's first one, keep what they kept.
 
 Of ranks that share each layer, `split_checkpoints` (ZeRO-R, Rajbhandari et al. 2020, section 6.1) lets each keep a
-share of a segment's input. Its backward gathers the whole first, and has the share beside it.
+share of a segment's input, beside the whole while the segment computes. The backward gathers the whole first.
 """
 
 from bisect import bisect_right
@@ -126,7 +126,9 @@ def recompute_stage(stage: Stage, segments: Sequence[Stage], given: int, j: int,
     if ranks == 1:
         return _recomputed(stage, segments, inputs)
     gathers = Operations((Exchange(TENSOR, ALL_GATHER, size), 1) for size in inputs if size)
-    kept = _recomputed(stage, segments, [-(-size // ranks) for size in inputs], shares=True)
+    shares = [-(-size // ranks) for size in inputs]
+    beside = [replace(each, activation=each.activation + size) for each, size in zip(segments, shares, strict=True)]
+    kept = _recomputed(stage, beside, shares)
     return replace(kept, backward=add_costs([kept.backward, gathers]))
 
 
@@ -137,9 +139,7 @@ def _refuse_small(segment: Stage, given: int, j: int) -> None:
         raise RequestError(f"stage {j}", problem)
 
 
-def _recomputed(
-    stage: Stage, segments: Sequence[Stage], inputs: Sequence[int], output: int = 0, *, shares: bool = False
-) -> Stage:
+def _recomputed(stage: Stage, segments: Sequence[Stage], inputs: Sequence[int], output: int = 0) -> Stage:
     """Return a stage that keeps its segments' inputs and its data; its transients are peak memory less that.
 
     A forward goes through a segment with the inputs of all so far. A backward, of the last segment first, computes a
@@ -147,8 +147,7 @@ def _recomputed(
     to be there until the segment is done; that of the stage's own output is held in any case. So does the input's part
     of a split backward, which leaves of each segment what the weights' part needs, as if nothing were computed again.
 
-    A reversible stage keeps its `output` instead of its input, and computes again beside that. Inputs that are `shares`
-    of the segments' are beside them in the backward.
+    A reversible stage keeps its `output` instead of its input, and computes again beside that.
     """
     kept = sum(inputs) + stage.data + output
     forward = for_input = kept
@@ -158,7 +157,7 @@ def _recomputed(
     for k, (segment, size) in enumerate(zip(segments, inputs, strict=True)):
         others = before - segment.data
         gradient = segment.boundary if k < len(segments) - 1 else 0
-        behind = others + gradient + segment.activation + size * shares
+        behind = others + gradient + segment.activation
         again = segment.forward_transient + output
         forward = max(forward, others + segment.inference_bytes)
         peaks.append(behind + max(again, segment.backward_transient))

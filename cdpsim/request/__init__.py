@@ -356,10 +356,12 @@ class Request(Mapping[str, Any]):
 
     def of(self, model: str | Path | Model, cluster: str | Path | Cluster) -> Self:
         """Return the same request of another model, with the same stages and training, and of another cluster."""
-        found = self.machine if cluster is self.cluster else read_cluster(cluster)
+        ranks = self.model.mesh.tensor
+        own = cluster is self.cluster or (cluster == self.cluster != undisturbed(self.machine))  # of groups of ranks
+        found = self.machine if own else read_cluster(cluster)
         disturbances = {name: self.given[name] for name in DISORDER_OPTIONS if self.given[name]}
         others: dict[str, Any] = {} if model is self.model else {"model": model}
-        others |= {} if cluster is self.cluster else {"cluster": cluster}
+        others |= {} if own else {"cluster": cluster}
         other = model if isinstance(model, Model) and model is self.model else self._other_model(model)
         disorder = msgspec.structs.replace(found.disorder, **disturbances).effective()
         return self._changed(
@@ -374,7 +376,7 @@ class Request(Mapping[str, Any]):
         """Return a model cut and trained by the request's options; refuse one of another unit of time."""
         n, layers = self.shape.n, self.shape.layers
         if not (isinstance(model, Model) and model.n == n and model.training == Recipe()):
-            shaped = shaped_model(model, self.given)
+            _, shaped = shaped_model(model, self.given)
             model = read_model(shaped, None if layers else n, self.given, places_of(self.schedule, layers))
         if model.is_unit != self.in_slots:
             problem = "is of slots" if model.is_unit else "is of seconds and bytes"

@@ -122,8 +122,7 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
     The slot model of very many stages is made only after the size of the run has been checked.
     """
     options = _check_each(given)
-    schedule, asked = options["schedule"], _read_once(options["model"])
-    options["model"] = shaped_model(asked, options)
+    schedule, (asked, options["model"]) = options["schedule"], shaped_model(options["model"], options)
     model, shape = _model_and_shape(schedule, options)
     in_slots = model is None or model.is_unit
     rule, steps = _rule_and_steps(schedule, shape, options, in_slots=in_slots)
@@ -160,7 +159,10 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
 def _model_and_shape(schedule: Schedule, options: Mapping[str, Any]) -> tuple[Model | None, Shape]:
     """Return the model in stages, or None of the slot model, which is made later; and the shape of the schedule."""
     n = schedule.shape.n if options["n"] is None and schedule.shape is not None else options["n"]
-    n = len(options["cuts"]) if n is None and options["cuts"] else n
+    if cuts := options["cuts"]:
+        n = len(cuts) if n is None else whole_number("n", n, at_least=1)
+        if n != len(cuts):
+            raise RequestError("cuts", f"are {len(cuts)} stages, for n={n}; give {n} numbers, or leave -n out")
     if isinstance(options["model"], str) and options["model"] in UNIT_MODELS:
         if n is None:
             raise RequestError("n", "is missing; give the number of stages, or a model file that says it")
@@ -369,27 +371,28 @@ def read_model(
 
 def shaped_model(
     given: str | Path | Model | Mapping[str, object], options: Mapping[str, Any]
-) -> str | Path | Model | Mapping[str, object]:
-    """Return a model of layers as one rank of its mesh has it; another one as it is given, which has none."""
-    cuts = tuple(options.get("cuts") or ())
-    asked = next(filter(options.get, LAYER_OPTIONS), "")  # `cuts` is the last of them
-    asked = "" if asked == "cuts" else asked
+) -> tuple[str | Model, str | Model]:
+    """Return a model, read once where it has no name in the package; and as one rank of its mesh has it."""
+    cuts, asked = tuple(options.get("cuts") or ()), next(filter(options.get, _OF_SHAPES), "").replace("_", "-")
     if isinstance(given, str) and given in UNIT_MODELS:
-        if asked:
-            raise RequestError(asked.replace("_", "-"), "is of layers, and slots have none; give a --model of [layers]")
-        return given
+        if asked or cuts:
+            raise RequestError(asked or "cuts", "needs a model of layers, and slots have none; give a --model")
+        return given, given
     found = given_model(given, None)
+    kept = given if isinstance(given, str) and given in presets.models() else found
     if found.layers is None:
         if asked:
-            problem = f"is of layers, and {_named(found)} has stages; give a --model of [layers]"
-            raise RequestError(asked.replace("_", "-"), problem)
-        return replace_table(found, parts=cuts) if cuts else given
+            raise RequestError(asked, f"is of layers, and {_named(found)} has stages; give a --model of [layers]")
+        return kept, replace_table(found, parts=cuts) if cuts else kept
+    if not found.is_of_layers:
+        problem = "is grouped or trained already, which a record of its layers does not say"
+        raise RequestError("model", f"{problem}; give the model of its file, and options")
     mesh = read_mesh(options, found)
     if not (asked or cuts) and mesh == found.mesh:
-        return given
+        return kept, kept
     shape = found.layers if options.get("length") is None else replace_table(found.layers, length=options["length"])
     _refuse_uneven(shape, mesh, _named(found), options["cluster"])
-    return found.on(mesh, shape, options.get("micro_batch") or found.samples or 1, cuts)
+    return kept, found.on(mesh, shape, options.get("micro_batch") or found.samples or 1, cuts)
 
 
 def _named(model: Model) -> str:
@@ -432,7 +435,7 @@ def read_mesh(options: Mapping[str, Any], model: Model) -> Mesh:
     return Mesh(tensor, **shares, **layer_habits(options.get("runtime") or model.runtime))
 
 
-LAYER_OPTIONS = tuple(LayerOptions.__annotations__)
+_OF_SHAPES = tuple(name for name in LayerOptions.__annotations__ if name != "cuts")  # which models of stages have not
 
 
 def read_recipe(model: Model, options: Mapping[str, object]) -> Recipe:
@@ -443,12 +446,6 @@ def read_recipe(model: Model, options: Mapping[str, object]) -> Recipe:
     if "mixed_precision" in given:
         true_or_false("mixed_precision", given["mixed_precision"])
     return msgspec.structs.replace(model.training, **given)
-
-
-def _read_once(model: str | Path | Model | Mapping[str, object]) -> str | Model:
-    """Return a model that is a file or a table; the name of one of the package stays a name."""
-    named = isinstance(model, str) and model in (*UNIT_MODELS, *presets.models())
-    return str(model) if named else given_model(model, None)
 
 
 def given_model(model: str | Path | Model | Mapping[str, object], n: int | None) -> Model:

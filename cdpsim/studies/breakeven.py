@@ -71,7 +71,7 @@ def find_break_even(run: Runner, cluster: Cluster, share: float = 0.01) -> Break
     on_cluster = run(cluster)
     request, devices = on_cluster.request, on_cluster.devices
     step, free = step_time(on_cluster), step_time(run(scale_links(cluster, inf, latency=0)))
-    narrowest = cluster.sized(devices).group_link(np.arange(devices))[1] if devices > 1 else None
+    narrowest = request.cluster.sized(devices).group_link(np.arange(devices))[1] if devices > 1 else None
     if narrowest == inf:
         problem = "its links have no bandwidth that could be changed"
         raise RequestError("cluster", f"{problem}; take one with links (`cdpsim clusters` lists some)")

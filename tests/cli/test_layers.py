@@ -70,7 +70,7 @@ UNEVEN = {
     "--cuts 25,24,24,24": (
         "cuts: are 4 stages of 97 layers in all, for n=4 of 96 layers; give 4 numbers whose sum is 96"
     ),
-    "--cuts 48,48": "cuts: are 2 stages of 96 layers in all, for n=4 of 96 layers; give 4 numbers whose sum is 96",
+    "--cuts 48,48": "cuts: are 2 stages, for n=4; give 4 numbers, or leave -n out",
     "--cuts 24,24,24,x": "cuts: cuts=x must be a whole number of at least 1",
 }
 

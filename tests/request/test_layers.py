@@ -4,13 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cdpsim import Cluster, Request, assemble, price, simulate
 from cdpsim.api import reopen
 from cdpsim.model import Model
 from cdpsim.model.layers import Layers
+from cdpsim.presets import find_cluster
 from cdpsim.runs import Run
+from cdpsim.studies.breakeven import find_break_even, runner_on_clusters
 from tests.helpers.every_row import every_row
 
 SMALL = """
@@ -245,3 +248,56 @@ def test_a_notebook_shows_the_embedding_the_layers_and_the_head() -> None:
     text = Model.from_builtins({"name": "x", "layers": SHAPE}, "x")._repr_html_()
     assert text.count("<tr>") == 1 + 3
     assert all(f">{name}<" in text for name in ("embedding", "layer", "head", "4"))
+
+
+def test_cuts_say_with_which_layers_stages_begin_where_layers_are_stages(files: tuple[Path, Path]) -> None:
+    """The embedding is with the first two layers."""
+    model, cluster = files
+    request = Request("1f1b", model=model, cluster=cluster, cuts=[2, 2, 3, 1], zero=3, replicas=2, tensor=2)
+    assert (request.shape.layers, request.shape.n) == ((0, 3, 5, 8), 10)
+    assert Request(**request).shape == request.shape
+    for n, cuts, problem in (
+        (2, "2,2,4", "are 3 stages, for n=2; give 2 numbers, or leave -n out"),
+        (None, "2,2,3", "are 3 stages of 7 layers in all, for n=3 of 8 layers; give 3 numbers whose sum is 8"),
+    ):
+        with pytest.raises(ValueError) as refused:
+            Request("1f1b", n, model=model, cluster=cluster, cuts=cuts)
+        assert str(refused.value) == f"cuts: {problem}"
+
+
+def test_a_model_that_a_request_has_grouped_is_not_given_to_another(files: tuple[Path, Path]) -> None:
+    """Its record would be that of its layers, without what the request made of them."""
+    model, cluster = files
+    for n in (4, 10):
+        request = Request("1f1b", n, model=model, cluster=cluster, tensor=2)
+        with pytest.raises(ValueError) as refused:
+            Request("1f1b", n, model=request.model, cluster=cluster)
+        problem = "is grouped or trained already, which a record of its layers does not say"
+        assert str(refused.value) == f"model: {problem}; give the model of its file, and options"
+        assert request.of(request.model, "selene").model is request.model
+
+
+def test_the_cluster_of_groups_is_that_of_the_request_that_made_it(files: tuple[Path, Path]) -> None:
+    """An equal request's model and cluster give the same costs: its groups are not grouped again."""
+    model, cluster = files
+    one, other = (Request("1f1b", 4, m=4, model=model, cluster=cluster, tensor=4) for _ in range(2))
+    copied = msgspec.structs.replace(other.cluster)
+    costs = price(assemble(one), other.model, copied)
+    assert (costs.duration == price(assemble(other), other.model, other.cluster).duration).all()
+    assert dict(one.of(one.model, copied)) == dict(one)
+
+
+def test_a_break_even_is_of_the_links_between_groups(files: tuple[Path, Path]) -> None:
+    """Of nodes of one group each: a rank's share of the network, and not the links inside."""
+    model, _ = files
+    request = Request("1f1b", 4, m=4, model=model, cluster="selene", tensor=8)
+    found = find_break_even(runner_on_clusters(request), find_cluster("selene"))
+    assert found.bandwidth == 0.9 * 25e9
+
+
+def test_a_cluster_of_single_ranks_is_itself_and_not_an_equal_one() -> None:
+    """Requests tell by identity whether they are asked for their own cluster, with what disturbs it."""
+    one, other = (Cluster.from_builtins({"link": {"latency": "1 us"}}, "x") for _ in range(2))
+    assert one.team(1) is one
+    assert other.team(1) is other
+    assert one.team(2) == other.team(2)
