@@ -24,6 +24,7 @@ from validation.peers.split_layers import (
 )
 from validation.peers.split_layers import drawn_parameters as drawn
 from validation.ranks.launcher import Ranks
+from validation.replay.contents import ReplayError
 
 STREAM = 8 * SHAPE.length * SAMPLES * SHAPE.width  # bytes between two layers: 8 s b h
 Runs = dict[Mesh, list[SplitTrained]]
@@ -112,3 +113,12 @@ def test_the_command_prints_all_splits(capsys: pytest.CaptureFixture[str]) -> No
 def test_the_command_takes_nothing() -> None:
     with pytest.raises(RequestError, match=r"^--ranks: is not known; the check of split layers takes no options$"):
         compare_splits(["--ranks"])
+
+
+def test_a_rank_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise ReplayError("rank 1: is gone (killed by SIGKILL)", "killed")
+
+    monkeypatch.setattr(Ranks, "call", fail)
+    with pytest.raises(RequestError, match=r"^ranks: rank 1: is gone \(killed by SIGKILL\)$"):
+        compare_splits([])

@@ -30,6 +30,7 @@ from cdpsim.model.splitting import NO_MESH, Mesh, RankShare, sizes_on, split
 
 from ..ranks.launcher import Ranks
 from ..ranks.member import Member
+from ..replay.contents import ReplayError
 from .measure import Observer
 
 RANKS, STEPS, RATE, SAMPLES, NUMBER = 2, 3, 0.1, 3, 8
@@ -248,13 +249,16 @@ def compare_splits(arguments: list[str]) -> int:
     if arguments:
         raise RequestError(arguments[0], "is not known; the check of split layers takes no options")
     alone, lines, said = train_split(None, SHAPE, NO_MESH), list[list[str]](), list[str]()
-    with Ranks(RANKS) as ranks:
-        for name, mesh in MESHES.items():
-            first, *_ = trained = ranks.call(train_split, SHAPE, mesh)
-            said += split_differences(trained, alone, SHAPE, mesh)
-            words = (", ".join(f"{n} {op} of {size:,}" for (op, size), n in c.items()) for c in first.calls.values())
-            kept = f"{sum(first.kept):,}", f"{first.statistics:,}"
-            lines.append([name, f"{apart(trained, alone):.1e}", *words, *kept])
+    try:
+        with Ranks(RANKS) as ranks:
+            runs = {name: ranks.call(train_split, SHAPE, mesh) for name, mesh in MESHES.items()}
+    except ReplayError as error:
+        raise RequestError("ranks", str(error)) from error
+    for name, trained in runs.items():
+        said += split_differences(trained, alone, SHAPE, MESHES[name])
+        first, found = trained[0], f"{apart(trained, alone):.1e}"
+        words = (", ".join(f"{n} {op} of {size:,}" for (op, size), n in c.items()) for c in first.calls.values())
+        lines.append([name, found, *words, f"{sum(first.kept):,}", f"{first.statistics:,}"])
     header = ["split", "parameters", "forward, B", "backward, B", "step, B", "kept, B", "of norms, B"]
     write_stdout("\n".join([as_text(header, lines).rstrip("\n"), *(said or ["all as the rule says"]), ""]))
     return 1 if said else 0
