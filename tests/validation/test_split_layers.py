@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,6 +102,14 @@ def test_a_wrong_parameter_of_one_rank_is_named(name: str, wrong: float, trained
     changed = [first, second._replace(parameters=second.parameters | {name: other})]
     assert not apart(changed, alone) <= 1e-12
     assert [line for line in split_differences(changed, alone, SHAPE, mesh) if line.startswith("parameters are ")]
+
+
+def test_the_page_has_these_bytes(trained: Runs) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "layers.md").read_text(encoding="utf-8")
+    for mesh in MESHES.values():
+        first = trained[mesh][0]
+        assert f"| {sum(first.kept):,} B | {first.statistics:,} B |\n" in page
+    assert f"of {STREAM:,} B" in page
 
 
 def test_the_command_prints_all_splits(capsys: pytest.CaptureFixture[str]) -> None:
