@@ -30,6 +30,7 @@ from cdpsim.model.splitting import NO_MESH, Mesh, RankShare, sizes_on, split
 
 from ..ranks.launcher import Ranks
 from ..ranks.member import Member
+from ..replay.contents import ReplayError
 from .measure import Observer
 
 RANKS, STEPS, RATE, SAMPLES, NUMBER = 2, 3, 0.1, 3, 8
@@ -39,20 +40,23 @@ MESHES = {
     "sequence": Mesh(RANKS, sequence=True),
     "sequence, gathered kept": Mesh(RANKS, sequence=True, keeps_gathered=True),
 }
-TOLERANCE = 1e-12  # of a parameter's largest number
+CLOSE = 1e-12  # of a parameter's largest number
 # The dimension by which a parameter is split.
 SPLIT = {"qkv": 1, "qkv bias": 1, "attention": 1, "up": 0, "up bias": 0, "down": 1}
 COPIED = ("norm 1", "norm 1 bias", "attention bias", "norm 2", "norm 2 bias", "down bias")
 
-Parameters = dict[str, Tensor]
-Calls = Counter[tuple[str, int]]  # collectives, with the bytes of the whole tensor
+# Newer versions of torch have other names for them.
+GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+Weights = dict[str, Tensor]
+Collectives = Counter[tuple[str, int]]  # collectives, with the bytes of the whole tensor
 
 
-class Trained(NamedTuple):
+class SplitTrained(NamedTuple):
     """What a rank ends with, and what its last step showed."""
 
     parameters: dict[str, Any]  # arrays
-    calls: dict[str, Calls]  # by phase
+    calls: dict[str, Collectives]  # by phase
     kept: list[int]  # bytes of each storage that autograd keeps
     statistics: int  # bytes of what norms keep beside their inputs
 
@@ -67,14 +71,14 @@ def all_reduced(partial: Tensor) -> Tensor:
 def gathered(share: Tensor) -> Tensor:
     """Return the positions of all ranks."""
     whole = share.new_empty(share.shape[0] * dist.get_world_size(), *share.shape[1:])
-    dist.all_gather_into_tensor(whole, share.contiguous())
+    GATHER(whole, share.contiguous())
     return whole
 
 
 def scattered(partial: Tensor) -> Tensor:
     """Return this rank's positions of the sum of all ranks."""
     share = partial.new_empty(partial.shape[0] // dist.get_world_size(), *partial.shape[1:])
-    dist.reduce_scatter_tensor(share, partial.contiguous())
+    SCATTER(share, partial.contiguous())
     return share
 
 
@@ -132,7 +136,7 @@ def product_by_rows(value: Tensor, weight: Tensor, bias: Tensor, mesh: Mesh) -> 
     return partial + bias
 
 
-def layer_forward(x: Tensor, of: Parameters, shape: Layers, mesh: Mesh) -> Tensor:
+def layer_forward(x: Tensor, of: Weights, shape: Layers, mesh: Mesh) -> Tensor:
     """Return what a layer makes of x (positions, samples, width)."""
     width, heads = shape.width // shape.heads, shape.heads // mesh.tensor
     y = F.layer_norm(x, (shape.width,), of["norm 1"], of["norm 1 bias"])
@@ -148,7 +152,7 @@ def layer_forward(x: Tensor, of: Parameters, shape: Layers, mesh: Mesh) -> Tenso
     return x2 + product_by_rows(F.gelu(u), of["down"], of["down bias"], mesh)
 
 
-def drawn_parameters(shape: Layers, random: torch.Generator) -> Parameters:
+def drawn_parameters(shape: Layers, random: torch.Generator) -> Weights:
     """Return the whole parameters of a layer."""
     h, f = shape.width, shape.sizes["f"]
     sizes: dict[str, tuple[int, ...]] = {"qkv": (3, h, h), "attention": (h, h), "up": (f, h), "down": (h, f)}
@@ -157,11 +161,11 @@ def drawn_parameters(shape: Layers, random: torch.Generator) -> Parameters:
     return drawn | {name: 1 + drawn[name] for name in ("norm 1", "norm 2")}
 
 
-def train(member: Member | None, shape: Layers, mesh: Mesh) -> Trained:
+def train_split(member: Member | None, shape: Layers, mesh: Mesh) -> SplitTrained:
     """Train all layers, or this rank's share of them."""
     rank = 0 if member is None else member.rank
     random = torch.Generator().manual_seed(48)
-    parameters = Parameters()
+    parameters = Weights()
     for i in range(shape.layers):
         for name, drawn in drawn_parameters(shape, random).items():
             own = drawn.chunk(mesh.tensor, SPLIT[name])[rank].clone() if name in SPLIT else drawn
@@ -200,12 +204,12 @@ def train(member: Member | None, shape: Layers, mesh: Mesh) -> Trained:
     ended = {name: each.detach().numpy() for name, each in parameters.items()}
     shares = {REDUCE_SCATTER: mesh.tensor}  # the dispatcher shows the share that it returns
     calls = {name: Counter((o.call, o.nbytes * shares.get(o.call, 1)) for o in one.calls) for name, one in seen.items()}
-    return Trained(ended, calls, bytes_kept, statistics)
+    return SplitTrained(ended, calls, bytes_kept, statistics)
 
 
-def calls_by_rule(share: RankShare, layers: int) -> dict[str, Calls]:
+def calls_by_rule(share: RankShare, layers: int) -> dict[str, Collectives]:
     """Return the collectives of layers that the rule says."""
-    calls: dict[str, Calls] = {phase: Counter() for phase in ("forward", "backward", "step")}
+    calls: dict[str, Collectives] = {phase: Counter() for phase in ("forward", "backward", "step")}
     for phase, counted in (("forward", share.forward), ("backward", share.for_input + share.for_weights)):
         for each, times in counted:
             if isinstance(each, Exchange):
@@ -215,7 +219,7 @@ def calls_by_rule(share: RankShare, layers: int) -> dict[str, Calls]:
     return calls
 
 
-def apart(ranks: Sequence[Trained], alone: Trained) -> float:
+def apart(ranks: Sequence[SplitTrained], alone: SplitTrained) -> float:
     """Return how far parameters are apart, as a share of each one's largest number."""
     worst = 0.0
     for name, whole in alone.parameters.items():
@@ -225,12 +229,12 @@ def apart(ranks: Sequence[Trained], alone: Trained) -> float:
     return worst
 
 
-def differences(ranks: Sequence[Trained], alone: Trained, shape: Layers, mesh: Mesh) -> list[str]:
+def split_differences(ranks: Sequence[SplitTrained], alone: SplitTrained, shape: Layers, mesh: Mesh) -> list[str]:
     """Return what differs from one process and from the rule, in words."""
     share = split(layer(shape, NUMBER), sizes_on(shape, SAMPLES, mesh.tensor), mesh)
     calls, kept = calls_by_rule(share, shape.layers), sorted([*share.kept.values()] * shape.layers)
     distance = apart(ranks, alone)
-    said = [f"parameters are {distance:.2g} apart"] if not distance <= TOLERANCE else []
+    said = [f"parameters are {distance:.2g} apart"] if not distance <= CLOSE else []
     for rank, one in enumerate(ranks):
         wrong = (phase for phase in calls if one.calls[phase] != calls[phase])
         said += [f"rank {rank} calls {one.calls[phase]} in its {phase}, not {calls[phase]}" for phase in wrong]
@@ -244,14 +248,17 @@ def compare_splits(arguments: list[str]) -> int:
     """Train on ranks and in one process, print what was found, and return the exit code."""
     if arguments:
         raise RequestError(arguments[0], "is not known; the check of split layers takes no options")
-    alone, lines, said = train(None, SHAPE, NO_MESH), list[list[str]](), list[str]()
-    with Ranks(RANKS) as ranks:
-        for name, mesh in MESHES.items():
-            first, *_ = trained = ranks.call(train, SHAPE, mesh)
-            said += differences(trained, alone, SHAPE, mesh)
-            words = (", ".join(f"{n} {op} of {size:,}" for (op, size), n in c.items()) for c in first.calls.values())
-            kept = f"{sum(first.kept):,}", f"{first.statistics:,}"
-            lines.append([name, f"{apart(trained, alone):.1e}", *words, *kept])
+    alone, lines, said = train_split(None, SHAPE, NO_MESH), list[list[str]](), list[str]()
+    try:
+        with Ranks(RANKS) as ranks:
+            runs = {name: ranks.call(train_split, SHAPE, mesh) for name, mesh in MESHES.items()}
+    except ReplayError as error:
+        raise RequestError("ranks", str(error)) from error
+    for name, trained in runs.items():
+        said += split_differences(trained, alone, SHAPE, MESHES[name])
+        first, found = trained[0], f"{apart(trained, alone):.1e}"
+        words = (", ".join(f"{n} {op} of {size:,}" for (op, size), n in c.items()) for c in first.calls.values())
+        lines.append([name, found, *words, f"{sum(first.kept):,}", f"{first.statistics:,}"])
     header = ["split", "parameters", "forward, B", "backward, B", "step, B", "kept, B", "of norms, B"]
     write_stdout("\n".join([as_text(header, lines).rstrip("\n"), *(said or ["all as the rule says"]), ""]))
     return 1 if said else 0
