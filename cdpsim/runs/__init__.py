@@ -16,8 +16,8 @@ from cdpsim.numeric.columns import Columns, Ints, Times, group_starts
 from cdpsim.program import Category, Content, Kind, Op, Program
 from cdpsim.program.collectives import Algorithm
 from cdpsim.request import Request
-from cdpsim.runs.exchanges import exchanged_bytes, table_of_exchanges
-from cdpsim.runs.rates import rates
+from cdpsim.runs.rank_exchanges import exchanged_bytes, table_of_exchanges
+from cdpsim.runs.rates import rates_of_run
 from cdpsim.runs.steady_state import SteadyState, find_steady_state
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.round_times import as_rows, rounds_of
@@ -273,7 +273,7 @@ class Run(Trace):
         """Return rates and utilizations of a rank in the steady state, where the model is of layers."""
         if self.request.model.layers is None:
             return {}
-        found = rates(self.request, float(self.steady_state.passes / self.steady_state.period), self.devices)
+        found = rates_of_run(self.request, float(self.steady_state.passes / self.steady_state.period), self.devices)
         return {name: found[name] for name in ("mfu", "hfu")} | {
             "tokens_per_rank": found["per_device"],
             "flops_per_rank": found["flops"],

@@ -8,7 +8,7 @@ from cdpsim.model.layers import Layers
 from cdpsim.request import Request
 
 
-def rates(request: Request, rate: float, devices: int) -> dict[str, Any]:
+def rates_of_run(request: Request, rate: float, devices: int) -> dict[str, Any]:
     """Return all rates of a run with this rate of micro-batches, and what share of the devices' peak they take.
 
     Where a group of ranks is a device, its FLOP and its peak are those of one of them.

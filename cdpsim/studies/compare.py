@@ -15,7 +15,7 @@ from cdpsim.request import MEMORY_NOTE, Request, describe_setup, describe_untied
 from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
 from cdpsim.runs.evaluation import evaluate_request, evaluate_requests, evaluation_of
-from cdpsim.runs.rates import rates
+from cdpsim.runs.rates import rates_of_run
 from cdpsim.runs.steady_metrics import Metrics
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.placement import BY_MICRO_BATCH
@@ -181,7 +181,7 @@ def measured_of(
         sent=metrics.sent if request.in_slots else float(metrics.sent) * tensor,
         tensor=tensor,
         ranks=devices * tensor,
-        **rates(request, rate, devices),
+        **rates_of_run(request, rate, devices),
         **_imbalance(request),
         **{name: getattr(request.shape, name) for name in ("n", "m", "chunks", "replicas")},
         micro_batches=micro_batches,

@@ -1,12 +1,10 @@
 """Exchanges within groups of ranks that share tasks: how many each step has, and what they add to its tasks."""
 
 from collections.abc import Iterator
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from cdpsim.files.units import simplified
 from cdpsim.model.operations import ALL_REDUCE, Exchange
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Kind, Program
@@ -21,7 +19,7 @@ from cdpsim.timing.costs import (
 )
 from cdpsim.trace.table import ExchangeRow, Table, exchange_table
 
-Place = tuple[int, int]  # a kind of task, and a stage
+KindOfStage = tuple[int, int]  # a kind of task, and a stage
 Found = tuple[Exchange, float, float]  # how many times a task does it, and what each adds to the task
 
 
@@ -40,13 +38,17 @@ def table_of_exchanges(program: Program, request: Request) -> Table[ExchangeRow]
             "kind": Kind(kind).name,
             **{name: getattr(each, name) for name in ("axis", "op", "size")},
             "sent": sent_by_rank(each, machine.ranks),
-            "times": simplified(Fraction(times) * program.fold / program.steps),
+            "times": _whole(times * program.fold / program.steps),
             "seconds": machine.exchange_seconds(each),
             "exposed": exposed,
         }
         for (kind, stage, each, exposed), times in counts.items()
     ]
     return exchange_table(sorted(rows, key=lambda row: (row["stage"], "FBWU".index(row["kind"]), *[*row.values()][2:])))
+
+
+def _whole(number: float) -> int | float:
+    return int(number) if number.is_integer() else number
 
 
 def exchanged_bytes(program: Program, request: Request) -> Ints:
@@ -74,7 +76,7 @@ def sent_by_rank(exchange: Exchange, ranks: int) -> int:
     return (1 + (exchange.op == ALL_REDUCE)) * (ranks - 1) * exchange.size // ranks
 
 
-def _all_exchanges(program: Program, request: Request, machine: Machine) -> Iterator[tuple[Place, int, Found]]:
+def _all_exchanges(program: Program, request: Request, machine: Machine) -> Iterator[tuple[KindOfStage, int, Found]]:
     """Yield each exchange with the number of tasks of its kind and stage in the run."""
     kind, stage = kinds_of_times(program), program.tasks.stage
     counts = np.zeros((len(Kind) + 1, len(request.counted_model.stages)), dtype=np.int64)
@@ -91,7 +93,7 @@ def _all_exchanges(program: Program, request: Request, machine: Machine) -> Iter
             yield (which, where), tasks, (gather, 1, machine.exchange_seconds(gather))
 
 
-def _of_stages(request: Request, machine: Machine) -> Iterator[tuple[Place, Found]]:
+def _of_stages(request: Request, machine: Machine) -> Iterator[tuple[KindOfStage, Found]]:
     """Yield the exchanges of the operations of each stage's tasks, and the sum of partial gradients."""
     splits = request.schedule.splits(request.shape)
     for j, stage in enumerate(request.counted_model.stages):
