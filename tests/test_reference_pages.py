@@ -183,7 +183,7 @@ def test_summaries_have_the_fields_of_the_page(tmp_path: Path) -> None:
     random = cdpsim.load(tmp_path / "runs").summary()
     runs = [simulate("pipemare", 3), simulate("pp-cdp", 4, **model), simulate("zero-dp", 2, offload="all", **model)]
     runs.append(simulate("1f1b", 2, shard=2, **model))
-    shape = {"model": "megatron-1.7b", "cluster": "selene", "tensor": 8, "ignore_memory": True}
+    shape: dict[str, Any] = {"model": "megatron-1.7b", "cluster": "selene", "tensor": 8, "ignore_memory": True}
     runs.append(simulate("1f1b", 2, steps=2, **shape))
     always = set.intersection(*(set(run.summary()) for run in runs))
     fields = set(random).union(*(run.summary() for run in runs))

@@ -53,7 +53,7 @@ def _measured_column(name: str, unit: str = "", in_files: str = "", **settings: 
 QUANTILES = ("5%", "50%", "95%")  # of the step, with --runs
 MEASURED_COLUMNS = dict(
     (
-        *map(_measured_column, ("devices", "tensor", "ranks", "n", "m", "chunks", "replicas", "batch")),
+        *map(_measured_column, ("devices", "n", "m", "chunks", "replicas", "tensor", "ranks", "batch")),
         _measured_column("makespan", "s"),
         _measured_column("step", "s"),
         *(_measured_column(quantile, "s", f"step {quantile}") for quantile in QUANTILES),
