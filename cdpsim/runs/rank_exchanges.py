@@ -98,11 +98,12 @@ def _of_stages(request: Request, machine: Machine) -> Iterator[tuple[KindOfStage
     splits = request.schedule.splits(request.shape)
     for j, stage in enumerate(request.counted_model.stages):
         first, weights = parts_of_backward(stage)
+        whole = not splits or weights == stage.backward
         parts = {Kind.B: first, Kind.W: weights} if splits else {Kind.B: stage.backward}
         for kind, part in ({Kind.F: stage.forward} | parts).items():
             for each, times in getattr(part, "exchanges", ()):
                 if times:
-                    yield (kind, j), (each, times, machine.exposed(each, whole=not splits))
+                    yield (kind, j), (each, times, machine.exposed(each, whole=whole))
         if stage.partial:
             each = sum_of_partial(stage)
             yield (Kind.U, j), (each, 1, machine.exchange_seconds(each))

@@ -203,7 +203,8 @@ def _with_seconds(stage: Stage, machine: Machine, *, splits: bool) -> Stage:
     }
     backward = stage.backward
     assert isinstance(backward, Operations)
-    parts = [machine.seconds(part, whole=False) for part in parts_of_backward(stage)]
+    whole = stage.weight_backward == backward  # of a first stage, which sends no gradient
+    parts = [machine.seconds(part, whole=whole) for part in parts_of_backward(stage)]
     costs |= {"backward": sum(parts) if splits else machine.seconds(backward), "weight_backward": parts[1]}
     if not splits:
         costs["weight_backward"] = min(parts[1], costs["backward"])

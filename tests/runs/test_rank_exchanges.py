@@ -96,6 +96,10 @@ def test_parts_of_backwards_have_their_own() -> None:
     }
     for op in (GATHER, SCATTER):
         assert found[0, "W", op] == whole[0, "B", op]
+    tables = [[row for row in ran(name, sequence=True).exchanges or () if row.stage == 0] for name in ("1f1b", "zb-h1")]
+    hidden = [sum(row.times * (row.seconds - row.exposed) for row in table) for table in tables]
+    assert hidden[0] == pytest.approx(hidden[1], rel=1e-9)
+    assert hidden[0] > 0
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "pp-cdp"])
