@@ -39,7 +39,7 @@ from cdpsim.request.sharing import option_words
 from cdpsim.schedules import Schedule
 from cdpsim.studies.sweep.points import MOST_SWEPT_POINTS, AxisTable, SweepFile
 from cdpsim.studies.sweep.questions import question_names
-from cdpsim.trace import ROUNDS_HEADER, RUNS_HEADER, TABLES, WIDER_TABLES, names_of
+from cdpsim.trace import EXCHANGES_HEADER, ROUNDS_HEADER, RUNS_HEADER, TABLES, WIDER_TABLES, names_of
 from tests.helpers.command_options import load_extension
 from tests.helpers.field_tables import PAGES, require_fields, tables
 
@@ -171,7 +171,9 @@ def test_messages_are_in_the_streams_of_the_page() -> None:
     assert re.findall("`(.*?)`", more[-1][1]) == names_of(Stream).tolist()
 
 
-@pytest.mark.parametrize(("file", "header"), [("runs.csv", RUNS_HEADER), ("rounds.csv", ROUNDS_HEADER)])
+@pytest.mark.parametrize(
+    ("file", "header"), [("runs.csv", RUNS_HEADER), ("rounds.csv", ROUNDS_HEADER), ("exchanges.csv", EXCHANGES_HEADER)]
+)
 def test_files_beside_them_have_the_columns_of_the_page(file: str, header: str) -> None:
     rows = tables("trace-files.md")[f"`{file}`"][0]
     assert ",".join(row[0].strip("`") for row in rows) + "\n" == header
@@ -185,6 +187,8 @@ def test_summaries_have_the_fields_of_the_page(tmp_path: Path) -> None:
     random = cdpsim.load(tmp_path / "runs").summary()
     runs = [simulate("pipemare", 3), simulate("pp-cdp", 4, **model), simulate("zero-dp", 2, offload="all", **model)]
     runs.append(simulate("1f1b", 2, shard=2, **model))
+    shape: dict[str, Any] = {"model": "megatron-1.7b", "cluster": "selene", "tensor": 8, "ignore_memory": True}
+    runs.append(simulate("1f1b", 2, steps=2, **shape))
     always = set.intersection(*(set(run.summary()) for run in runs))
     fields = set(random).union(*(run.summary() for run in runs))
     summary, quantiles = tables("trace-files.md")["`summary.json`"]

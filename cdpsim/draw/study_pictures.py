@@ -80,8 +80,8 @@ def _measures(measured: Sequence[Measured], *, slots: bool) -> list[tuple[str, s
         found.append(("mfu", "MFU", "%"))
     found += [("bubble", "bubble", "%"), ("memory", "memory, fullest device", "B")]
     found += [("sent", "sent for a step", "B")] * alike
-    if len({one.devices for one in measured}) > 1:
-        found.append(("devices", "devices", ""))
+    if len({one.ranks for one in measured}) > 1:
+        found.append(("ranks", "ranks", "") if any(one.tensor > 1 for one in measured) else ("devices", "devices", ""))
     return found
 
 
@@ -158,16 +158,16 @@ def bubble_over_memory(comparison: Comparison, look: Look = AS_DRAWN) -> Figure:
     figure = new_page(heading_of(comparison), _HIGH, look, _WIDE)
     axes = figure.subplots()
     plain(axes, "")
-    counts = sorted({one.devices for one in measured})
+    counts = sorted({one.ranks for one in measured})
     counts_differ = len(counts) > 1
     for devices in counts:
-        _join(axes, [(one.memory, one.bubble) for one in measured if one.devices == devices], f"best-of-{devices}")
+        _join(axes, [(one.memory, one.bubble) for one in measured if one.ranks == devices], f"best-of-{devices}")
     entries: list[Artist] = []
     for number, ((memory, bubble), runs) in enumerate(at.items()):
         style = _mark_of(number, hollow=not all(one.fits for one in runs))
         style |= {"marker": ">"} if memory > end else {}
         axes.plot([min(memory, end)], [bubble], gid=f"point-{number}", **style)
-        names = dict.fromkeys(f"{one.schedule} ({one.devices})" if counts_differ else one.schedule for one in runs)
+        names = dict.fromkeys(f"{one.schedule} ({one.ranks})" if counts_differ else one.schedule for one in runs)
         far = f": {short_text(memory, 'B', 3)}" if memory > end else ""
         words = "\n".join(wrap(label(", ".join(names), 300) + far, 40))
         entries.append(Line2D([], [], label=words, **style))

@@ -215,6 +215,11 @@ class Request(Mapping[str, Any]):
         """The tied tensors whose stages are all on one device, where they are counted once."""
         return self._counted_once[1]
 
+    @property
+    def counted_model(self) -> Model:
+        """The model with local ties counted once."""
+        return self._counted_once[0]
+
     @cached_property
     def timed_model(self) -> Model:
         """The model with local ties counted once, and with the times of transfers to hosts."""
@@ -226,7 +231,7 @@ class Request(Mapping[str, Any]):
 
     def _timed(self, machine: Machine | None) -> Model:
         ranks = self.shape.shard if self.zero else 1
-        model = with_transfer_times(self._counted_once[0], self.cluster.host, self.cluster.nvme, ranks)
+        model = with_transfer_times(self.counted_model, self.cluster.host, self.cluster.nvme, ranks)
         if machine is None:
             return model
         return with_operation_times(model, machine, splits=self.schedule.splits(self.shape))

@@ -5,6 +5,7 @@ The tables of a run have its nodes in the order of the files.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -15,12 +16,14 @@ from cdpsim.numeric.columns import Columns, Ints, Times, group_starts
 from cdpsim.program import Category, Content, Kind, Op, Program
 from cdpsim.program.collectives import Algorithm
 from cdpsim.request import Request
+from cdpsim.runs.rank_exchanges import exchanged_bytes, table_of_exchanges
+from cdpsim.runs.rates import rates_of_run
 from cdpsim.runs.steady_state import SteadyState, find_steady_state
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.round_times import as_rows, rounds_of
 from cdpsim.trace import STREAM_WORDS, Trace, names_of
 from cdpsim.trace.metrics import communication, memory, steady, waiting
-from cdpsim.trace.table import MemoryRow, MessageRow, RoundRow, Table, TaskRow, message_row, task_row
+from cdpsim.trace.table import ExchangeRow, MemoryRow, MessageRow, RoundRow, Table, TaskRow, message_row, task_row
 from cdpsim.version import __version__
 
 
@@ -173,6 +176,11 @@ class Run(Trace):
         run = self.whole
         return Table(RoundRow, as_rows(rounds_of(run.program, run.end)))
 
+    @cached_property
+    def exchanges(self) -> Table[ExchangeRow] | None:
+        """A row for each exchange of the ranks of a group, stage and kind of task; None without groups."""
+        return table_of_exchanges(self.program, self.request)
+
     def critical_path(self) -> Table[TaskRow]:
         """Return the tasks on the way to the last end: before each, what it waited for that ended last.
 
@@ -223,10 +231,7 @@ class Run(Trace):
     def _summary_content(self) -> dict[str, Any]:
         program, steady_state = self.program, self.steady_state
         names = [*(category.name.lower() for category in Category), "total"]
-        sent = [
-            json_number(size) if self.in_slots else float(size)
-            for size in communication.bytes_sent(program, self.costs)
-        ]
+        sent = [json_number(size) if self.in_slots else float(size) for size in self._bytes_sent()]
         hosts = [] if self.host_peaks is None else self.host_peaks.tolist()
         offloaded = {"host_memory": [{"device": device, "bytes": size} for device, size in enumerate(hosts)]}
         rare: dict[str, Any] = (
@@ -237,10 +242,12 @@ class Run(Trace):
         held |= {"steady_peak_memory": steady_state.run.peaks} if later else {}
         rare |= {"untied": [list(stages) for stages in program.untied]} if program.untied else {}
         rare |= {"places": self._places()} if self.request.shape.layers else {}
+        ranks = self.request.model.mesh.tensor
         return {
             "cdpsim": __version__,
             "request": self.request.to_builtins(),
             "devices": self.devices,
+            **({"ranks_per_device": ranks} if ranks > 1 else {}),
             "tasks": len(program.tasks) * program.fold,
             "messages": int(communication.times_there(program).sum()),
             "makespan": self.makespan,
@@ -250,6 +257,7 @@ class Run(Trace):
             "bubble": steady_state.bubble,
             "idle_of_run": waiting.idle_share(program, self.start, self.end, self.costs.calendar),
             "mean_staleness": steady_state.staleness,
+            **self._rates(),
             **rare,
             **{
                 name: [
@@ -258,7 +266,25 @@ class Run(Trace):
                 for name, peaks in held.items()
             },
             "bytes_sent": [{"device": device, "bytes": size} for device, size in enumerate(sent)],
+            **({} if self.exchanges is None else {"exchanges": [row._asdict() for row in self.exchanges]}),
         } | (offloaded if hosts else {})
+
+    def _rates(self) -> dict[str, Any]:
+        """Return rates and utilizations of a rank in the steady state, where the model is of layers."""
+        if self.request.model.layers is None:
+            return {}
+        found = rates_of_run(self.request, float(self.steady_state.passes / self.steady_state.period), self.devices)
+        return {name: found[name] for name in ("mfu", "hfu")} | {
+            "tokens_per_rank": found["per_device"],
+            "flops_per_rank": found["flops"],
+        }
+
+    def _bytes_sent(self) -> list[int | Fraction]:
+        """Return the bytes that each device sends in the run; of a group of ranks, that each rank sends."""
+        program, count = self.program, self.program.devices
+        sent, each = np.zeros(count, dtype=np.int64), communication.bytes_sent(program, self.costs)
+        np.add.at(sent, program.tasks.device, exchanged_bytes(program, self.request))
+        return [size + more for size, more in zip(each, sent.tolist() * program.fold, strict=True)]
 
     def _places(self) -> list[list[int]]:
         """Return the stages of each device of a replica."""

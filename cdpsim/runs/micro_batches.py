@@ -27,9 +27,9 @@ from cdpsim.request import Request
 from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
 from cdpsim.runs.assembling import structure_of
+from cdpsim.runs.rank_exchanges import exchanged_bytes
 from cdpsim.runs.steady_metrics import FewSteps, Metrics, metrics_of_steps, steady_steps
 from cdpsim.runs.steady_state import SteadyState
-from cdpsim.timing.costs import Costs
 from cdpsim.trace.metrics import communication
 from cdpsim.trace.metrics.steady import steps_of_nodes
 from cdpsim.trace.metrics.waiting import Waits
@@ -419,7 +419,7 @@ def growth_of_unit(few: FewSteps, more: FewSteps, steps: int) -> Growth | None:
         return None
     if (waiting := _waiting_in(steady.waits, repetition, one.program.fold)) is None:
         return None
-    slopes = _slopes(one.program, one.costs, cuts[steady.steps.start], steady) | {
+    slopes = _slopes(one, cuts[steady.steps.start], steady) | {
         "period": repetition.later,
         "makespan": steps * repetition.later,
         "span": repetition.later,
@@ -429,14 +429,17 @@ def growth_of_unit(few: FewSteps, more: FewSteps, steps: int) -> Growth | None:
     return Growth(run, metrics_of_steps(run, steps), slopes)
 
 
-def _slopes(program: Program, costs: Costs, cut: Cut, steady: SteadyState) -> dict[str, Any]:
+def _slopes(run: Run, cut: Cut, steady: SteadyState) -> dict[str, Any]:
     """Return by how much sums over nodes of a step grow with a unit."""
+    program, costs = run.program, run.costs
     sent = cut.unit[cut.unit >= len(program.tasks)] - len(program.tasks)
     in_lanes = cut.unit[cut.unit < len(program.lane_tasks)]
+    tasks = cut.unit[cut.unit < len(program.tasks)]
+    exchanged = int(exchanged_bytes(program, run.request)[tasks].sum()) * program.fold
     return {
         "busy": costs.duration[in_lanes].sum().item() * program.fold,
         "messages": steady.per_step(int(communication.times_there(program)[sent].sum())),
-        "sent": steady.per_step(communication.all_bytes_sent(program, costs, sent)),
+        "sent": steady.per_step(communication.all_bytes_sent(program, costs, sent) + exchanged),
     }
 
 

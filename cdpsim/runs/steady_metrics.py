@@ -14,6 +14,7 @@ from cdpsim.request import Request
 from cdpsim.runs import Run
 from cdpsim.runs.assembling import KNOWN_PROGRAMS, price_request
 from cdpsim.runs.playing import run
+from cdpsim.runs.rank_exchanges import exchanged_bytes
 from cdpsim.runs.steady_state import few_steps, may_be_separate
 from cdpsim.timing.engine import quantum_to_compare
 from cdpsim.trace.metrics import communication, memory, waiting
@@ -92,6 +93,9 @@ def metrics_of(run: Run, makespan: Any = None) -> Metrics:
     steady = run.steady_state
     one, low, high = steady.run, steady.low, steady.high
     program, start, end = one.program, one.start, one.end
+    step = steady.step[: len(program.tasks)]
+    within = (step >= steady.steps.start) & (step < steady.steps.stop)
+    exchanged = int(exchanged_bytes(program, one.request)[within].sum()) * program.fold
     return Metrics(
         period=steady.period,
         period_is=steady.period_is,
@@ -100,12 +104,12 @@ def metrics_of(run: Run, makespan: Any = None) -> Metrics:
         busy=waiting.busy_time(program, start, end, one.costs.calendar, low, high),
         waiting=steady.waits.total(program.fold) if steady.waits else 0.0,
         lanes=(len(program.lane_start) - 1) * program.fold,
-        passes=Fraction(int(program.counts[steady.steps].sum()) * program.fold, steady.updates),
+        passes=steady.passes,
         peaks=one.peaks,
         versions=memory.versions_at_once(program, start, end),
         staleness=steady.staleness,
         messages=steady.per_step(int(communication.times_there(program)[steady.messages].sum())),
-        sent=steady.per_step(communication.all_bytes_sent(program, one.costs, steady.messages)),
+        sent=steady.per_step(communication.all_bytes_sent(program, one.costs, steady.messages) + exchanged),
         rounds=communication.rounds_between_slots(program, one.costs.rounds, start, end) if one.in_slots else None,
     )
 

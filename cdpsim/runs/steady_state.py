@@ -119,6 +119,12 @@ class SteadyState:
         return _exact_quotient(total, self.updates)
 
     @property
+    def passes(self) -> Fraction:
+        """The micro-batches of all replicas in a step."""
+        program = self.run.program
+        return Fraction(int(program.counts[self.steps].sum()) * program.fold, self.updates)
+
+    @property
     def updates(self) -> int:
         """The number of updates that these steps make, but for estimates."""
         return _updates_of(self.run.program, self.steps)

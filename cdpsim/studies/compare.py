@@ -15,12 +15,14 @@ from cdpsim.request import MEMORY_NOTE, Request, describe_setup, describe_untied
 from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
 from cdpsim.runs.evaluation import evaluate_request, evaluate_requests, evaluation_of
+from cdpsim.runs.rates import rates_of_run
 from cdpsim.runs.steady_metrics import Metrics
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.placement import BY_MICRO_BATCH
 from cdpsim.schedules.rule import CUSTOM
 from cdpsim.studies.montecarlo import sample_runs
 from cdpsim.timing.costs import pass_times, reached
+from cdpsim.trace.table import ExchangeRow, Table
 
 # By their columns, which have other names.
 _FIELDS = {"rate": "micro_batch_rate", "samples": "sample_rate", "tokens": "token_rate"}
@@ -42,6 +44,9 @@ class Measured:
     number of micro-batches per unit of time, and `sample_rate` that of samples, if the model says how many samples a
     micro-batch has; `sample_time` is the time for one. `token_rate` is the number of tokens, if the model says how many
     a sample has. `per_device` is the last of these rates that the model allows, for each device.
+
+    A device is a group of `tensor` ranks that share each task, and `ranks` are those of all devices: `per_device` and
+    `flops` (in a second) are of each rank, `sent` is of all, and memory and messages of one rank of each group.
 
     `n`, `m`, `chunks` and `replicas` are the numbers with which the schedule ran, `micro_batches` those of all replicas
     in a training step, of rounds about, and `batch` their samples, or themselves if the model does not say how many
@@ -84,10 +89,13 @@ class Measured:
     m: int
     chunks: int
     replicas: int
+    tensor: int
+    ranks: int
     micro_batches: int
     batch: int
     mfu: float | None
     hfu: float | None
+    flops: float | None
     imbalance: float | None
     longest_stage: int | None
     longest_stage_name: str
@@ -152,7 +160,7 @@ def measured_of(
     """Return the row of a comparison for a request with these metrics."""
     rate, peaks = float(metrics.passes / metrics.period), metrics.peaks.max(axis=0).tolist()
     micro_batches = request.shape.micro_batches if request.schedule.order.waits else round(metrics.passes)
-    model, cluster = request.model, request.cluster
+    model, cluster, tensor = request.model, request.cluster, request.model.mesh.tensor
     limits = cluster.memory_bytes(len(metrics.peaks))
     return Measured(
         schedule=request.schedule.name,
@@ -170,8 +178,10 @@ def measured_of(
         staleness=metrics.staleness,
         messages=metrics.messages,
         rounds=metrics.rounds,
-        sent=metrics.sent if request.in_slots else float(metrics.sent),
-        **_rates(request, rate, devices),
+        sent=metrics.sent if request.in_slots else float(metrics.sent) * tensor,
+        tensor=tensor,
+        ranks=devices * tensor,
+        **rates_of_run(request, rate, devices),
         **_imbalance(request),
         **{name: getattr(request.shape, name) for name in ("n", "m", "chunks", "replicas")},
         micro_batches=micro_batches,
@@ -180,24 +190,6 @@ def measured_of(
         setting="" if request.in_slots else ", ".join(describe_setup(model, cluster, request.runtime)),
         untied=untied,
     )
-
-
-def _rates(request: Request, rate: float, devices: int) -> dict[str, Any]:
-    """Return all rates of a run with this rate of micro-batches, and what share of the devices' peak they take."""
-    model = request.model
-    samples = rate * model.samples if model.samples else None
-    tokens = samples * model.tokens if samples and model.tokens else None
-    peak = request.cluster.peak_flops(devices, model.precision)
-    shares = [flop * rate / peak if flop and peak else None for flop in (model.flop, model.computed_flop)]
-    return {
-        "micro_batch_rate": rate,
-        "sample_rate": samples,
-        "sample_time": 1 / samples if samples else None,
-        "token_rate": tokens,
-        "per_device": (tokens or samples or rate) / devices,
-        "mfu": shares[0],
-        "hfu": shares[1],
-    }
 
 
 def _imbalance(request: Request) -> dict[str, Any]:
@@ -229,13 +221,20 @@ def _longest_stage(
 
 
 def overview(run: Run, runs: int | None = None) -> dict[str, str]:
-    """Return six facts of a run in its steady state, in words, by their names; with `runs` quantiles of the step."""
+    """Return six facts of a run in its steady state, in words, by their names; with `runs` quantiles of the step.
+
+    A model of layers has its utilization beside them, and groups of ranks their exchanges.
+    """
     row, shape, unit = measure(run, runs), run.request.shape, "stage-activation" if run.in_slots else "B"
     stages = counted(shape.parts, "stage") + f" of {counted(shape.n, 'layer')}" * bool(shape.layers)
     sizes = ", ".join((stages, counted(shape.m, "micro-batch"), counted(row.devices, "device")))
+    sizes += f" of {row.tensor} ranks" * (row.tensor > 1)
     zero = f" --zero {run.request.zero}" if accepts(run.request.schedule, "zero") and run.request.zero else ""
     steps = "step" if row.staleness == 1 else "steps"
     age = f"{row.staleness:.4g} {steps}, the mean age of the versions that forwards read"
+    more = {} if run.request.model.layers is None else {"utilization": _utilization_text(row)}
+    if run.exchanges is not None:
+        more["exchanges"] = _exchanges_text(row, run.exchanges)
     return {
         "run": f"{row.schedule}{zero}: {sizes}; {row.setting or 'in slots'}",
         "step time": _step_text(run, row),
@@ -244,7 +243,22 @@ def overview(run: Run, runs: int | None = None) -> dict[str, str]:
         "peak memory": _memory_text(run),
         "staleness": age if row.staleness else "0, every forward reads the newest version",
         "messages": f"{_amount_text(row.messages)} a step, {_amount_text(row.sent, unit)} sent",
-    }
+    } | more
+
+
+def _utilization_text(row: Measured) -> str:
+    """Return what a rank reaches, of the model's FLOP and of those that it computes."""
+    shares = [f"{name} {short_text(share, '%')}" for name, share in (("MFU", row.mfu), ("HFU", row.hfu)) if share]
+    tokens = f"{short_text(row.per_device, '/s')[:-3]} {'tokens' if row.token_rate else 'micro-batches'}"
+    computed = f" and {short_text(row.flops, 'FLOP')}" if row.flops else ""
+    return "; ".join([", ".join(shares), f"{tokens}{computed} per second and rank"][not shares :])
+
+
+def _exchanges_text(row: Measured, exchanges: Table[ExchangeRow]) -> str:
+    """Return how many exchanges of ranks a step has, and which share of the devices' time they add to tasks."""
+    many, added = float(exchanges.times.sum()), float((exchanges.times * exchanges.exposed).sum())
+    share = short_text(added / (float(row.step) * row.devices), "%")
+    return f"{_amount_text(many)} a step in groups of {row.tensor} ranks; tasks wait for them {share} of the time"
 
 
 def _step_text(run: Run, row: Measured) -> str:

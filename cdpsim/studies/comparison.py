@@ -53,7 +53,7 @@ def _measured_column(name: str, unit: str = "", in_files: str = "", **settings: 
 QUANTILES = ("5%", "50%", "95%")  # of the step, with --runs
 MEASURED_COLUMNS = dict(
     (
-        *map(_measured_column, ("devices", "n", "m", "chunks", "replicas", "batch")),
+        *map(_measured_column, ("devices", "n", "m", "chunks", "replicas", "tensor", "ranks", "batch")),
         _measured_column("makespan", "s"),
         _measured_column("step", "s"),
         *(_measured_column(quantile, "s", f"step {quantile}") for quantile in QUANTILES),
@@ -64,6 +64,7 @@ MEASURED_COLUMNS = dict(
         _measured_column("per_device", "/s", "per device", heading="/device", digits=3, rank=3),
         _measured_column("mfu", "%", "MFU", rank=2),
         _measured_column("hfu", "%", "HFU"),
+        _measured_column("flops", "FLOP/s"),
         _measured_column("bubble", "%", rank=1),
         _measured_column("exposed", "%", rank=5),
         _measured_column("imbalance", "%"),
@@ -79,13 +80,13 @@ MEASURED_COLUMNS = dict(
         _measured_column("sent", "B"),
     )
 )
-# The columns of a table without --columns; "" is the rate.
-_DEFAULT_COLUMNS = ("devices", *QUANTILES, "", "per-device", "mfu", "bubble", "exposed", "memory", "fits", "staleness")
+# The columns of a table without --columns, behind devices or ranks; "" is the rate.
+_DEFAULT_COLUMNS = (*QUANTILES, "", "per-device", "mfu", "bubble", "exposed", "memory", "fits", "staleness")
 _MEMORY_NAMES = ("optimizer", "gradients")  # options that have the names of columns of memory
 
 
 SPLIT_NOTE = "a backward takes two slots, because some of these schedules split it (--model unit-split)"
-_HIGHEST_FIRST = ("rate", "samples", "tokens", "per_device", "mfu", "hfu")
+_HIGHEST_FIRST = ("rate", "samples", "tokens", "per_device", "mfu", "hfu", "flops")
 OWN_BATCH, ONE_MICRO_BATCH = "*", "+"  # marks of schedules that the notes explain
 
 
@@ -138,10 +139,13 @@ class Comparison:
         """Return the table; one with the default columns has rules where rows of a schedule differ in them."""
         rows, by_default = self.measured, columns is None and form != "csv"
         known = known_columns(quantiles=any(row.steps for row in rows), slots=self.slots)
+        if self._in_groups:
+            known["per-device"] = replace(known["per-device"], heading="/rank")
         if columns not in (None, "all"):
             names = column_names(columns, known)
         else:
-            names = [name or rate_column(rows) for name in _DEFAULT_COLUMNS] if by_default else [*known]
+            usual = ("ranks" if self._in_groups else "devices", *_DEFAULT_COLUMNS)
+            names = [name or rate_column(rows) for name in usual] if by_default else [*known]
         chosen = [known[name] if by_default else replace(known[name], heading=None) for name in names if name in known]
         chosen = with_words(chosen, rows) if form != "csv" and columns in (None, "all") else chosen
         rules = {(row.schedule, row.rule) for row in rows}
@@ -172,7 +176,7 @@ class Comparison:
     @property
     def heads(self) -> list[str]:
         """The lines above a table: what all rows have in common, and how long a backward takes."""
-        words = [f"{self.devices} {in_number(self.devices, 'device')}"] if self.devices else []
+        words = [counted(self.devices, "rank" if self._in_groups else "device")] if self.devices else []
         words += [f"{self.batch} {in_number(self.batch, self._sample)} in a training step"] if self.batch else []
         return [", ".join(words)] * bool(words) + [SPLIT_NOTE] * self.split
 
@@ -210,10 +214,15 @@ class Comparison:
         column = rate_column(self.measured)
 
         def throughput(row: Measured) -> float:
-            rate = row.value(column) / row.devices * (row.n if self.slots else 1)
+            rate = row.value(column) / row.ranks * (row.n if self.slots else 1)
             return float(f"{rate:.12g}")  # equal ones stay in their order, whatever their last bits are
 
         return replace(self, measured=sorted(self.measured, key=throughput, reverse=True))
+
+    @property
+    def _in_groups(self) -> bool:
+        """Whether any device is a group of ranks."""
+        return any(row.tensor > 1 for row in self.measured)
 
     @property
     def _sample(self) -> str:

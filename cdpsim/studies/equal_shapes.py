@@ -25,8 +25,13 @@ def equal_shape(
     share states; with n, or with devices for each stage, it has the replicas for which there are devices. Data
     parallelism has a data rank on each device. Of other schedules, n and m decide on the devices. A schedule that
     cannot run on these devices is refused, and so is a batch that its micro-batches do not divide. A schedule that
-    takes no m keeps its own, and so does a cyclic one whose workers cannot share that m.
+    takes no m keeps its own, and so does a cyclic one whose workers cannot share that m. Of --tensor T, `devices` are
+    the ranks, of which T are one device of the schedule.
     """
+    if devices is not None and (group := tensor_of(options)) > 1:
+        if devices % group:
+            raise RequestError("tensor", f"{group} do not divide {devices} devices into groups; give a divisor of them")
+        devices //= group
     if devices is None:
         shape = {}
     elif accepts(schedule, "replicas"):
@@ -59,7 +64,12 @@ def _can_share(schedule: Schedule, n: object, options: Mapping[str, Any], m: int
 def samples_of(options: Mapping[str, Any]) -> int:
     """Return the samples of a micro-batch of a request's model; 1 where it does not say."""
     model = _model_of(options)
-    return 1 if model is None else model.samples or 1
+    return 1 if model is None else options.get("micro_batch") or model.samples or 1
+
+
+def tensor_of(options: Mapping[str, Any]) -> int:
+    """Return how many ranks share each task of a request."""
+    return whole_number("tensor", options.get("tensor") or 1, at_least=1)
 
 
 def _micro_batches(options: Mapping[str, Any], batch: int, replicas: int) -> int:

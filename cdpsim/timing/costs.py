@@ -204,18 +204,29 @@ def _with_seconds(stage: Stage, machine: Machine, *, splits: bool) -> Stage:
         for name in ("forward", "recomputed", "attention_forward")
         if isinstance(cost := getattr(stage, name), Operations)
     }
-    weights, backward = stage.weight_backward, stage.backward
-    assert isinstance(weights, Operations) and isinstance(backward, Operations)
-    first = Operations([*backward.counted, *((each, -times) for each, times in weights.counted)])
-    parts = machine.seconds(first, whole=False), machine.seconds(weights, whole=False)
+    backward = stage.backward
+    assert isinstance(backward, Operations)
+    whole = stage.weight_backward == backward  # of a first stage, which sends no gradient
+    parts = [machine.seconds(part, whole=whole) for part in parts_of_backward(stage)]
     costs |= {"backward": sum(parts) if splits else machine.seconds(backward), "weight_backward": parts[1]}
     if not splits:
         costs["weight_backward"] = min(parts[1], costs["backward"])
     costs = {name: max(seconds, LEAST_SECONDS) for name, seconds in costs.items()}  # passes may take no time
     if stage.partial:
-        size = stage.gradient_bytes * stage.partial // stage.parameters
-        costs["group_sum"] = machine.exchange_seconds(Exchange(TENSOR, ALL_REDUCE, size))
+        costs["group_sum"] = machine.exchange_seconds(sum_of_partial(stage))
     return structs.replace(stage, **costs)
+
+
+def parts_of_backward(stage: Stage) -> tuple[Operations, Operations]:
+    """Return the input's and the weights' part of a backward of operations."""
+    weights, backward = stage.weight_backward, stage.backward
+    assert isinstance(weights, Operations) and isinstance(backward, Operations)
+    return Operations([*backward.counted, *((each, -times) for each, times in weights.counted)]), weights
+
+
+def sum_of_partial(stage: Stage) -> Exchange:
+    """Return the exchange that sums a stage's partial gradients, once a step."""
+    return Exchange(TENSOR, ALL_REDUCE, stage.gradient_bytes * stage.partial // stage.parameters)
 
 
 def _update_times(model: Model, speed: float | None, bandwidth: float | None) -> Times:
@@ -383,7 +394,7 @@ def _task_times(program: Program, model: Model, cluster: Cluster) -> Times:
         bandwidths = cluster.memory_bandwidths(program.devices, reached=model.layers is not None)
     paces = list(zip(speeds, bandwidths, strict=True))
     duration = np.empty(len(tasks), dtype=np.int64 if model.is_unit else np.float64)
-    kind, all_paces = _kinds_of_times(program), dict.fromkeys(paces)
+    kind, all_paces = kinds_of_times(program), dict.fromkeys(paces)
     for pace in all_paces:
         speed, bandwidth = pace
         rows: slice | Ints = slice(None)
@@ -398,7 +409,7 @@ _OUTER = len(Kind)  # the row of updates by means, behind those by `Kind`
 
 
 @once_a_program
-def _kinds_of_times(program: Program) -> Ints:
+def kinds_of_times(program: Program) -> Ints:
     """Return the row of `times_of_stages` that has the time of each task."""
     kind, means = program.tasks.kind, program.average_of(program.tasks.version) >= 0
     kinds: Ints = np.where(means & (kind == Kind.U), _OUTER, kind)

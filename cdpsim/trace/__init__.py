@@ -20,12 +20,14 @@ from cdpsim.numeric.columns import Columns
 from cdpsim.program import Category, Content, Kind, Op, Stream
 from cdpsim.trace.table import (
     EstimatedTaskRow,
+    ExchangeRow,
     MemoryRow,
     MessageRow,
     RoundRow,
     StreamedMessageRow,
     Table,
     TaskRow,
+    exchange_table,
     message_row,
     task_row,
 )
@@ -43,6 +45,8 @@ ROUNDS = "rounds.csv"  # beside them, of a run with rounds
 SEAL = "summary.json"  # is written last: where it is, the other files of its folder are complete
 FILES = (*(f"{name}.csv" for name in TABLES), SEAL)
 ROUNDS_HEADER = ",".join(RoundRow._fields) + "\n"
+EXCHANGES = "exchanges.csv"  # beside them, of a run whose tasks groups of ranks share
+EXCHANGES_HEADER = ",".join(ExchangeRow._fields) + "\n"
 RUNS, RUNS_HEADER = "runs.csv", "run,makespan,period\n"  # beside them, where there were many runs
 _INTEGER = re.compile("[0-9]{1,18}")
 _DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
@@ -121,6 +125,15 @@ class Trace:
     def rounds(self) -> Table[RoundRow] | None:
         """One row per round and device, of a run whose workers do not wait for updates; else None."""
         return self._rounds
+
+    @property
+    def exchanges(self) -> Table[ExchangeRow] | None:
+        """One row per exchange of the ranks of a group, stage and kind of task; None where no group shares tasks."""
+        rows = self.summary().get("exchanges")
+        try:
+            return None if rows is None else exchange_table(rows)
+        except (TypeError, KeyError):
+            raise RequestError("exchanges", f"of this trace's summary are no table; {_WRITE_AGAIN}") from None
 
     @property
     def in_slots(self) -> bool:
@@ -205,13 +218,14 @@ class Trace:
     ) -> None:
         """Write tasks.csv, messages.csv, memory.csv, summary.json, and the files `more`, into a folder: all or none.
 
-        A run of rounds has rounds.csv, too. summary.json comes last, and `load` refuses a folder without it. The
-        runs.csv and rounds.csv of an earlier trace are removed.
+        A run of rounds has rounds.csv, too, and one of groups of ranks exchanges.csv. summary.json comes last, and
+        `load` refuses a folder without it. The runs.csv, rounds.csv and exchanges.csv of an earlier trace are removed.
         """
         files: dict[str, Iterable[str | bytes]] = {f"{name}.csv": table_text(getattr(self, name)) for name in TABLES}
         files |= {} if self.rounds is None else {ROUNDS: table_text(self.rounds)}
+        files |= {} if self.exchanges is None else {EXCHANGES: table_text(self.exchanges)}
         files |= {**more, SEAL: [summary_text(self.summary())]}
-        written_before = {RUNS: RUNS_HEADER, ROUNDS: ROUNDS_HEADER}
+        written_before = {RUNS: RUNS_HEADER, ROUNDS: ROUNDS_HEADER, EXCHANGES: EXCHANGES_HEADER}
         obsolete = [
             name
             for name, header in written_before.items()

@@ -1,6 +1,6 @@
 """Tables of a trace: rows that are held as columns, as in a record array of numpy's."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -54,6 +54,20 @@ class RoundRow(NamedTuple):
     posted: int | float
     begun: int | float  # of the communication; -1 if there is none
     ended: int | float
+
+
+class ExchangeRow(NamedTuple):
+    """An exchange of the ranks of an axis, of all tasks of a kind and stage."""
+
+    stage: int
+    kind: str  # of the tasks: F, B, W or U
+    axis: str
+    op: str
+    size: int  # bytes of the whole tensor
+    sent: int  # bytes that each rank sends
+    times: float  # in a step, of all groups
+    seconds: float  # of one alone
+    exposed: float  # of these, what its task takes longer
 
 
 class MessageRow(NamedTuple):
@@ -189,3 +203,8 @@ class Table(Generic[Row]):
     def _repr_html_(self) -> str:
         rows = [[f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in row] for row in self[:ROWS_SHOWN]]
         return as_html(list(self.keys()), rows, f"{len(self)} rows" * (len(self) > ROWS_SHOWN))
+
+
+def exchange_table(rows: Sequence[Mapping[str, Any]]) -> Table[ExchangeRow]:
+    """Return a table of rows by the names of their columns."""
+    return Table(ExchangeRow, {name: np.array([row[name] for row in rows]) for name in ExchangeRow._fields})

@@ -42,10 +42,6 @@ NEVER_REFUSED = {
     "cluster": "the platform: devices, links, runtime",
     "cuts": "the layers of each stage, of which every model of layers has some",
 }
-SHAPE: dict[str, Any] = {
-    "model": {"layers": {"layers": 8, "width": 64, "heads": 4, "length": 32, "vocabulary": 100}},
-    "cluster": {"devices": {"speed": "1 GFLOPS", "memory_bandwidth": "1 GB/s"}, "link": {"bandwidth": "1 MB/s"}},
-}
 ALONE: list[dict[str, Any]] = [
     {"devices": {"overlap": "none"}, "link": {"latency": latency, "bandwidth": 50.0}} for latency in (0.25, 2.0)
 ]

@@ -257,7 +257,7 @@ def _columns(plan: Plan, rows: Sequence[PlanRow]) -> list[Column]:
     return [
         Column("schedule", lambda row: row["schedule"], words=lambda row: row["schedule"] + _equals_text(row)),
         *(Column(one.name, one.value, None if one.name in given else "") for one in options[1:]),
-        Column("devices", lambda row: row["devices"], None if plan.wanted.fewer else ""),
+        Column("devices", lambda row: row["ranks"], None if plan.wanted.fewer else ""),
         Column(
             "step",
             lambda row: row["step"],

@@ -16,7 +16,7 @@ from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.schedules.rule import RULES
 from cdpsim.schedules.state import MOST_SPLIT
 from cdpsim.studies.compare import Measured
-from cdpsim.studies.equal_shapes import equal_shape, samples_of
+from cdpsim.studies.equal_shapes import equal_shape, samples_of, tensor_of
 from cdpsim.studies.plan.bounds import case_of
 from cdpsim.studies.plan.wanted import OBJECTIVES, SIZE_AXES, Variant, Wanted
 
@@ -76,7 +76,7 @@ class Candidate:
         """
         assert self.measured is not None
         step, memory = float(f"{float(self.measured.step):.11g}"), float(self.measured.memory)
-        return Point(step, memory, self.measured.devices, self.measured.staleness)
+        return Point(step, memory, self.measured.ranks, self.measured.staleness)
 
     def equals(self, other: "Candidate") -> bool:
         """Return whether the metrics of another simulation differ by a thousandth at most."""
@@ -165,8 +165,7 @@ class _Lister:
         for schedule in _schedules(self.wanted):
             for devices in divisors(self.wanted.devices) if self.wanted.fewer else [self.wanted.devices]:
                 for variant in _variants_taken(self.wanted, schedule):
-                    sizes = _pipelines_of if accepts(schedule, "replicas") else _grids
-                    for sized in sizes(self.wanted, schedule, devices, variant):
+                    for sized in _sizes(self.wanted, schedule, devices, variant):
                         if self.wanted.allows("m", sized.m) or sized.m is None:
                             for structure in self._with_rules(sized):
                                 yield from self._with_data_ranks(structure, variant)
@@ -182,9 +181,10 @@ class _Lister:
     def _with_data_ranks(self, structure: _Structure, variant: Variant) -> Iterator[tuple[object, Candidate]]:
         """Yield the candidates of a structure with each data axis, each behind what tells it from others."""
         sizes = structure.schedule.name, *structure[1:7]
+        ranks = structure.devices * tensor_of(variant.options)
         if structure.refusal:
             options = {**structure.options, **variant.options}
-            one = Candidate(options, structure.devices, refusal=structure.refusal, near=structure.near)
+            one = Candidate(options, ranks, refusal=structure.refusal, near=structure.near)
             yield (sizes, variant.key), one
             return
         for data in _data_axes(self.wanted, structure.schedule, structure.ranks, variant):
@@ -201,7 +201,7 @@ class _Lister:
                     raise RequestError("staleness", problem)
             except RequestError as error:
                 refusal = error
-            one = Candidate(options, structure.devices, case, staleness, refusal)
+            one = Candidate(options, ranks, case, staleness, refusal)
             yield (sizes, *data.items(), key), one
 
     def _once(self, key: object, read: Callable[..., Found], *given: Any) -> Found:
@@ -230,6 +230,17 @@ def _key_with_data_ranks(structure: _Structure, variant: Variant, data: Mapping[
     request = Request(**{**options, "ignore_memory": True, "max_memory": UNLIMITED})
     others = (pair for pair in variant.key if pair[0] not in _IN_STATE)
     return *others, request.state, request.prefetch
+
+
+def _sizes(wanted: Wanted, schedule: Schedule, ranks: int, variant: Variant) -> Iterator[_Structure]:
+    """Yield the structures of so many ranks, of which groups are devices."""
+    devices, rest = divmod(ranks, group := tensor_of(variant.options))
+    if rest and not wanted.fewer:
+        structure = _Structure(schedule, None, None, None, devices, 1)
+        yield structure.refused("tensor", f"{group} do not divide {ranks} devices into groups; give a divisor of them")
+    elif not rest:
+        sizes = _pipelines_of if accepts(schedule, "replicas") else _grids
+        yield from sizes(wanted, schedule, devices, variant)
 
 
 def _variants_taken(wanted: Wanted, schedule: Schedule) -> Iterator[Variant]:
@@ -309,7 +320,8 @@ def _grids(wanted: Wanted, schedule: Schedule, devices: int, variant: Variant) -
             yield _too_many(wanted, structure, variant.stages, 1)
             continue
         try:
-            shape = equal_shape(schedule, {**variant.options, **({} if n is None else {"n": n})}, devices, None)
+            asked = {**variant.options, **({} if n is None else {"n": n})}
+            shape = equal_shape(schedule, asked, devices * tensor_of(asked), None)
         except RequestError as error:
             yield structure._replace(refusal=error)
             continue

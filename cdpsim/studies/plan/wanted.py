@@ -12,7 +12,7 @@ from cdpsim.errors import RequestError, choose, short_repr, true_or_false, whole
 from cdpsim.limits import BYTES_PER_TASK, bytes_allowed
 from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.presets import find_model
-from cdpsim.request.options import DEFAULTS, OPTIONS, TRAINING, read_value
+from cdpsim.request.options import DEFAULTS, OPTIONS, TRAINING, LayerOptions, read_value
 from cdpsim.request.reading import read_cluster, read_model
 from cdpsim.request.sharing import accepts
 from cdpsim.schedules import SCHEDULES, Schedule, find_schedule
@@ -77,6 +77,12 @@ class Wanted:
         return self.variants[0].slots_n is not None
 
     @property
+    def _of_layers(self) -> bool:
+        """Whether the model is of layers, which groups of ranks can split."""
+        model = self.variants[0].options.get("model", UNIT_MODELS[0])
+        return not self.in_slots and (model if isinstance(model, Model) else find_model(model)).layers is not None
+
+    @property
     def most_passes(self) -> int:
         """The most micro-batches through stages that a step of a candidate may have."""
         return min(_MOST_PASSES, self.max_memory // (2 * BYTES_PER_TASK["auto"][1]))
@@ -94,6 +100,7 @@ class Wanted:
         """Return the options that all candidates have alike, though their metrics may depend on them."""
         alike = {name for name, values in self.values().items() if len(values) == 1}
         varied = self.values().keys() - alike | {"ignore_memory", "engine"} | ({*TRAINING} if self.in_slots else set())
+        varied |= set() if self._of_layers else {*LayerOptions.__annotations__}
         taken = [schedule for schedule in self.schedules if schedule.order.waits]
         names = (name for name in LISTED_AXES if name not in varied)
         return [name for name in names if any(accepts(schedule, name) for schedule in taken)]

@@ -1,0 +1,109 @@
+"""Exchanges within groups of ranks that share tasks: how many each step has, and what they add to its tasks."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from cdpsim.model.operations import ALL_REDUCE, Exchange
+from cdpsim.numeric.columns import Ints
+from cdpsim.program import Kind, Program
+from cdpsim.request import Request
+from cdpsim.timing.costs import (
+    Machine,
+    boundary_readers,
+    gather_of,
+    kinds_of_times,
+    parts_of_backward,
+    sum_of_partial,
+)
+from cdpsim.trace.table import ExchangeRow, Table, exchange_table
+
+KindOfStage = tuple[int, int]  # a kind of task, and a stage
+Found = tuple[Exchange, float, float]  # how many times a task does it, and what each adds to the task
+
+
+def table_of_exchanges(program: Program, request: Request) -> Table[ExchangeRow] | None:
+    """Return a row for each exchange of each stage and kind of task; None where no group of ranks shares tasks."""
+    machine = machine_of_groups(request)
+    if machine is None:
+        return None
+    counts: dict[tuple[int, int, Exchange, float], float] = {}
+    for place, tasks, (each, times, exposed) in _all_exchanges(program, request, machine):
+        key = (*place, each._replace(beside=None), exposed)
+        counts[key] = counts.get(key, 0) + times * tasks
+    rows: list[dict[str, Any]] = [
+        {
+            "stage": stage,
+            "kind": Kind(kind).name,
+            **{name: getattr(each, name) for name in ("axis", "op", "size")},
+            "sent": sent_by_rank(each, machine.ranks),
+            "times": _whole(times * program.fold / program.steps),
+            "seconds": machine.exchange_seconds(each),
+            "exposed": exposed,
+        }
+        for (kind, stage, each, exposed), times in counts.items()
+    ]
+    return exchange_table(sorted(rows, key=lambda row: (row["stage"], "FBWU".index(row["kind"]), *[*row.values()][2:])))
+
+
+def _whole(number: float) -> int | float:
+    return int(number) if number.is_integer() else number
+
+
+def exchanged_bytes(program: Program, request: Request) -> Ints:
+    """Return the bytes that one rank sends to others of its group in each task."""
+    sent, machine = np.zeros(len(program.tasks), dtype=np.int64), machine_of_groups(request)
+    if machine is None:
+        return sent
+    of_place = np.zeros((len(Kind) + 1, len(request.counted_model.stages)), dtype=np.int64)
+    for place, (each, times, _) in _of_stages(request, machine):
+        of_place[place] += round(times) * sent_by_rank(each, machine.ranks)
+    sent += of_place[kinds_of_times(program), program.tasks.stage]
+    if request.model.mesh.gathers_boundaries:
+        message, reader = boundary_readers(program)
+        np.add.at(sent, reader, program.messages.size[message].astype(np.int64) * (machine.ranks - 1))
+    return sent
+
+
+def machine_of_groups(request: Request) -> Machine | None:
+    """Return the machine of groups of ranks that share tasks; None where each task is of one rank."""
+    return request.pricing if request.pricing is not None and request.pricing.ranks > 1 else None
+
+
+def sent_by_rank(exchange: Exchange, ranks: int) -> int:
+    """Return the bytes that each of some ranks sends in an exchange, in the parts that a ring cuts the tensor into."""
+    return (1 + (exchange.op == ALL_REDUCE)) * (ranks - 1) * exchange.size // ranks
+
+
+def _all_exchanges(program: Program, request: Request, machine: Machine) -> Iterator[tuple[KindOfStage, int, Found]]:
+    """Yield each exchange with the number of tasks of its kind and stage in the run."""
+    kind, stage = kinds_of_times(program), program.tasks.stage
+    counts = np.zeros((len(Kind) + 1, len(request.counted_model.stages)), dtype=np.int64)
+    np.add.at(counts, (kind, stage), 1)
+    for place, found in _of_stages(request, machine):
+        if counts[place]:
+            yield place, int(counts[place]), found
+    if request.model.mesh.gathers_boundaries:
+        message, reader = boundary_readers(program)
+        columns = np.stack([kind[reader], stage[reader], program.messages.size[message]])
+        rows, many = np.unique(columns, axis=1, return_counts=True)
+        for (which, where, size), tasks in zip(rows.T.tolist(), many.tolist(), strict=True):
+            gather = gather_of(size, request.model.mesh)
+            yield (which, where), tasks, (gather, 1, machine.exchange_seconds(gather))
+
+
+def _of_stages(request: Request, machine: Machine) -> Iterator[tuple[KindOfStage, Found]]:
+    """Yield the exchanges of the operations of each stage's tasks, and the sum of partial gradients."""
+    splits = request.schedule.splits(request.shape)
+    for j, stage in enumerate(request.counted_model.stages):
+        first, weights = parts_of_backward(stage)
+        whole = not splits or weights == stage.backward
+        parts = {Kind.B: first, Kind.W: weights} if splits else {Kind.B: stage.backward}
+        for kind, part in ({Kind.F: stage.forward} | parts).items():
+            for each, times in getattr(part, "exchanges", ()):
+                if times:
+                    yield (kind, j), (each, times, machine.exposed(each, whole=whole))
+        if stage.partial:
+            each = sum_of_partial(stage)
+            yield (Kind.U, j), (each, 1, machine.exchange_seconds(each))
