@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from cdpsim import Model
 from cdpsim.errors import RequestError
 from cdpsim.model.layers import Layers
+from cdpsim.model.operations import PASS
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -82,6 +83,23 @@ def test_a_head_keeps_its_input_twice_and_wide_probabilities() -> None:
     """The input and output of the norm, 4 bytes of each word's probability, and 8 of each target."""
     tokens = 8 * 1024
     assert stage_of(GPT2, 8, -1).activation == tokens * (4 * 768 + 4 * 50_257 + 8)
+
+
+def moved(cost: Any) -> float:
+    """Return the bytes that passes move."""
+    return float(sum(times * row.moved for row, times in cost.rows if row.kind == PASS))
+
+
+def test_bytes_that_passes_of_embedding_and_head_move() -> None:
+    """Of a number of the stream 4 to find it, 4 to add positions, 1 of its mask; 4 of the norm, 8 of a logit.
+
+    Backward the norm moves twice as many, and the loss half.
+    """
+    tokens, h, words = 8 * 1024, 768, 50_257
+    first, last = (stage_of(replace(GPT2, dropout=True), 8, j) for j in (0, -1))
+    assert (moved(first.forward), moved(first.backward)) == (tokens * 9 * h, 2 * tokens * 9 * h)
+    assert moved(last.forward) == tokens * (4 * h + 8 * words)
+    assert moved(last.backward) == tokens * (8 * h + 4 * words)
 
 
 WRONG = [

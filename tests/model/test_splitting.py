@@ -105,7 +105,27 @@ def test_the_vocabulary_is_padded_where_it_is_split() -> None:
 def test_a_tied_embedding_is_a_share() -> None:
     """2 V h / t bytes (parallel axes, closed forms)."""
     (tie,) = Model.of_layers(GPT, Mesh(8)).tied
-    assert tie.parameters == 2 * 1024 * 64 // 8
+    assert tie.parameters == 2 * 1024 * 64 // 8 and tie.factored == 2 * (1024 // 8 + 64)
+
+
+def test_working_memory_of_a_layer() -> None:
+    """Forward: the last sum's input and output, or the MLP's whole output, before the mask is there.
+
+    Backward, of both products of the MLP: the gradients of input and output, and a split input that is gathered again.
+    """
+    copied, split = stages_on(GPT, 4)[1], stages_on(GPT, 4, True)[1]
+    assert (copied.forward_transient, copied.backward_transient) == (2 * STREAM, 2 * STREAM)
+    assert (split.forward_transient, split.backward_transient) == (STREAM - STREAM // 8, 3 * STREAM)
+    copies = stages_on(GPT, 4, weight_copies=True)[1]
+    assert copies.backward_transient == 2 * STREAM + 2 * 64 * 256 // 4
+
+
+def test_working_memory_of_a_head_that_gathers_its_input() -> None:
+    """The input and its norm split, the norm gathered, and logits; probabilities and targets are not there yet."""
+    head = stages_on(replace(GPT, width=1024, vocabulary=512), 4, True)[-1]
+    assert head.activation == TOKENS * (2 * 2 * 1024 // 4 + 4 * 512 // 4 + 8)
+    peak = TOKENS * (2 * 2 * 1024 // 4 + 2 * 1024 + 2 * 512 // 4)
+    assert head.forward_transient == peak - head.activation
 
 
 # Formulas of Korthikanti et al. 2022
