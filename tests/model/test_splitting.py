@@ -72,6 +72,12 @@ def test_gradients_of_copied_weights_are_summed_once_a_step() -> None:
     assert normed.partial == 2 * 2 * 8  # two vectors as wide as a head, which each rank uses for its own heads
 
 
+def test_gradients_of_heads_that_several_ranks_have_are_summed_once_a_step() -> None:
+    """Four ranks have two heads of keys and of values twice: each adds what its own queries give, biases included."""
+    shape = replace(GPT, key_value_heads=2)
+    assert [stages_on(shape, t)[1].partial for t in (1, 2, 4)] == [0, 0, 2 * 2 * 8 * (64 + 1)]
+
+
 @pytest.mark.parametrize("sequence", [False, True])
 def test_embedding_and_head_are_split_by_the_vocabulary(sequence: bool) -> None:
     """The words found are partial; the loss takes three sums of 4 bytes for each token."""
