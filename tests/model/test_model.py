@@ -63,6 +63,7 @@ def test_a_file_says_what_each_stage_takes_and_holds(toy: Model) -> None:
         "input_transient": [3_000_000, 3_000_000, 0],
         "weight_transient": [3_000_000, 3_000_000, 0],
         "boundary": [16_000_000, 16_000_000, 0],
+        "sent": [16_000_000, 16_000_000, 0],
         "parameters": [400_000_000, 400_000_000, 0],
         "gradients": [400_000_000, 400_000_000, 7],
         "first_gradients": [400_000_000, 400_000_000, 7],
@@ -79,7 +80,8 @@ def test_the_unit_model_counts_slots_and_stages_worth() -> None:
     model = Model.unit(3)
     assert (model.n, model.is_unit, model.to_builtins()) == (3, True, "unit")
     ones = {kind for kind in STAGE_SIZES if model.size(kind).tolist() == [1] * 3}
-    assert ones == {"activation", "weight_activation", "boundary", "parameters", "gradients", "first_gradients"}
+    sizes = {"activation", "weight_activation", "boundary", "sent", "parameters", "gradients", "first_gradients"}
+    assert ones == sizes
     assert all(model.size(kind).tolist() == [0] * 3 for kind in set(STAGE_SIZES) - ones)
     assert (model.optimizer_as_message.tolist(), model.boundary_in_memory.tolist()) == ([1, 1, 1], [0, 0, 0])
     assert model.optimizer_as_message.dtype == np.int64
@@ -205,10 +207,10 @@ LAST = "$.stages[1]"
 @every_row(
     ("content", "problem"),
     [
-        ({}, "$: object missing required field `stages`"),
+        ({}, "$.stages: are missing; give [[stages]], or the shape of [layers]"),
         ([], "$: expected `object`, got `array`"),
         ("unit", "$: expected `object`, got `str`"),
-        ({"stages": []}, "$.stages: expected `array` of length >= 1"),
+        ({"stages": []}, "$.stages: are missing; give [[stages]], or the shape of [layers]"),
         ({"stages": {}}, "$.stages: expected `array`, got `object`"),
         ({"stages": [{"forward": 1}]}, "$.stages[0]: object missing required field `backward`"),
         ({"stagse": []}, "$: unknown field 'stagse'; did you mean 'stages'?"),
