@@ -14,9 +14,9 @@ SHAPE: dict[str, Any] = {"cluster": "selene", "ignore_memory": True, "steps": 1}
 
 @pytest.mark.benchmark(timer=process_time)
 def test_many_ranks(benchmark: Any) -> None:
-    """105 layers on 35 places, 280 micro-batches, 8 ranks a group, 9 replicas: 2,520 ranks, with curves of memory, cold."""
+    """2,520 ranks: 105 layers on 35 places, 280 micro-batches, groups of 8, 9 replicas; later rounds find the program."""
     asked = SHAPE | LARGE | {"model": "megatron-530b", "recompute": "selective"}
-    run = benchmark.pedantic(lambda: simulate("interleaved-1f1b", 105, **asked), rounds=1)  # later ones find its program
+    run = benchmark.pedantic(lambda: simulate("interleaved-1f1b", 105, **asked), rounds=1)
     assert run.peak_memory
 
 
