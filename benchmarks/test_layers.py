@@ -14,7 +14,7 @@ SHAPE: dict[str, Any] = {"cluster": "selene", "ignore_memory": True, "steps": 1}
 
 @pytest.mark.benchmark(timer=process_time)
 def test_many_ranks(benchmark: Any) -> None:
-    """2,520 ranks: 105 layers on 35 places, 280 micro-batches, groups of 8, 9 replicas; later rounds find the program."""
+    """2,520 ranks: 105 layers on 35 places, 280 micro-batches, groups of 8, 9 replicas; its program is new."""
     asked = SHAPE | LARGE | {"model": "megatron-530b", "recompute": "selective"}
     run = benchmark.pedantic(lambda: simulate("interleaved-1f1b", 105, **asked), rounds=1)
     assert run.peak_memory
