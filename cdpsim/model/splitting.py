@@ -75,6 +75,13 @@ class Sizes(NamedTuple):
         """Return the bytes of a value."""
         return int(prod(self.shape(value.dims, split_by)) * value.width)
 
+    def summed(self, weight: str, split_by: frozenset[str]) -> int:
+        """Return the numbers of a rank's weight that others have, too: of a copied one, and of shared heads."""
+        if split_by.isdisjoint(weight):
+            return prod(self.shape(weight))
+        shared = "q" in weight and self.share["c"] * self.whole["a"] > self.whole["c"] * self.share["a"]
+        return 2 * prod(self.shape(weight.replace("q", "c"), split_by)) * shared  # of keys and values
+
 
 @dataclass
 class RankShare:
@@ -124,7 +131,7 @@ def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh) -> RankShar
             share.forward.append((Exchange(TENSOR, REDUCE_SCATTER if lies else ALL_REDUCE, size), each.sums))
             backward += [(Exchange(TENSOR, ALL_GATHER, size), 1)] * bool(lies)
         share.weights += [sizes.shape(weight, by) for weight in each.weights]
-        share.partial += sum(prod(sizes.shape(w)) for w in each.weights if by and by.isdisjoint(w))
+        share.partial += sum(sizes.summed(weight, by) for weight in each.weights if by)
         _count_memory(share, each, sizes, mesh, whole)
     return share
 

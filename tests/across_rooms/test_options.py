@@ -40,7 +40,6 @@ NEVER_REFUSED = {
     "max_memory": "it is about this machine, and lets less run",
     "model": "what is trained",
     "cluster": "the platform: devices, links, runtime",
-    "cuts": "the layers of each stage, of which every model of layers has some",
 }
 ALONE: list[dict[str, Any]] = [
     {"devices": {"overlap": "none"}, "link": {"latency": latency, "bandwidth": 50.0}} for latency in (0.25, 2.0)

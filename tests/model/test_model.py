@@ -80,13 +80,8 @@ def test_the_unit_model_counts_slots_and_stages_worth() -> None:
     model = Model.unit(3)
     assert (model.n, model.is_unit, model.to_builtins()) == (3, True, "unit")
     ones = {kind for kind in STAGE_SIZES if model.size(kind).tolist() == [1] * 3}
-    assert ones == {
-        "activation",
-        "weight_activation",
-        "boundary",
-        "sent",
-        *("parameters", "gradients", "first_gradients"),
-    }
+    sizes = {"activation", "weight_activation", "boundary", "sent", "parameters", "gradients", "first_gradients"}
+    assert ones == sizes
     assert all(model.size(kind).tolist() == [0] * 3 for kind in set(STAGE_SIZES) - ones)
     assert (model.optimizer_as_message.tolist(), model.boundary_in_memory.tolist()) == ([1, 1, 1], [0, 0, 0])
     assert model.optimizer_as_message.dtype == np.int64
