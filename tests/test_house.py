@@ -47,27 +47,27 @@ ROOMS = [
 ]
 # The lines of Python that a room may have: a commit that needs more changes the number, and its message says why.
 LINES = {
-    "files": 1125,
+    "files": 1130,
     "numeric": 1135,
-    "cluster": 1400,
-    "model": 1820,
+    "cluster": 1530,
+    "model": 2585,
     "presets": 65,
     "schedules": 2660,
     "program": 5140,
-    "timing": 2105,
-    "trace": 1770,
-    "request": 1915,
+    "timing": 2295,
+    "trace": 1800,
+    "request": 2115,
     "invariants": 2500,
-    "runs": 1825,
+    "runs": 2030,
     "api": 190,
-    "studies": 5185,
+    "studies": 5240,
     "draw": 4485,
     "export": 900,
     "cli": 1790,
 }
-MOST_FILES = 136  # of Python
+MOST_FILES = 142  # of Python
 # How many functions of how many modules the simplest request calls, in Python and through the command line.
-WAY, WAY_OF_A_COMMAND = (475, 43), (619, 60)
+WAY, WAY_OF_A_COMMAND = (478, 43), (627, 60)
 # Packages that take long to import. The modules of late() import them, and are imported late themselves.
 HEAVY = {"torch", "matplotlib", "networkx", "numba", "pandas", "perfetto"}
 # The modules of draw/ that exports, commands and doctests need, which draw nothing themselves.

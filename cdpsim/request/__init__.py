@@ -361,7 +361,6 @@ class Request(Mapping[str, Any]):
 
     def of(self, model: str | Path | Model, cluster: str | Path | Cluster) -> Self:
         """Return the same request of another model, with the same stages and training, and of another cluster."""
-        ranks = self.model.mesh.tensor
         own = cluster is self.cluster or (cluster == self.cluster != undisturbed(self.machine))  # of groups of ranks
         found = self.machine if own else read_cluster(cluster)
         disturbances = {name: self.given[name] for name in DISORDER_OPTIONS if self.given[name]}

@@ -11,8 +11,8 @@ from cdpsim.program import Kind, Program
 from cdpsim.request import Request
 from cdpsim.timing.costs import (
     Machine,
-    boundary_readers,
     gather_of,
+    gathering_tasks,
     kinds_of_times,
     parts_of_backward,
     sum_of_partial,
@@ -20,7 +20,7 @@ from cdpsim.timing.costs import (
 from cdpsim.trace.table import ExchangeRow, Table, exchange_table
 
 KindOfStage = tuple[int, int]  # a kind of task, and a stage
-Found = tuple[Exchange, float, float]  # how many times a task does it, and what each adds to the task
+Exchanged = tuple[Exchange, float, float]  # how many times a task does it, and what each adds to the task
 
 
 def table_of_exchanges(program: Program, request: Request) -> Table[ExchangeRow] | None:
@@ -38,7 +38,7 @@ def table_of_exchanges(program: Program, request: Request) -> Table[ExchangeRow]
             "kind": Kind(kind).name,
             **{name: getattr(each, name) for name in ("axis", "op", "size")},
             "sent": sent_by_rank(each, machine.ranks),
-            "times": _whole(times * program.fold / program.steps),
+            "times": _as_whole(times * program.fold / program.steps),
             "seconds": machine.exchange_seconds(each),
             "exposed": exposed,
         }
@@ -47,7 +47,7 @@ def table_of_exchanges(program: Program, request: Request) -> Table[ExchangeRow]
     return exchange_table(sorted(rows, key=lambda row: (row["stage"], "FBWU".index(row["kind"]), *[*row.values()][2:])))
 
 
-def _whole(number: float) -> int | float:
+def _as_whole(number: float) -> int | float:
     return int(number) if number.is_integer() else number
 
 
@@ -61,7 +61,7 @@ def exchanged_bytes(program: Program, request: Request) -> Ints:
         of_place[place] += round(times) * sent_by_rank(each, machine.ranks)
     sent += of_place[kinds_of_times(program), program.tasks.stage]
     if request.model.mesh.gathers_boundaries:
-        message, reader = boundary_readers(program)
+        message, reader = gathering_tasks(program)
         np.add.at(sent, reader, program.messages.size[message].astype(np.int64) * (machine.ranks - 1))
     return sent
 
@@ -76,7 +76,9 @@ def sent_by_rank(exchange: Exchange, ranks: int) -> int:
     return (1 + (exchange.op == ALL_REDUCE)) * (ranks - 1) * exchange.size // ranks
 
 
-def _all_exchanges(program: Program, request: Request, machine: Machine) -> Iterator[tuple[KindOfStage, int, Found]]:
+def _all_exchanges(
+    program: Program, request: Request, machine: Machine
+) -> Iterator[tuple[KindOfStage, int, Exchanged]]:
     """Yield each exchange with the number of tasks of its kind and stage in the run."""
     kind, stage = kinds_of_times(program), program.tasks.stage
     counts = np.zeros((len(Kind) + 1, len(request.counted_model.stages)), dtype=np.int64)
@@ -85,7 +87,7 @@ def _all_exchanges(program: Program, request: Request, machine: Machine) -> Iter
         if counts[place]:
             yield place, int(counts[place]), found
     if request.model.mesh.gathers_boundaries:
-        message, reader = boundary_readers(program)
+        message, reader = gathering_tasks(program)
         columns = np.stack([kind[reader], stage[reader], program.messages.size[message]])
         rows, many = np.unique(columns, axis=1, return_counts=True)
         for (which, where, size), tasks in zip(rows.T.tolist(), many.tolist(), strict=True):
@@ -93,7 +95,7 @@ def _all_exchanges(program: Program, request: Request, machine: Machine) -> Iter
             yield (which, where), tasks, (gather, 1, machine.exchange_seconds(gather))
 
 
-def _of_stages(request: Request, machine: Machine) -> Iterator[tuple[KindOfStage, Found]]:
+def _of_stages(request: Request, machine: Machine) -> Iterator[tuple[KindOfStage, Exchanged]]:
     """Yield the exchanges of the operations of each stage's tasks, and the sum of partial gradients."""
     splits = request.schedule.splits(request.shape)
     for j, stage in enumerate(request.counted_model.stages):

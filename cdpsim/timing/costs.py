@@ -352,7 +352,7 @@ def node_costs(
     duration = np.zeros(program.nodes, dtype=np.int64 if exact else np.float64)
     duration[: len(program.tasks)] = _task_times(program, model, cluster)
     if machine is not None and model.mesh.gathers_boundaries:
-        message, reader = _gathering_tasks(program)
+        message, reader = gathering_tasks(program)
         sent = program.messages.size[message]
         whole = {size: machine.exchange_seconds(gather_of(size, model.mesh)) for size in set(sent.tolist())}
         np.add.at(duration, reader, [whole[size] for size in sent.tolist()])
@@ -374,7 +374,7 @@ def gather_of(sent: int, mesh: Mesh) -> Exchange:
 
 
 @once_a_program
-def _gathering_tasks(program: Program) -> tuple[Ints, Ints]:
+def gathering_tasks(program: Program) -> tuple[Ints, Ints]:
     """Return the messages of boundaries, and the task that gathers each."""
     first, edges = program.message_nodes.start, program.edges
     message = edges.before - first

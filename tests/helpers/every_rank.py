@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.cluster import Cluster
-from cdpsim.model.operations import Exchange, Operations, Row
+from cdpsim.model.operations import Exchange, Kernel, Operations
 from cdpsim.program import Content, Kind, Op
 from cdpsim.runs import Run
 from tests.helpers.message_turn_player import Doing, _Play
@@ -81,7 +81,7 @@ class Machine:
         (self.device,) = request.machine.devices
         self.factors = [[slow.get(k * self.tensor + x, 1.0) for x in range(self.tensor)] for k in range(self.devices)]
 
-    def row(self, row: Row) -> float:
+    def row(self, row: Kernel) -> float:
         kernels, peak = self.device.kernels, self.device.speed
         assert peak is not None
         if kernels is None:

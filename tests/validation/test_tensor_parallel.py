@@ -11,7 +11,8 @@ pytest.importorskip("torch")
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor as TorchTensor
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
@@ -25,9 +26,9 @@ from torch.distributed.tensor.parallel import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cdpsim.model.layers import Layers, Operation, Value, embedding, head, layer
+from cdpsim.model.layers import Layers, Operation, Tensor, embedding, head, layer
 from cdpsim.model.operations import PRODUCT, Exchange
-from cdpsim.model.splitting import Mesh, Share, sizes_on, split
+from cdpsim.model.splitting import Mesh, RankShare, sizes_on, split
 
 WIDTH, SAMPLES = 4, 2  # bytes of a number; sequences
 SHAPE = Layers(layers=1, width=128, heads=8, length=32, vocabulary=2048, positions=False)
@@ -79,12 +80,12 @@ class Attention(nn.Module):
         self.products = nn.ModuleList(nn.Linear(width, 3 * width // products) for _ in range(products))
         self.out = nn.Linear(width, width)
 
-    def forward(self, given: Tensor) -> Tensor:
+    def forward(self, given: TorchTensor) -> TorchTensor:
         parts = [product(given) for product in self.products]
         parts = list(parts[0].chunk(3, -1)) if len(parts) == 1 else parts
         q, k, v = (part.unflatten(-1, (-1, SHAPE.width // SHAPE.heads)).transpose(1, 2) for part in parts)
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        found: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        found: TorchTensor = self.out(mixed.transpose(1, 2).flatten(2))
         return found
 
 
@@ -98,9 +99,9 @@ class Layer(nn.Module):
         self.attention = Attention(products)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, given: Tensor) -> Tensor:
+    def forward(self, given: TorchTensor) -> TorchTensor:
         added = given + self.attention(self.norm(given))
-        found: Tensor = added + self.mlp(self.norm2(added))
+        found: TorchTensor = added + self.mlp(self.norm2(added))
         return found
 
 
@@ -122,13 +123,13 @@ def in_three(operations: Iterator[Operation]) -> Iterator[Operation]:
     for each in operations:
         if each.kind == PRODUCT and each.output.name == "qkv":
             for name in ("queries", "keys", "values"):
-                given, output = each.inputs[0], Value(name, "bsa", WIDTH)
+                given, output = each.inputs[0], Tensor(name, "bsa", WIDTH)
                 yield each._replace(output=output, weights=("ah", "a"), flop=(given.dims + "a", 2))
         else:
             yield each
 
 
-def by_rule(operations: Iterator[Operation], tensor: int, sequence: bool) -> tuple[Collectives, Collectives, Share]:
+def by_rule(operations: Iterator[Operation], tensor: int, sequence: bool) -> tuple[Collectives, Collectives, RankShare]:
     """Return the collectives of a forward and of its backward, and a rank's share, by the rule."""
     share = split(operations, sizes_on(SHAPE, SAMPLES, tensor), Mesh(tensor, sequence, keeps_gathered=True))
     ways: list[Collectives] = []
