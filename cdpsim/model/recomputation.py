@@ -36,7 +36,7 @@ from msgspec.structs import replace
 from cdpsim.errors import RequestError
 from cdpsim.files.config import Cost
 from cdpsim.model import SINGLE_LAYERS, Model
-from cdpsim.model.operations import ALL_GATHER, TENSOR, Exchange, Operations
+from cdpsim.model.layers import ALL_GATHER, TENSOR, Exchange, Operations
 from cdpsim.model.stage import NO_CORE, Stage, add_costs, first_gradients, merge_stages
 
 SEGMENTED = ("none", "layer", "full", "sqrt")  # ways in which all of a stage is computed again, or nothing

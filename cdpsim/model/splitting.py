@@ -19,17 +19,23 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from cdpsim.model.layers import PADDED, Layers, Operation, Tensor, embedding, head, layer
-from cdpsim.model.operations import (
+from cdpsim.model.layers import (
     ALL_GATHER,
     ALL_REDUCE,
     CORE,
+    PADDED,
     PRODUCT,
     REDUCE_SCATTER,
     TENSOR,
     Exchange,
     Kernel,
+    Layers,
+    Operation,
     Operations,
+    Tensor,
+    embedding,
+    head,
+    layer,
 )
 from cdpsim.model.stage import PRECISIONS, Stage, Tie
 

@@ -15,7 +15,7 @@ from cdpsim.files import config
 from cdpsim.files.config import Cost, Name, Seconds, Size
 from cdpsim.files.units import Work
 from cdpsim.model.curve import OptionalCurve
-from cdpsim.model.operations import Operations
+from cdpsim.model.layers import Operations
 
 # Bytes of a number; a TF32 product takes numbers in FP32 (NVIDIA A100 Tensor Core GPU Architecture, 2020).
 PRECISIONS = MappingProxyType({"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1})

@@ -16,8 +16,7 @@ from cdpsim.numeric.columns import Columns, Ints, Times, group_starts
 from cdpsim.program import Category, Content, Kind, Op, Program
 from cdpsim.program.collectives import Algorithm
 from cdpsim.request import Request
-from cdpsim.runs.rank_exchanges import exchanged_bytes, table_of_exchanges
-from cdpsim.runs.rates import rates_of_run
+from cdpsim.runs.ranks import exchanged_bytes, rates_of_run, table_of_exchanges
 from cdpsim.runs.steady_state import SteadyState, find_steady_state
 from cdpsim.timing.costs import Costs
 from cdpsim.timing.round_times import as_rows, rounds_of

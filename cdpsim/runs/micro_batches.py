@@ -27,7 +27,7 @@ from cdpsim.request import Request
 from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
 from cdpsim.runs.assembling import structure_of
-from cdpsim.runs.rank_exchanges import exchanged_bytes
+from cdpsim.runs.ranks import exchanged_bytes
 from cdpsim.runs.steady_metrics import FewSteps, Metrics, metrics_of_steps, steady_steps
 from cdpsim.runs.steady_state import SteadyState
 from cdpsim.trace.metrics import communication

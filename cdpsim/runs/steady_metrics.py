@@ -14,7 +14,7 @@ from cdpsim.request import Request
 from cdpsim.runs import Run
 from cdpsim.runs.assembling import KNOWN_PROGRAMS, price_request
 from cdpsim.runs.playing import run
-from cdpsim.runs.rank_exchanges import exchanged_bytes
+from cdpsim.runs.ranks import exchanged_bytes
 from cdpsim.runs.steady_state import few_steps, may_be_separate
 from cdpsim.timing.engine import quantum_to_compare
 from cdpsim.trace.metrics import communication, memory, waiting

@@ -15,7 +15,7 @@ from cdpsim.request import MEMORY_NOTE, Request, describe_setup, describe_untied
 from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
 from cdpsim.runs.evaluation import evaluate_request, evaluate_requests, evaluation_of
-from cdpsim.runs.rates import rates_of_run
+from cdpsim.runs.ranks import rates_of_run
 from cdpsim.runs.steady_metrics import Metrics
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.placement import BY_MICRO_BATCH

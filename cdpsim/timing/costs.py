@@ -45,7 +45,7 @@ from cdpsim.cluster.topology import Devices, Link
 from cdpsim.errors import RequestError
 from cdpsim.files.units import LEAST_SECONDS, MOST_SECONDS, Work, counted
 from cdpsim.model import Model
-from cdpsim.model.operations import (
+from cdpsim.model.layers import (
     ALL_GATHER,
     ALL_REDUCE,
     PASS,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cdpsim.cluster import Cluster
-from cdpsim.model.operations import Exchange, Kernel, Operations
+from cdpsim.model.layers import Exchange, Kernel, Operations
 from cdpsim.program import Content, Kind, Op
 from cdpsim.runs import Run
 from tests.helpers.message_turn_player import Doing, _Play

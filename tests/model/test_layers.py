@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from cdpsim import Model
 from cdpsim.errors import RequestError
-from cdpsim.model.layers import Layers
-from cdpsim.model.operations import PASS
+from cdpsim.model.layers import PASS, Layers
 
 pytestmark = pytest.mark.filterwarnings("error")
 

@@ -15,8 +15,7 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.cluster.topology import Kernels, Speeds
 from cdpsim.invariants import violations
 from cdpsim.model import Recipe
-from cdpsim.model.layers import Layers
-from cdpsim.model.operations import CORE, PRODUCT, Operations
+from cdpsim.model.layers import CORE, PRODUCT, Layers, Operations
 from cdpsim.model.recipe import apply_recipe
 from cdpsim.model.splitting import Mesh
 from cdpsim.model.stage import Stage

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cdpsim import Cluster, Comparison, Model, Request, RequestError, compare, evaluate, plan, simulate
-from cdpsim.runs.rates import rates_of_run
+from cdpsim.runs.ranks import rates_of_run
 from cdpsim.studies.compare import overview
 from tests.helpers.split_layers import LAYERS, MODEL, B, H, S, T, cluster
 

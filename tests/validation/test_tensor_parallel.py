@@ -26,8 +26,7 @@ from torch.distributed.tensor.parallel import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cdpsim.model.layers import Layers, Operation, Tensor, embedding, head, layer
-from cdpsim.model.operations import PRODUCT, Exchange
+from cdpsim.model.layers import PRODUCT, Exchange, Layers, Operation, Tensor, embedding, head, layer
 from cdpsim.model.splitting import Mesh, RankShare, sizes_on, split
 
 WIDTH, SAMPLES = 4, 2  # bytes of a number; sequences

@@ -24,8 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from cdpsim import RequestError
 from cdpsim.cli.console import exit_code_of, write_stdout
 from cdpsim.files.tables import as_text
-from cdpsim.model.layers import Layers, layer
-from cdpsim.model.operations import ALL_REDUCE, REDUCE_SCATTER, Exchange
+from cdpsim.model.layers import ALL_REDUCE, REDUCE_SCATTER, Exchange, Layers, layer
 from cdpsim.model.splitting import NO_MESH, Mesh, RankShare, sizes_on, split
 
 from ..ranks.launcher import Ranks
