@@ -227,7 +227,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
             choose("precision", self.precision, PRECISIONS)
         if self.tokens is not None and self.samples is None:
             raise RequestError("tokens", "are those of a sample, and there is no number of samples; add `samples`")
-        if any(stage.updated_on_host for stage in self.stages) and self.updates_in_lanes:
+        if any(s.updated_on_host for s in self.stages) and any(s.update or s.update_bytes for s in self.stages):
             raise RequestError("stages", "some are updated on their device and some on its host; give all in one way")
         if self.training.optimizer and self.size("optimizer").any():
             raise RequestError("training", "stages say what their optimizer weighs; leave that out, or the optimizer")

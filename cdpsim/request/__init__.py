@@ -23,6 +23,7 @@ from cdpsim.files.config import preset_names
 from cdpsim.files.units import in_number
 from cdpsim.limits import refuse_too_large
 from cdpsim.model import UNIT_MODELS, Model, Recipe
+from cdpsim.model.layers import Operations
 from cdpsim.model.runtime import PAPER, Runtime
 from cdpsim.model.stage import Tie
 from cdpsim.numeric.columns import Ints
@@ -239,10 +240,9 @@ class Request(Mapping[str, Any]):
     @cached_property
     def pricing(self) -> Machine | None:
         """The machine on which the operations of a model of layers take their times; None of another model."""
-        layered = self.model.layers is not None
-        return (
-            machine_of(self.model, undisturbed(self.machine), self.given["collective"] or "best") if layered else None
-        )
+        if not isinstance(self.model.stages[0].forward, Operations):
+            return None
+        return machine_of(self.model, undisturbed(self.machine), self.given["collective"] or "best")
 
     @property
     def widths(self) -> Widths:

@@ -70,7 +70,7 @@ def drawn(random: Random) -> Case:
     if schedule == "pp-cdp":
         asked |= {"n": places, "m": places}
     if tensor > 1:
-        asked |= {random.choice(["sequence", "whole_boundaries", "split_checkpoints"]): True}
+        asked |= {random.choice(["sequence", "whole_boundaries"]): True}
     shape: dict[str, Any] = {
         "layers": random.choice([6, 8, 9]),
         "width": 64,

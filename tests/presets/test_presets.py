@@ -55,6 +55,7 @@ def test_a_cluster_is_named_as_its_file_and_survives_it(name: str, tmp_path: Pat
 CHIPS = {
     "v100-node": (80, 64, 8 * 64, 1.53, 1.53),
     "a100-nodes": (108, 64, 4 * 256, 1.41, 1.41),
+    "selene": (108, 64, 4 * 256, 1.41, 1.41),
     "h100-node": (132, 128, 4 * 512, 1.98, 1.83),
     "h200-node": (132, 128, 4 * 512, 1.98, 1.83),
     "h100-nodes": (132, 128, 4 * 512, 1.98, 1.83),
@@ -74,7 +75,7 @@ def test_peaks_are_those_of_the_chip_without_sparsity(name: str) -> None:
     if name != "v100-node":  # which has tensor cores for fp16 alone
         assert speeds.bf16 == speeds.fp16
         assert speeds.tf32 == pytest.approx(half / 2, rel=0.005)
-    assert speeds.fp8 == (None if name in ("v100-node", "a100-nodes") else pytest.approx(2 * half, rel=0.005))
+    assert speeds.fp8 == (None if name in ("v100-node", "a100-nodes", "selene") else pytest.approx(2 * half, rel=0.005))
     # Vector fp64 at half of fp32's rate; tensor cores, from the A100 on, at all of it.
     assert speeds.fp64 == pytest.approx((speeds.fp32 or 0) / (2 if name == "v100-node" else 1), rel=0.02)
 
