@@ -292,7 +292,6 @@ class Kernels(config.ConfigTable, frozen=True, kw_only=True):
     """The shares of a device's peak and of its memory bandwidth that operations reach, and what they wait for."""
 
     products: Share = 1.0  # of the peak
-    grouped: Share = 1.0  # of the peak, by products of experts
     core: Share = 1.0  # of the peak, by a fused core of attention
     passes: Share = 1.0  # of the memory bandwidth
     launch: Seconds = 0.0  # before each pass
