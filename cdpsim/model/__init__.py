@@ -483,6 +483,9 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
 
     def save(self, path: str | Path, force: bool = False) -> None:
         """Write a model file; read again, a unit model is one of seconds and bytes."""
+        if self.layers is not None and not self.is_of_layers:
+            problem = "is grouped or trained, and its file has the shape of its layers alone"
+            raise RequestError("model", f"{problem}; save the model that was given")
         config.write_config(path, self.table(), force=force)
 
     def to_builtins(self) -> str | dict[str, object]:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cdpsim import Cluster, Request, assemble, price, simulate
+from cdpsim import Cluster, Model, Request, RequestError, assemble, price, simulate
 from cdpsim.api import reopen
 from cdpsim.model import Model
 from cdpsim.model.layers import Layers
@@ -303,3 +303,13 @@ def test_a_cluster_of_single_ranks_is_itself_and_not_an_equal_one() -> None:
     assert one.team(1) is one
     assert other.team(1) is other
     assert one.team(2) == other.team(2)
+
+
+def test_a_grouped_model_of_layers_is_not_saved_as_its_shape(tmp_path: Path) -> None:
+    """Its file would lose the grouping and the training."""
+    model = Model.load("llama2-13b")
+    model.save(tmp_path / "whole.toml")
+    assert Model.load(tmp_path / "whole.toml") == model
+    with pytest.raises(RequestError, match=r"^model: is grouped or trained, and .*; save the model that was given$"):
+        model.grouped(4).save(tmp_path / "grouped.toml")
+    assert not (tmp_path / "grouped.toml").exists()
