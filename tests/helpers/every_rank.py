@@ -7,11 +7,12 @@ A slow rank computes slowly, and its links do not. The time of an operation, of 
 here from the cluster's numbers. `message_turn_player` says what a device does in which order.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 from math import fsum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.model.layers import Exchange, Kernel, Operations
 from cdpsim.program import Content, Kind, Op
 from cdpsim.runs import Run
-from tests.helpers.message_turn_player import Doing, _Play
+from tests.helpers.message_turn_player import TurnPlayer
 
 Clocks = NDArray[np.float64]
 
@@ -72,7 +73,7 @@ class Wires:
 
 
 class Machine:
-    """What operations and exchanges take on the ranks of a request, of which some are slow."""
+    """The times of operations and exchanges on the ranks of a request, some of them slow."""
 
     def __init__(self, run: Run, slow: Mapping[int, float]) -> None:
         request = run.request
@@ -112,29 +113,22 @@ class Machine:
         return computed + fsum(times * self.exposed(each, factor) for each, times in work.exchanges)
 
 
-class EveryRank:
+class EveryRank(TurnPlayer):
     """Clocks of the ranks of each device, a column for each of them."""
 
     def __init__(self, run: Run, overlaps: Sequence[str], slow: Mapping[int, float]) -> None:
-        self.turns, self.machine = _Play(run, overlaps), Machine(run, slow)
-        self.program, self.count, self.needs = run.program, len(run.program.tasks), self.turns.needs
-        self.zero = np.zeros(self.machine.tensor)
-        self.rows = self.turns.rows
-        self.free = [self.zero] * len(self.rows)
-        self.read: dict[int, Clocks | None] = dict(self.turns.read)  # type: ignore[arg-type]
-        self.may_go: dict[int, list[Clocks]] = defaultdict(list)  # when senders have come to a message
-        self.start: dict[int, Clocks] = {}
-        self.end: dict[int, Clocks] = {}
+        self.machine = Machine(run, slow)
+        self.zero: Clocks = np.zeros(self.machine.tensor)
+        super().__init__(run, overlaps)
         self.duration = [self._message(node) for node in range(self.program.nodes)]
         self.release = {
             task: float(share) * sum(self._alone(each) for each in range(task, task + self.program.phases))
             for task, share in self.program.releases
         }
 
-    def _is_ready(self, node: int) -> bool:
-        """Return whether all that a node needs has been timed, and all its senders have come to it."""
-        come = len(self.may_go[node]) == self.turns.senders[node]
-        return come and all(before in self.end for before in self.needs[node])
+    @staticmethod
+    def latest(*times: Any) -> Any:
+        return np.maximum.reduce(times)
 
     def _gathers(self, node: int) -> list[float]:
         """Return the times of the gathers of what a task has got in shares, of which all ranks need the whole."""
@@ -184,47 +178,6 @@ class EveryRank:
         factors = self.machine.factors[int(self.program.tasks.device[node])]
         ends = [begun + self._work(node, factor) for begun, factor in zip(ready, factors, strict=True)]
         self.end[node] = self.zero + max(ends)  # with an exchange in which its group waits for all
-
-    def times(self) -> tuple[dict[int, Clocks], dict[int, Clocks]]:
-        """Time the nodes and rows that can be timed, again and again, until all are; return (start, end)."""
-        at, moved = [0] * len(self.rows), True
-        left = [node for node in range(self.program.nodes) if node not in self.turns.lane_of]
-        while moved:
-            moved = False
-            for node in [node for node in left if self._is_ready(node)]:
-                self._time(node, np.maximum.reduce([self.zero, *self.may_go[node]]))
-                left.remove(node)
-                moved = True
-            for k, (kind, row) in enumerate(self.rows):
-                while at[k] < len(row) and self._do(kind, k, row[at[k]]):
-                    at[k] += 1
-                    moved = True
-        assert not left and all(place == len(row) for place, (_, row) in zip(at, self.rows, strict=True))
-        return self.start, self.end
-
-    def _do(self, kind: str, k: int, doing: Doing) -> bool:
-        """Do the next thing in a row, and return whether it can be timed already."""
-        node, now = doing.node, self.free[k]
-        if doing.what == "send":
-            self.may_go[node].append(now)
-            self.free[k] = now + self.duration[node]
-        elif doing.what == "receive":
-            if node not in self.start:
-                return False
-            self.free[k] = np.maximum(now, self.start[node]) + self.duration[node]
-        elif kind == "receive":
-            self.read[node] = now
-        elif kind == "send":
-            if node not in self.end:
-                return False
-            self.free[k] = np.maximum(now, self.end[node])
-        else:
-            read = self.read.get(node, self.zero)
-            if read is None or not self._is_ready(node):
-                return False
-            self._time(node, np.maximum.reduce([now, read, self.zero + self.release.get(node, 0.0)]))
-            self.free[k] = self.end[node]
-        return True
 
 
 def play_ranks(run: Run, overlap: str, slow: Mapping[int, float]) -> list[float]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from graphlib import TopologicalSorter
 from itertools import pairwise
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cdpsim.program import EdgeKind, Op, Stream
 from cdpsim.runs import Run
@@ -29,15 +29,22 @@ _Key = tuple[float, int, bool, tuple[float, ...], int]  # place, steps, whether 
 
 def play(run: Run, overlaps: Sequence[str]) -> tuple[dict[int, float], dict[int, float]]:
     """Return when every node of a run without streams starts and ends if its messages take their devices' time."""
-    return _Play(run, overlaps).times()
+    return TurnPlayer(run, overlaps).times()
 
 
-class _Play:
-    """The dependencies, and what each device does in which order."""
+class TurnPlayer:
+    """The dependencies, and what each device does in which order; a clock is a number, or an array of them."""
+
+    zero: Any = 0.0
+
+    @staticmethod
+    def latest(*times: Any) -> Any:
+        """Return the latest of some times."""
+        return max(times)
 
     def __init__(self, run: Run, overlaps: Sequence[str]) -> None:
         self.program, self.overlaps, self.count = run.program, overlaps, len(run.program.tasks)
-        self.duration = run.costs.duration.tolist()
+        self.duration: list[Any] = run.costs.duration.tolist()
         self.release = dict(zip((task for task, _ in run.program.releases), run.costs.release.tolist(), strict=True))
         self.needs: dict[int, set[int]] = defaultdict(set)
         self.data: dict[int, set[int]] = defaultdict(set)  # needs but for those of queues
@@ -52,13 +59,13 @@ class _Play:
         self.lanes = [run.program.lane_tasks[a:b].tolist() for a, b in pairwise(starts)]
         self.lane_of = {task: k for k, lane in enumerate(self.lanes) for task in lane}
         self.turn = self._turns()
-        self.read: dict[int, float | None] = {}  # when a stream has received all for a task
+        self.read: dict[int, Any] = {}  # when a stream has received all for a task
         self.rows = [row for k in range(len(self.lanes)) for row in self._rows(k)]
-        self.free = [0.0] * len(self.rows)
+        self.free: list[Any] = [self.zero] * len(self.rows)
         self.senders = Counter(doing.node for _, row in self.rows for doing in row if doing.what == "send")
-        self.may_go: dict[int, list[float]] = defaultdict(list)  # when senders have come to a message
-        self.start: dict[int, float] = {}
-        self.end: dict[int, float] = {}
+        self.may_go: dict[int, list[Any]] = defaultdict(list)  # when senders have come to a message
+        self.start: dict[int, Any] = {}
+        self.end: dict[int, Any] = {}
 
     def ends(self, message: int) -> list[tuple[int, str]]:
         """Return the devices of a message, and what each does for it: a device that gives something sends."""
@@ -146,14 +153,14 @@ class _Play:
         self.read.update(dict.fromkeys(tasks))
         return [("lane", [Doing("task", task) for task in tasks]), *beside]
 
-    def times(self) -> tuple[dict[int, float], dict[int, float]]:
+    def times(self) -> tuple[dict[int, Any], dict[int, Any]]:
         """Time the nodes and rows that can be timed, again and again, until all are; return (start, end)."""
         at, moved = [0] * len(self.rows), True
         while moved:
             moved = False
             for node in range(self.program.nodes):
                 if node not in self.start and node not in self.lane_of and self._is_ready(node):
-                    self._time(node, max([0.0, *self.may_go[node]]))
+                    self._time(node, self.latest(self.zero, *self.may_go[node]))
                     moved = True
             for k, (kind, row) in enumerate(self.rows):
                 while at[k] < len(row) and self._do(kind, k, row[at[k]]):
@@ -165,7 +172,7 @@ class _Play:
         """Return whether all that a node needs has been timed, and all its senders have come to it."""
         return all(before in self.end for before in self.needs[node]) and len(self.may_go[node]) == self.senders[node]
 
-    def _time(self, node: int, earliest: float) -> None:
+    def _time(self, node: int, earliest: Any) -> None:
         """Start a node when all that it needs has ended."""
         self.start[node] = max([earliest, *(self.end[before] for before in self.needs[node])])
         self.end[node] = self.start[node] + self.duration[node]
@@ -179,17 +186,17 @@ class _Play:
         elif doing.what == "receive":
             if node not in self.start:
                 return False
-            self.free[k] = max(now, self.start[node]) + self.duration[node]
+            self.free[k] = self.latest(now, self.start[node]) + self.duration[node]
         elif kind == "receive":
             self.read[node] = now
         elif kind == "send":
             if node not in self.end:
                 return False
-            self.free[k] = max(now, self.end[node])
+            self.free[k] = self.latest(now, self.end[node])
         else:
-            read = self.read.get(node, 0.0)
+            read = self.read.get(node, self.zero)
             if read is None or not self._is_ready(node):
                 return False
-            self._time(node, max(now, read, self.release.get(node, 0.0)))
+            self._time(node, self.latest(now, read, self.zero + self.release.get(node, 0.0)))
             self.free[k] = self.end[node]
         return True
