@@ -91,7 +91,7 @@ class Sizes(NamedTuple):
 
 @dataclass
 class RankShare:
-    """What one rank does and holds of some operations."""
+    """One rank's share of some operations: its work, the bytes that it keeps, its weights."""
 
     forward: Counted = field(default_factory=list)
     for_input: Counted = field(default_factory=list)  # the input's part of the backward

@@ -173,12 +173,10 @@ _EXCHANGES = {ALL_REDUCE: Op.ALL_REDUCE, ALL_GATHER: Op.ALL_GATHER, REDUCE_SCATT
 
 
 def machine_of(model: Model, cluster: Cluster, collective: str) -> Machine | None:
-    """Return the machine of a model of operations; None where none of its stages has any, or nothing says a speed.
+    """Return the machine of a model of operations; None where nothing says a speed.
 
     Refuse devices of several kinds: the ranks of a group do the same at the same time.
     """
-    if not any(isinstance(stage.forward, Operations) for stage in model.stages):
-        return None
     groups = {structs.replace(group, count=None) for group in cluster.devices}
     if len(groups) > 1:
         problem = f"has {len(groups)} kinds of devices, and operations of layers take their times on one"
@@ -189,10 +187,8 @@ def machine_of(model: Model, cluster: Cluster, collective: str) -> Machine | Non
     return None if peak is None else Machine(device, model.precision, cluster, model.mesh.tensor, collective)
 
 
-def with_operation_times(model: Model, machine: Machine | None, *, splits: bool) -> Model:
+def with_operation_times(model: Model, machine: Machine, *, splits: bool) -> Model:
     """Return the model with the times of its stages' operations, on a machine; parts of a backward hide no exchange."""
-    if machine is None:
-        return model
     timed = {stage: _with_seconds(stage, machine, splits=splits) for stage in dict.fromkeys(model.stages)}
     return structs.replace(model, stages=tuple(timed[stage] for stage in model.stages))
 

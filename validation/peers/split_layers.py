@@ -52,7 +52,7 @@ Collectives = Counter[tuple[str, int]]  # collectives, with the bytes of the who
 
 
 class SplitTrained(NamedTuple):
-    """What a rank ends with, and what its last step showed."""
+    """The parameters of a rank after its training, and the measurements of its last step."""
 
     parameters: dict[str, Any]  # arrays
     calls: dict[str, Collectives]  # by phase

@@ -257,7 +257,7 @@ def _draw_times(above: "Axes", below: "Axes", title: str, series: Mapping[str, T
         ratios = np.array([1 + error for _, error in own])
         spread = seconds - faster, slower - seconds
         above.errorbar(places, seconds, spread, fmt="o", linewidth=1, markersize=4, color=colour, label=name)
-        # What a message costs is linear in its size.
+        # The time of a message is linear in its size.
         dense = places if by_stage else np.geomspace(places[0], places[-1], 60)
         line: dict[str, Any] = {"marker": "_", "markersize": 13, "linewidth": 0} if by_stage else {"linewidth": 1.1}
         above.plot(dense, np.interp(dense, places, seconds * ratios), color=colour, **line)
