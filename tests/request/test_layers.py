@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cdpsim import Cluster, Model, Request, RequestError, assemble, price, simulate
+from cdpsim import Cluster, Request, RequestError, assemble, price, simulate
 from cdpsim.api import reopen
 from cdpsim.model import Model
 from cdpsim.model.layers import Layers
