@@ -179,7 +179,7 @@ class Operation(NamedTuple):
     output: Tensor
     weights: tuple[str, ...] = ()  # the dimensions of each
     kept: tuple[Tensor, ...] = ()  # for the backward
-    flop: tuple[str, int] = ("", 0)  # so many for each number of these dimensions
+    flop: tuple[tuple[str, int], ...] = ()  # dimensions, and how many for each number of them
     moved: tuple[tuple[str, float], ...] = ()  # of a pass: dimensions, and the bytes that each number takes
     again: float = 2.0
     done: float = 1.0  # the share of its FLOP that is computed
@@ -221,10 +221,10 @@ def layer(shape: Layers, width: int = 2) -> Iterator[Operation]:
         u = u._replace(dims="bsg")
     yield _norm(shape, x, y)
     yield from _attention(shape, width, y, o)
-    yield _product(o, added, "ha")
     if shape.parallel:
         y2 = y if shape.norms == 1 or shape.norms is None else y2
     else:
+        yield _product(o, added, "ha")
         if shape.norms == 4:
             yield _norm(shape, added, added := Tensor("attention2", "bsh", width))
         yield _add_up(shape, (added, x), x2)
@@ -232,10 +232,13 @@ def layer(shape: Layers, width: int = 2) -> Iterator[Operation]:
         yield _norm(shape, x if shape.parallel else x2, y2)
     yield _product(y2, u, u.dims[-1] + "h", biased=shape.biases is True)
     yield Operation(PASS, (u,), w, kept=(u,), moved=((u.dims, width), (w.dims, width)))
-    yield _product(w, grown, "hf")
+    if shape.parallel:  # the sum of both is one product of both
+        yield Operation(PRODUCT, (o, w), grown, ("ha", "hf"), (o, w), flop=(("bsha", 2), ("bshf", 2)))
+    else:
+        yield _product(w, grown, "hf")
     if shape.norms == 4:
         yield _norm(shape, grown, grown := Tensor("mlp2", "bsh", width))
-    yield _add_up(shape, (grown, added, x) if shape.parallel else (grown, x2), out)
+    yield _add_up(shape, (grown, x if shape.parallel else x2), out)
 
 
 def _attention(shape: Layers, width: int, y: Tensor, o: Tensor) -> Iterator[Operation]:
@@ -249,14 +252,14 @@ def _attention(shape: Layers, width: int, y: Tensor, o: Tensor) -> Iterator[Oper
     if shape.attention == "flash":
         done = 0.5 if shape.causal else 1.0
         sums = (Tensor("sums", "bsn", LOGIT),)
-        yield Operation(CORE, (qkv,), o, kept=sums, flop=("bska", 4), again=2.5, done=done, in_core=True)
+        yield Operation(CORE, (qkv,), o, kept=sums, flop=(("bska", 4),), again=2.5, done=done, in_core=True)
         return
     more = (Tensor("mask", "bskn", 1), Tensor("dropped", "bskn", width)) if shape.dropout else ()
     kept = (weights, *more)
     moved, dropped = 4.0 * width + 1 if shape.dropout else 2.0 * width, kept[-1]
-    yield Operation(PRODUCT, (queries, keys), scores, flop=("bska", 2), in_core=True)
+    yield Operation(PRODUCT, (queries, keys), scores, flop=(("bska", 2),), in_core=True)
     yield Operation(PASS, (scores,), dropped, kept=kept, moved=(("bskn", moved),), again=1.6, in_core=True)
-    yield Operation(PRODUCT, (dropped, keys), o, flop=("bska", 2), in_core=True)
+    yield Operation(PRODUCT, (dropped, keys), o, flop=(("bska", 2),), in_core=True)
 
 
 def _values(width: float, *words: str) -> Iterator[Tensor]:
@@ -270,12 +273,12 @@ def _norm(shape: Layers, given: Tensor, output: Tensor) -> Operation:
 
 def _product(given: Tensor, output: Tensor, weight: str, *, biased: bool = False) -> Operation:
     weights = (weight, weight[0]) if biased else (weight,)
-    return Operation(PRODUCT, (given,), output, weights, (given,), flop=(given.dims + weight.strip(given.dims), 2))
+    return Operation(PRODUCT, (given,), output, weights, (given,), flop=((given.dims + weight.strip(given.dims), 2),))
 
 
 def _add_up(shape: Layers, parts: tuple[Tensor, ...], output: Tensor) -> Operation:
-    """Return a sum with the stream, which adds the bias of the product before it and drops some of it."""
-    biases = ("h",) * (len(parts) - 1) if shape.biases is True else ()
+    """Return a sum with the stream, which adds the biases of the products before it and drops some of them."""
+    biases = ("h",) * (1 + shape.parallel) if shape.biases is True else ()
     moved = (("bsh", (len(parts) + 1) * output.width + shape.dropout),)
     return Operation(PASS, parts, output, biases, _mask(shape, output.name), moved=moved)
 

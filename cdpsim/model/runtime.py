@@ -96,9 +96,11 @@ class Runtime(config.ConfigTable, frozen=True, kw_only=True):
 
 
 def layer_habits(runtime: Runtime) -> dict[str, bool]:
-    """Return the behaviours of layers: torch keeps what is gathered, Megatron-LM and the others do not."""
+    """Return the behaviours of layers: torch keeps what is gathered, and sums for each product; others do not."""
+    torch = runtime.like == "torch"
     return {
-        "keeps_gathered": runtime.like == "torch" if runtime.keeps_gathered is None else runtime.keeps_gathered,
+        "sums_apart": torch,
+        "keeps_gathered": torch if runtime.keeps_gathered is None else runtime.keeps_gathered,
         "weight_copies": bool(runtime.weight_copies),
     }
 

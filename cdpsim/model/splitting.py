@@ -51,6 +51,7 @@ class Mesh(NamedTuple):
     whole_boundaries: bool = False
     split_checkpoints: bool = False
     keeps_gathered: bool = False  # of the runtime: gathered inputs are kept for the backward
+    sums_apart: bool = False  # of the runtime: each product sums its own part of a sum, and of its input's gradient
     weight_copies: bool = False  # of the runtime: a backward makes a tensor as large as the weight
 
     @property
@@ -109,7 +110,7 @@ class RankShare:
 
 def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh) -> RankShare:
     """Return one rank's share: work, exchanges, bytes kept, weights."""
-    share, gathered = RankShare(), set[str]()
+    share, needed = RankShare(), set[str]()
     for each in operations:
         by = mesh.split_by(*(v.dims for v in each.inputs), each.output.dims, *each.weights)
         whole = [v for v in each.inputs if by and by.isdisjoint(v.dims)]
@@ -122,11 +123,11 @@ def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh) -> RankShar
         share.again += [(row, each.again - 2)] * (each.kind == CORE)
         share.core += [(row, 1)] * each.in_core
         for value in whole:
-            size, lies = sizes.size(value), mesh.split_by(value.dims)
-            if not lies and not value.given:
+            size, lies, known = sizes.size(value), mesh.split_by(value.dims), value.name in needed
+            needed.add(value.name)
+            if not (lies or value.given) and (mesh.sums_apart or not known):
                 backward.append((Exchange(TENSOR, ALL_REDUCE, size, row if learns else None), 1))
-            if lies and value.name not in gathered:
-                gathered.add(value.name)
+            if lies and not known:
                 share.forward.append((Exchange(TENSOR, ALL_GATHER, size), 1))
                 backward.append((Exchange(TENSOR, REDUCE_SCATTER, size, row if learns else None), 1))
                 if value in each.kept and not mesh.keeps_gathered:
@@ -134,8 +135,9 @@ def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh) -> RankShar
         if by and by.isdisjoint(each.output.dims):
             lies = mesh.split_by(each.output.dims)
             size = sizes.size(each.output)
-            share.forward.append((Exchange(TENSOR, REDUCE_SCATTER if lies else ALL_REDUCE, size), each.sums))
-            backward += [(Exchange(TENSOR, ALL_GATHER, size), 1)] * bool(lies)
+            times = len(each.inputs) if learns and mesh.sums_apart else 1
+            share.forward.append((Exchange(TENSOR, REDUCE_SCATTER if lies else ALL_REDUCE, size), times * each.sums))
+            backward += [(Exchange(TENSOR, ALL_GATHER, size), times)] * bool(lies)
         share.weights += [sizes.shape(weight, by) for weight in each.weights]
         share.partial += sum(sizes.summed(weight, by) for weight in each.weights if by)
         _count_memory(share, each, sizes, mesh, whole)
@@ -144,8 +146,7 @@ def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh) -> RankShar
 
 def _row(each: Operation, sizes: Sizes, by: frozenset[str]) -> Kernel:
     """Return what one rank computes of an operation, or moves; a product moves its operands."""
-    dims, times = each.flop
-    flop = float(times * prod(sizes.shape(dims, by))) if times else 0.0
+    flop = float(sum(times * prod(sizes.shape(dims, by)) for dims, times in each.flop))
     moved = sum(width * prod(sizes.shape(dims, by)) for dims, width in each.moved)
     if each.kind == PRODUCT:
         moved = sum(sizes.size(value, by) for value in (*each.inputs, each.output))
@@ -167,11 +168,11 @@ def _count_memory(share: RankShare, each: Operation, sizes: Sizes, mesh: Mesh, w
     loose |= {v for v in whole if share.kept.get(v.name, 0) < sizes.size(v)}
     share.forward_peak = max(share.forward_peak, sum(share.kept.values()) + sum(sizes.size(v, by) for v in loose))
     if each.kind == PRODUCT and each.weights:
-        given = each.inputs[0]
-        again = sizes.size(given, by) if given in loose else 0
-        copied = each.output.width * prod(sizes.shape(each.weights[0], by)) if mesh.weight_copies else 0
-        used = again + sizes.size(given, by) + sizes.size(each.output, by) + int(copied)
-        share.backward_transient = max(share.backward_transient, used)
+        for given, weight in zip(each.inputs, each.weights, strict=False):  # biases are behind the weights
+            again = sizes.size(given, by) if given in loose else 0
+            copied = each.output.width * prod(sizes.shape(weight, by)) if mesh.weight_copies else 0
+            used = again + sizes.size(given, by) + sizes.size(each.output, by) + int(copied)
+            share.backward_transient = max(share.backward_transient, used)
 
 
 def sizes_on(shape: Layers, samples: int, tensor: int) -> Sizes:

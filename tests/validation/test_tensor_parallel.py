@@ -123,14 +123,15 @@ def in_three(operations: Iterator[Operation]) -> Iterator[Operation]:
         if each.kind == PRODUCT and each.output.name == "qkv":
             for name in ("queries", "keys", "values"):
                 given, output = each.inputs[0], Tensor(name, "bsa", WIDTH)
-                yield each._replace(output=output, weights=("ah", "a"), flop=(given.dims + "a", 2))
+                yield each._replace(output=output, weights=("ah", "a"), flop=((given.dims + "a", 2),))
         else:
             yield each
 
 
 def by_rule(operations: Iterator[Operation], tensor: int, sequence: bool) -> tuple[Collectives, Collectives, RankShare]:
     """Return the collectives of a forward and of its backward, and a rank's share, by the rule."""
-    share = split(operations, sizes_on(SHAPE, SAMPLES, tensor), Mesh(tensor, sequence, keeps_gathered=True))
+    mesh = Mesh(tensor, sequence, keeps_gathered=True, sums_apart=True)
+    share = split(operations, sizes_on(SHAPE, SAMPLES, tensor), mesh)
     ways: list[Collectives] = []
     for counted in (share.forward, share.for_input + share.for_weights):
         found: Collectives = Counter()
