@@ -303,7 +303,9 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         if self.parts:
             return self._given_cuts(n)
         if self.layers is not None and self.layers.layers % n == 0 and self.n == self.layers.layers + 2:
-            return tuple(1 + k * self.layers.layers // n for k in range(1, n))  # the embedding is with the first
+            *_, layer, head = self.stages
+            if head.forward < layer.forward or self.n > MOST_LAYERS:  # then no cuts are better
+                return tuple(1 + k * self.layers.layers // n for k in range(1, n))  # the embedding is with the first
         if self.is_unit or self.n > MOST_LAYERS:
             which = "the slot model's are" if self.is_unit else f"more than {MOST_LAYERS} are"
             raise RequestError(f"n={n}", f"the model has {self.n} stages, and {which} not grouped; give n={self.n}")
@@ -477,7 +479,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         """Return the model of a file, .toml or .json, or of a name in the package.
 
         >>> Model.load("gpt2")
-        Model('gpt2', 14 stages, bf16, adam, mixed precision, parameters 248.9 MB, activations 5.082 GB)
+        Model('gpt2', 14 stages, bf16, adam, mixed precision, parameters 248.9 MB, activations 4.25 GB)
         """
         return cls.from_builtins(*read_preset("model", path))
 

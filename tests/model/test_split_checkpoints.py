@@ -12,7 +12,7 @@ from cdpsim.model.layers import Layers
 LENGTH, WIDTH, SAMPLES, LAYERS, RANKS = 32, 64, 2, 6, 4
 INPUT = 2 * SAMPLES * LENGTH * WIDTH  # bytes, of numbers in 16 bits
 MODEL = Model.of_layers(
-    Layers(layers=LAYERS, width=WIDTH, heads=8, length=LENGTH, vocabulary=1024, positions=False), samples=SAMPLES
+    Layers(layers=LAYERS, width=WIDTH, heads=8, length=LENGTH, vocabulary=512, positions=False), samples=SAMPLES
 )
 BANDWIDTH = 1e9
 CLUSTER: dict[str, Any] = {
