@@ -11,7 +11,7 @@ them. An exchange may run beside one product, and what that does not hide takes 
 
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
-from typing import Annotated, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 import msgspec
 
@@ -66,6 +66,9 @@ class Operations(Work):
         made.rows = tuple(rows)
         made.exchanges = tuple((each, times) for each, times in counts.items() if isinstance(each, Exchange))
         return made
+
+    def __getnewargs__(self) -> tuple[Any]:  # of a copy
+        return (self.counted,)
 
     @property
     def counted(self) -> tuple[tuple[Kernel | Exchange, float], ...]:
