@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import msgspec
 import pytest
+from msgspec import structs
 
 pytest.importorskip("torch")
 
@@ -17,21 +18,23 @@ from cdpsim.draw.canvas import rendered
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
+from cdpsim.model.layers import Layers
 from cdpsim.program import Op
 from tests.validation.made_reports import read_report
 from validation.__main__ import main
 from validation.calibrate import command as calibrate
-from validation.calibrate import summaries
+from validation.calibrate import kernels, summaries
 from validation.calibrate.timings import Passed, RankInterval, StageTimes, repetitions
 from validation.profile.fits import algorithms, predict_collective
 from validation.program import serve_harness
 from validation.report.figure import draw_calibration
-from validation.report.schema import Calibration
+from validation.report.schema import Calibration, Errors, KernelFit, OperationTime
 from validation.training.models import Stages
 from validation.training.optimizer import OPTIMIZERS
 
 STAGES = Stages("transformer", 2, 2, "float32", OPTIMIZERS["adam"], {"width": 32, "length": 8})
 SIZES = (8, 4096, 2**18)
+LAYER = Layers(layers=1, width=32, heads=4, length=8, vocabulary=1)
 Capture = pytest.CaptureFixture[str]
 
 
@@ -46,7 +49,7 @@ class Done:
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     folder = tmp_path_factory.mktemp("calibration")
-    request = calibrate.CalibrationRequest(stages=STAGES, sizes=SIZES, rounds=4)
+    request = calibrate.CalibrationRequest(stages=STAGES, sizes=SIZES, rounds=4, layer=LAYER)
     return Done(folder, calibrate.calibrate_machine(folder / "box.toml", request, stages_output=folder / "stages.toml"))
 
 
@@ -104,6 +107,33 @@ def test_the_cluster_file_is_one_that_cdpsim_runs_on(done: Done) -> None:
     assert cluster.link.latency == pytest.approx(done.found.one_way.fit.latency_seconds, rel=1e-3)
     assert cluster.link.bandwidth == pytest.approx(done.found.one_way.fit.bandwidth, rel=1e-3)
     assert cluster.speeds(1) == [pytest.approx(done.found.compute.speed_flop_per_second, rel=1e-3)]
+
+
+def test_the_cluster_file_prices_a_model_of_layers(done: Done) -> None:
+    """By shares that are those of the calibration, in which every operation of a layer was timed."""
+    (devices,) = Cluster.load(done.folder / "box.toml").devices
+    fit = done.found.kernels
+    assert fit is not None and devices.kernels is not None
+    for name in ("products", "core", "passes", "launch", "meet"):
+        assert getattr(devices.kernels, name) == pytest.approx(getattr(fit, name), rel=1e-3)
+    assert (devices.speed, devices.memory_bandwidth) == pytest.approx((fit.speed, fit.memory_bandwidth), rel=1e-3)
+    alone, back = {"copy", "sum", "large copy"}, {"product", "core", "norm", "gelu", "layer"}
+    assert {each.name for each in fit.operations} == alone | back | {f"{name} backward" for name in back}
+    assert all(0 < each.seconds < 60 for each in fit.operations)
+    model = Model.of_layers(LAYER, samples=2, precision="fp32")
+    run = simulate("dp", n=1, replicas=2, model=model, cluster=str(done.folder / "box.toml"))
+    products = 3 * 24 * 2 * 8 * 32**2 / (fit.speed * fit.products)
+    assert run.summary()["makespan"] > products
+
+
+def test_a_calibration_from_before_operations_were_timed_is_read(done: Done) -> None:
+    """It says one speed, and nothing of kernels."""
+    older = msgspec.json.decode(msgspec.json.encode(done.found))
+    del older["kernels"], older["request"]["layer"]
+    found = msgspec.convert(older, Calibration)
+    (devices,) = calibrate.cluster_of(found, calibrate.CalibrationRequest(stages=STAGES)).devices
+    assert (devices.kernels, devices.achieved, devices.memory_bandwidth) == (None, None, None)
+    assert "kernels" not in calibrate.calibration_summary(found)
 
 
 def test_the_model_file_has_each_stages_own_seconds(done: Done) -> None:
@@ -187,7 +217,8 @@ def test_what_was_found_can_be_told_in_a_few_lines(done: Done) -> None:
     busy = summaries.summarize_transfers({size: [[LATENCY, 0.004, 0.004], [0.004] * 3] for size in SIZES})
     for messages, more in ((quiet, 0), (busy, 1)):
         lines = calibrate.calibration_summary(msgspec.structs.replace(done.found, one_way=messages)).splitlines()
-        assert len(lines) == 7 + more
+        assert len(lines) == 8 + more
+        assert lines[6].startswith("kernels: products ")
         assert lines[0].startswith("link: ")
     assert lines[-1].startswith("messages took 80.0 times as long")
 
@@ -252,6 +283,78 @@ def test_speed_and_slowdown_come_out_of_passes_alone() -> None:
     assert [task.flop_per_second for task in found.tasks] == [10.0, 10.0, None, None, None]
     found = summaries.summarize_compute(busy, quiet, [(20.0, 40.0)], True)
     assert (found.speed_flop_per_second, found.slowdown) == (20.0, 2.0)
+
+
+def operations(flops: float, core: float, moved: float, copied: float, launch: float) -> list[OperationTime]:
+    """Forwards and backwards at these FLOP/s and B/s."""
+    found = [OperationTime("large copy", "copy", 0, 0, 1, 0.0, 1e9, 1e9 / copied)]
+    for width in (10.0, 1000.0):
+        work, size = 1e6 * width**2, 1e5 * width
+        for times in (1, 2):
+            found.append(OperationTime("x", "product", 0, 0, times, work, size, times * work / flops))
+            found.append(OperationTime("x", "core", 0, 0, times, work, 0.0, times * work / core))
+            found.append(OperationTime("x", "pass", 0, 0, times, 0.0, size, times * (launch + size / moved)))
+    return found
+
+
+def test_shares_come_out_of_times_that_are_made_of_them() -> None:
+    """Of what stages reach where this is more than products do; of two ranks, the medians."""
+    slow = operations(flops=6e12, core=2e12, moved=0.7e12, copied=0.9e12, launch=1e-5)
+    fast = [structs.replace(each, seconds=each.seconds / 3) for each in slow]
+    fit = kernels.fit_kernels([slow], 8e12, 2e-5)
+    assert (fit.speed, fit.memory_bandwidth, fit.meet) == pytest.approx((8e12, 0.9e12, 2e-5))
+    assert (fit.products, fit.core, fit.passes) == pytest.approx((6 / 8, 2 / 8, 7 / 9))
+    assert fit.launch == pytest.approx(1e-5)
+    both = kernels.fit_kernels([slow, fast], 1e12, 0.0)
+    assert (both.speed, both.memory_bandwidth) == pytest.approx((9e12, 1.35e12))
+    assert (both.products, both.core, both.passes) == pytest.approx((1, 2 / 6, 7 / 9))
+
+
+def test_passes_that_a_cache_holds_reach_the_whole_bandwidth() -> None:
+    fit = kernels.fit_kernels([operations(6e12, 2e12, moved=2e12, copied=1e12, launch=0.0)], 1e12, 0.0)
+    assert (fit.memory_bandwidth, fit.passes) == pytest.approx((2e12, 1.0))
+
+
+def test_models_of_work_take_as_long_as_the_stages_did() -> None:
+    """Whichever is faster, a product or a stage."""
+    for reached in (1.2345e12, 8e12):
+        fit = kernels.fit_kernels([operations(6e12, 2e12, 0.7e12, 0.9e12, 1e-5)], reached, 0.0)
+        devices = kernels.devices_of(reached, fit)
+        assert devices.speed_in("fp32") == pytest.approx(summaries.round_measured(reached), rel=1e-15)
+        assert devices.peak_in("fp32") == max(reached, 6e12)
+
+
+def test_a_whole_layer_is_held_against_its_operations() -> None:
+    """Of b samples and s tokens: products of 24 b s h^2 and a causal core of 2 b s^2 h FLOP, and six passes.
+
+    Backwards are two products and passes, and two and a half cores; memory costs nothing here. It took twice as long.
+    """
+    shape = Layers(layers=1, width=64, heads=4, length=16, vocabulary=1)
+    fit = KernelFit([], 1e12, 1e18, 0.5, 0.25, 1.0, 1e-6, 0.0)
+    products, core = 24 * 4 * 16 * 64**2 / 0.5e12, 2 * 4 * 16**2 * 64 / 0.25e12
+    whole = 3 * products + 3.5 * core + 3 * 6 * 1e-6
+    parts = [OperationTime("layer", "layer", 64, 64, 1, 0.0, 0.0, seconds) for seconds in (0.5 * whole, 1.5 * whole)]
+    fit = structs.replace(fit, operations=parts)
+    held = kernels.held_against(fit, kernels.devices_of(1e12, fit), shape, "float32")
+    assert held.layer_relative_error == pytest.approx(-0.5)
+
+
+@pytest.mark.parametrize("more", [3e-4, -1e-5])
+def test_ranks_meet_for_what_the_link_does_not_explain(more: float) -> None:
+    """At the smallest size, and not less than nothing; all ranks begin together."""
+    link = Errors(LATENCY, BANDWIDTH, 0.0, 0.0, [])
+    spans = {}
+    for ranks in (2, 3, 4):
+        took = {
+            size: min(
+                predict_collective(Op.ALL_REDUCE, name, ranks, size, LATENCY, BANDWIDTH)
+                for name in algorithms(Op.ALL_REDUCE)
+            )
+            for size in SIZES
+        }
+        spans[ranks] = [{size: [[RankInterval(0.0, took[size] + more)] * 3] for size in SIZES}] * ranks
+    found = summaries.summarize_collective(Op.ALL_REDUCE, spans, link)
+    assert kernels.meeting_time(found) == pytest.approx(max(0.0, more))
 
 
 def test_ranks_speak_for_the_same_stages() -> None:

@@ -42,6 +42,8 @@ FORMS: dict[str, type[msgspec.Struct]] = {
     "`collectives`": schema.Collective,
     "`compute`": schema.Compute,
     "`tasks`": schema.Task,
+    "`kernels`": schema.KernelFit,
+    "`operations`": schema.OperationTime,
     "What was learnt: `learn -o DIR`": learn.Learned,
     "`lags`": learn.ScheduleLags,
     "`curves`": learn.LearningCurve,

@@ -11,13 +11,14 @@ from msgspec import structs
 
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument
-from cdpsim.cluster import Cluster, Devices, Link, MeasuredWith
+from cdpsim.cluster import Cluster, Link, MeasuredWith
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import writing as files
 from cdpsim.files.notes import ticker
 from cdpsim.files.units import quantity_text
 from cdpsim.model import Model, Recipe
+from cdpsim.model.layers import Layers
 from cdpsim.program import Op
 
 from ..profile.command import PARTITION, PRECISIONS, SIZE, TYPES, read_sizes, without_weights
@@ -29,10 +30,10 @@ from ..ranks.member import check_device
 from ..replay.case import DTYPES
 from ..report.environment import environment
 from ..report.figure import draw_calibration
-from ..report.schema import Calibration, Errors
+from ..report.schema import Calibration, Errors, KernelFit
 from ..training.models import Stages
 from ..training.optimizer import OPTIMIZERS
-from . import summaries, timings
+from . import kernels, summaries, timings
 from .summaries import round_measured, timed_model
 
 MESSAGE_SIZES = (*(8 * 4**k for k in range(12)), 2**26)
@@ -52,7 +53,8 @@ class CalibrationRequest:
     ranks: int = 2
     sizes: tuple[int, ...] = MESSAGE_SIZES
     rounds: int = 30
-    alone: bool = False  # time stages in one rank while the others wait
+    alone: bool = False  # time stages and operations in one rank while the others wait
+    layer: Layers | None = None  # the one that is timed whole; None: the usual one of the device
 
 
 def calibrate_machine(
@@ -99,7 +101,7 @@ def profile_of(request: CalibrationRequest) -> Model:
 def measure_machine(group: Ranks, request: CalibrationRequest, model: Model) -> Calibration:
     """Return all times of a request, measured by the first of a group's ranks."""
     stages, ranks, sizes, rounds = request.stages, request.ranks, list(request.sizes), request.rounds
-    done = ticker(4 + len(OPS) * (ranks - 1), "calibrate")
+    done = ticker(5 + len(OPS) * (ranks - 1), "calibrate")
 
     def call(function: Callable[..., Result], *arguments: object) -> list[Result]:
         answers = group.call(function, *arguments, timeout=_TIMEOUT)
@@ -114,15 +116,21 @@ def measure_machine(group: Ranks, request: CalibrationRequest, model: Model) -> 
         collectives.append(summaries.summarize_collective(op, spans, link.fit))
     alone = call(timings.time_passes, stages, rounds, 1)[0]
     busy = summaries.pool_ranks(call(timings.time_passes, stages, rounds, ranks)[:ranks])
+    shape = request.layer or kernels.LAYERS[request.device]
+    operated = call(kernels.time_kernels, shape, stages.dtype, 1 if request.alone else ranks)
     done(0)
     work = [(float(stage.forward), float(stage.backward)) for stage in model.stages]
+    compute = summaries.summarize_compute(busy, alone, work, request.alone)
+    speed = compute.speed_flop_per_second
+    fit = kernels.fit_kernels([own for own in operated if own], speed, kernels.meeting_time(collectives[0]))
     return Calibration(
         request=msgspec.json.decode(msgspec.json.encode(request)),
         environment=environment(request.device),
         one_way=link,
         both_ways=summaries.summarize_transfers(both_ways),
         collectives=collectives,
-        compute=summaries.summarize_compute(busy, alone, work, request.alone),
+        compute=compute,
+        kernels=kernels.held_against(fit, kernels.devices_of(speed, fit), shape, stages.dtype),
     )
 
 
@@ -131,7 +139,7 @@ def cluster_of(found: Calibration, request: CalibrationRequest) -> Cluster:
     link = found.one_way.fit
     return Cluster(
         name=f"{request.device} with {request.backend}, as {request.ranks} ranks measured it",
-        devices=(Devices(speed=round_measured(found.compute.speed_flop_per_second)),),
+        devices=(kernels.devices_of(found.compute.speed_flop_per_second, found.kernels),),
         link=Link(latency=round_measured(link.latency_seconds), bandwidth=round_measured(link.bandwidth)),
         measured_with=MeasuredWith(
             samples=request.stages.batch,
@@ -167,11 +175,21 @@ def calibration_summary(found: Calibration) -> str:
         off = each.on_link[each.best].median_relative_error
         lines.append(f"{each.name}: {each.best} on that link is off by {off:.0%}")
     lines.append(f"speed: {speed}, off by {compute.median_relative_error:.0%}")
+    if found.kernels is not None:
+        lines.append(_kernels_text(found.kernels))
     lines.append(f"other ranks at work: {compute.slowdown:.2f} times as long")
     if (times := median(point.seconds / point.fastest for point in found.one_way.points)) > _QUIET:
         slow = f"messages took {times:.1f} times as long as the fastest"
         lines.append(f"{slow}: measure again when no other program computes")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _kernels_text(fit: KernelFit) -> str:
+    costs = (fit.speed, "FLOPS"), (fit.memory_bandwidth, "B/s"), (fit.launch, "s"), (fit.meet, "s")
+    speed, memory, launch, meet = (quantity_text(round_measured(amount), unit) for amount, unit in costs)
+    shares = f"products {fit.products:.0%} of {speed}, core {fit.core:.0%}, passes {fit.passes:.0%} of {memory}"
+    off = abs(fit.layer_relative_error or 0.0)
+    return f"kernels: {shares}, launch {launch}, meet {meet}; a layer is off by {off:.0%}"
 
 
 def _fit_text(name: str, fit: Errors) -> str:

@@ -103,7 +103,7 @@ def time_collective(member: Member, op: Op, ranks: int, sizes: list[int]) -> Spa
     spans: Spans = {size: [] for size in sizes}
     for size in sizes * SERIES:
         action = partial(_run_collective, member, message, _zeros(member, size))
-        spans[size].append(_repeated(member, size, action, partial(_meet, member, members)))
+        spans[size].append(_repeated(member, size, action, partial(wait_for_all, member, members)))
     return spans
 
 
@@ -112,7 +112,7 @@ def _run_collective(member: Member, message: Message, tensor: Tensor) -> None:
     member.transport.begin(message, tensor if gives else None, form_of(tensor)).wait()
 
 
-def _meet(member: Member, members: tuple[int, ...]) -> None:
+def wait_for_all(member: Member, members: tuple[int, ...]) -> None:
     """Wait for all ranks, so that the next call begins everywhere at about the same time."""
     member.transport.begin(_message(Op.ALL_REDUCE, members), _zeros(member, 8)).wait()
 
@@ -170,7 +170,7 @@ def time_passes(member: Member, stages: Stages, rounds: int, busy: int, split: S
     if split == "once":
         training = replace(training, divided=divide(training, likeness_key))
     if busy > 1:
-        _meet(member, members)
+        wait_for_all(member, members)
     return stage_times(training, stages.optimizer, rounds)
 
 

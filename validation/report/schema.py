@@ -406,6 +406,33 @@ class Compute(msgspec.Struct, frozen=True):
     alone: bool
 
 
+class OperationTime(msgspec.Struct, frozen=True):
+    """An operation, or a backward that counts as `times` operations of so many FLOP and bytes; or a whole layer."""
+
+    name: str
+    kind: str
+    width: int
+    tokens: int
+    times: float
+    flop: float
+    moved_bytes: float
+    seconds: float
+
+
+class KernelFit(msgspec.Struct, frozen=True):
+    """Times of operations, and what explains them: fields of the cluster file. Nothing is fitted to the whole layer."""
+
+    operations: list[OperationTime]
+    speed: float
+    memory_bandwidth: float
+    products: float
+    core: float
+    passes: float
+    launch: float
+    meet: float
+    layer_relative_error: float | None = None  # of a forward and a backward
+
+
 class Calibration(msgspec.Struct, frozen=True):
     """All results of a calibration, with its request and environment."""
 
@@ -415,6 +442,7 @@ class Calibration(msgspec.Struct, frozen=True):
     both_ways: Transfers
     collectives: list[Collective]
     compute: Compute
+    kernels: KernelFit | None = None  # None in older files
 
 
 # Foreign runtimes
