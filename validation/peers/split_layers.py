@@ -1,265 +1,381 @@
-"""Layers that are split among ranks by hand, as Megatron-LM does, beside one process and beside the rule of `cdpsim`.
+"""Transformers that ranks split by hand, as Megatron-LM does, beside one process and beside the rule of `cdpsim`.
 
     python -m validation.peers.split_layers    # two ranks, by gloo; a few seconds
 
-Ranks train two layers of numbers in float64 by SGD. What is compared: the parameters, put together, with those of one
-process; the collectives that torch's dispatcher shows, and the storages that autograd keeps, with the rule of
-`cdpsim.model.splitting`. Attention is not fused. A layer norm of torch keeps mean and reciprocal deviation of each
-token, which the rule leaves out: they are named.
+Ranks train whole models in float64 by SGD: embedding, layers, head and loss. Their parameters are compared with those
+of one process. Then they take one step in float32, whose collectives, as torch's dispatcher shows them, are compared
+with the rule of `cdpsim.model.splitting` and with the exchanges of a simulated run. The storages that autograd keeps
+are compared with the rule; what torch keeps beside them is listed by `kept_beside`. Dropout is left out.
 """
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from cdpsim import RequestError
+from cdpsim import Model, RequestError, simulate
 from cdpsim.cli.console import exit_code_of, write_stdout
 from cdpsim.files.tables import as_text
-from cdpsim.model.layers import ALL_REDUCE, REDUCE_SCATTER, Exchange, Layers, layer
-from cdpsim.model.splitting import NO_MESH, Mesh, RankShare, sizes_on, split
+from cdpsim.model.layers import (
+    ALL_REDUCE,
+    PADDED,
+    REDUCE_SCATTER,
+    Exchange,
+    Layers,
+    embedding,
+    head,
+    layer,
+)
+from cdpsim.model.layers import Tensor as Value
+from cdpsim.model.splitting import NO_MESH, Mesh, sizes_on, split
 
 from ..ranks.launcher import Ranks
 from ..ranks.member import Member
 from ..replay.contents import ReplayError
+from ..training.passes import one_thread
 from .measure import Observer
+from .split_operators import Weights, all_reduced, attended, embedded, loss_of, products_by_columns, summed
 
-RANKS, STEPS, RATE, SAMPLES, NUMBER = 2, 3, 0.1, 3, 8
-SHAPE = Layers(layers=2, width=32, heads=4, length=10, vocabulary=128, ffn=80, attention="eager")
+RANKS, STEPS, RATE, SAMPLES, PRECISION, NUMBER = 2, 3, 0.5, 3, "fp32", 4
+SIZES: dict[str, Any] = {"layers": 2, "width": 32, "heads": 4, "length": 10, "vocabulary": 250, "ffn": 80}
+LLAMA_LIKE: dict[str, Any] = {"gated": True, "norm": "rms", "biases": False, "positions": False, "tied": False}
+SHAPES = {
+    "gpt": Layers(**SIZES, attention="eager"),
+    "gpt, fused attention": Layers(**SIZES),
+    "llama": Layers(**SIZES, **LLAMA_LIKE, key_value_heads=2, attention="eager"),
+    "llama, fused attention": Layers(**SIZES, **LLAMA_LIKE, key_value_heads=2),
+    "one key/value head": Layers(**SIZES, key_value_heads=1, biases="qkv", attention="eager"),
+    "parallel, one norm": Layers(**SIZES, parallel=True, positions=12, attention="eager"),
+}
 MESHES = {
     "tensor": Mesh(RANKS),
     "sequence": Mesh(RANKS, sequence=True),
     "sequence, gathered kept": Mesh(RANKS, sequence=True, keeps_gathered=True),
 }
 CLOSE = 1e-12  # of a parameter's largest number
-# The dimension by which a parameter is split.
-SPLIT = {"qkv": 1, "qkv bias": 1, "attention": 1, "up": 0, "up bias": 0, "down": 1}
-COPIED = ("norm 1", "norm 1 bias", "attention bias", "norm 2", "norm 2 bias", "down bias")
-
-# Newer versions of torch have other names for them.
-GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-Weights = dict[str, Tensor]
+# The dimension by which a parameter is split. Of others, each rank has a copy.
+SPLIT = {"embedding": 0, "head": 0, "qkv": 0, "qkv bias": 0, "attention": 1, "up": 0, "up bias": 0, "down": 1}
 Collectives = Counter[tuple[str, int]]  # collectives, with the bytes of the whole tensor
 
 
 class SplitTrained(NamedTuple):
-    """The parameters of a rank after its training, and the measurements of its last step."""
+    """The parameters of a rank after its training, and the measurements of one step."""
 
     parameters: dict[str, Any]  # arrays
     calls: dict[str, Collectives]  # by phase
     kept: list[int]  # bytes of each storage that autograd keeps
-    statistics: int  # bytes of what norms keep beside their inputs
 
 
-def all_reduced(partial: Tensor) -> Tensor:
-    """Return the sum of all ranks."""
-    whole = partial.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(whole)
-    return whole
+def drawn_parameters(shape: Layers) -> Weights:
+    """Return the whole parameters of a model."""
+    random, sizes = torch.Generator().manual_seed(48), shape.sizes
+    h, q, a, f, rows = (sizes[dim] for dim in ("h", "q", "a", "f", "p"))
+    up = sizes["g"] if shape.gated else f
+    norms = ["norm 1"] if shape.parallel else ["norm 1", "norm 2"]
+    of_layer: dict[str, tuple[int, ...]] = {"qkv": (q, h), "attention": (h, a), "up": (up, h), "down": (h, f)}
+    of_layer |= {"qkv bias": (q,)} if shape.biases else {}
+    of_layer |= {"attention bias": (h,), "up bias": (up,), "down bias": (h,)} if shape.biases is True else {}
+    of_model: dict[str, tuple[int, ...]] = {"embedding": (shape.vocabulary, h)}
+    of_model |= {"positions": (rows, h)} if rows else {}
+    of_model |= {} if shape.tied else {"head": (shape.vocabulary, h)}
+    of_model |= {f"{i}/{name}": size for i in range(shape.layers) for name, size in of_layer.items()}
+    every = ["last norm", *(f"{i}/{name}" for i in range(shape.layers) for name in norms)]
+    of_model |= {name: (h,) for norm in every for name in ([norm, f"{norm} bias"] if shape.norm == "layer" else [norm])}
+    drawn = {name: torch.randn(size, generator=random, dtype=torch.float64) for name, size in of_model.items()}
+    return {name: each / h**0.5 + (name in every) for name, each in drawn.items()}
 
 
-def gathered(share: Tensor) -> Tensor:
-    """Return the positions of all ranks."""
-    whole = share.new_empty(share.shape[0] * dist.get_world_size(), *share.shape[1:])
-    GATHER(whole, share.contiguous())
-    return whole
+def own_share(name: str, whole: Tensor, shape: Layers, tensor: int, rank: int) -> Tensor:
+    """Return a rank's share of a parameter: of each of its parts, or of its heads, which several ranks may have."""
+    kind, sizes, parts = name.rpartition("/")[2], shape.sizes, [(whole, tensor)]
+    if kind not in SPLIT or tensor == 1:
+        return whole
+    if kind in ("embedding", "head"):
+        parts = [(F.pad(whole, (0, 0, 0, -len(whole) % (PADDED * tensor))), tensor)]
+    elif kind.startswith("qkv"):
+        cut = whole.split((sizes["a"], sizes["c"], sizes["c"]))
+        parts = [(each, min(tensor, heads)) for each, heads in zip(cut, (shape.heads, shape.kv, shape.kv), strict=True)]
+    elif kind.startswith("up"):
+        parts = [(each, tensor) for each in whole.split(sizes["f"])]
+    dim = SPLIT[kind]
+    return torch.cat([part.chunk(many, dim)[rank * many // tensor] for part, many in parts], dim)
 
 
-def scattered(partial: Tensor) -> Tensor:
-    """Return this rank's positions of the sum of all ranks."""
-    share = partial.new_empty(partial.shape[0] // dist.get_world_size(), *partial.shape[1:])
-    SCATTER(share, partial.contiguous())
-    return share
+def normed(x: Tensor, of: Weights, name: str, shape: Layers) -> Tensor:
+    """Return a value after one of the norms."""
+    if shape.norm == "rms":
+        return F.rms_norm(x, (shape.width,), of[name], 1e-5)
+    return F.layer_norm(x, (shape.width,), of[name], of[f"{name} bias"])
 
 
-def pair(there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a function of autograd that does one in the forward, and the other in the backward."""
-
-    class Pair(torch.autograd.Function):
-        @staticmethod
-        def forward(context: Any, value: Tensor) -> Tensor:
-            return there(value)
-
-        @staticmethod
-        def backward(context: Any, gradient: Tensor) -> Tensor:
-            return back(gradient)
-
-    return Pair.apply
+def activated(u: Tensor, shape: Layers) -> Tensor:
+    """Return what the MLP makes of its first product, of which half is the gate."""
+    if not shape.gated:
+        return F.gelu(u)
+    gate, up = u.chunk(2, -1)
+    return F.silu(gate) * up
 
 
-# Megatron-LM's f and its conjugate, and g and its conjugate.
-enter, leave = pair(Tensor.detach, all_reduced), pair(all_reduced, Tensor.detach)
-enter_sequence, leave_sequence = pair(gathered, scattered), pair(scattered, gathered)
-
-
-class GatheredAgain(torch.autograd.Function):
-    """A product that keeps its share of the input, and gathers it for the weight's gradient, too."""
-
-    @staticmethod
-    def forward(context: Any, share: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Gather the input, and multiply."""
-        context.save_for_backward(share, weight)
-        return F.linear(gathered(share), weight, bias)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of share, weight and bias."""
-        share, weight = context.saved_tensors
-        rows = gradient.flatten(0, 1)
-        return scattered(gradient @ weight), rows.T @ gathered(share).flatten(0, 1), rows.sum(0)
-
-
-def product_by_columns(value: Tensor, weight: Tensor, bias: Tensor, mesh: Mesh) -> Tensor:
-    """Multiply a whole input with this rank's outputs of a weight."""
-    if mesh.sequence and not mesh.keeps_gathered:
-        return GatheredAgain.apply(value, weight, bias)
-    if mesh.tensor > 1:
-        value = (enter_sequence if mesh.sequence else enter)(value)
-    return F.linear(value, weight, bias)
-
-
-def product_by_rows(value: Tensor, weight: Tensor, bias: Tensor, mesh: Mesh) -> Tensor:
-    """Multiply this rank's inputs with a weight, and sum over ranks."""
-    partial = F.linear(value, weight)
-    if mesh.tensor > 1:
-        partial = (leave_sequence if mesh.sequence else leave)(partial)
-    return partial + bias
+def sums_by_rule(shape: Layers, mesh: Mesh) -> tuple[int, int]:
+    """Return how many values of a layer are summed over ranks in its forward, and how many gradients after it."""
+    share = split(layer(shape), sizes_on(shape, 1, mesh.tensor), mesh)
+    ways = (share.forward, share.for_input + share.for_weights)
+    sums = ([times for each, times in way if getattr(each, "op", None) in (ALL_REDUCE, REDUCE_SCATTER)] for way in ways)
+    forward, backward = (int(sum(times)) for times in sums)
+    return forward, backward
 
 
 def layer_forward(x: Tensor, of: Weights, shape: Layers, mesh: Mesh) -> Tensor:
-    """Return what a layer makes of x (positions, samples, width)."""
-    width, heads = shape.width // shape.heads, shape.heads // mesh.tensor
-    y = F.layer_norm(x, (shape.width,), of["norm 1"], of["norm 1 bias"])
-    qkv = product_by_columns(y, of["qkv"].flatten(0, 1), of["qkv bias"].flatten(), mesh)
-    positions, samples, _ = qkv.shape
-    q, k, v = qkv.view(positions, samples, 3, heads, width).permute(2, 1, 3, 0, 4).reshape(3, -1, positions, width)
-    future = torch.full((positions, positions), -torch.inf, dtype=x.dtype).triu(1)
-    scores = torch.baddbmm(future, q, k.transpose(1, 2), alpha=width**-0.5)
-    o = torch.bmm(scores.softmax(-1), v).view(samples, heads, positions, width).permute(2, 0, 1, 3)
-    x2 = x + product_by_rows(o.reshape(positions, samples, -1), of["attention"], of["attention bias"], mesh)
-    y2 = F.layer_norm(x2, (shape.width,), of["norm 2"], of["norm 2 bias"])
-    u = product_by_columns(y2, of["up"], of["up bias"], mesh)
-    return x2 + product_by_rows(F.gelu(u), of["down"], of["down bias"], mesh)
+    """Return what a layer makes of x."""
+    qkv, up = ((of[name], of.get(f"{name} bias")) for name in ("qkv", "up"))
+    biases = [of[name] for name in ("attention bias", "down bias") if name in of]
+    y = normed(x, of, "norm 1", shape)
+    if shape.parallel:
+        forward, backward = sums_by_rule(shape, mesh)
+        grouped = [[qkv, up]] if backward == 1 else [[qkv], [up]]
+        found, u = (each for group in grouped for each in products_by_columns(y, group, mesh))
+        partial = [F.linear(attended(found, shape, mesh), of["attention"]), F.linear(activated(u, shape), of["down"])]
+        partial = partial if forward == 2 else [partial[0] + partial[1]]
+        return sum((*(summed(each, mesh) for each in partial), *biases), x)
+    (found,) = products_by_columns(y, [qkv], mesh)
+    attention = summed(F.linear(attended(found, shape, mesh), of["attention"]), mesh)
+    x = sum((attention, *biases[:1]), x)
+    (u,) = products_by_columns(normed(x, of, "norm 2", shape), [up], mesh)
+    return sum((summed(F.linear(activated(u, shape), of["down"]), mesh), *biases[1:]), x)
 
 
-def drawn_parameters(shape: Layers, random: torch.Generator) -> Weights:
-    """Return the whole parameters of a layer."""
-    h, f = shape.width, shape.sizes["f"]
-    sizes: dict[str, tuple[int, ...]] = {"qkv": (3, h, h), "attention": (h, h), "up": (f, h), "down": (h, f)}
-    sizes |= {"qkv bias": (3, h), "up bias": (f,)} | dict.fromkeys(COPIED, (h,))
-    drawn = {name: torch.randn(size, generator=random, dtype=torch.float64) / h**0.5 for name, size in sizes.items()}
-    return drawn | {name: 1 + drawn[name] for name in ("norm 1", "norm 2")}
+def model_forward(tokens: Tensor, targets: Tensor, of: Weights, shape: Layers, mesh: Mesh, rank: int) -> Tensor:
+    """Return the loss of a model."""
+    x = embedded(tokens, of["embedding"], mesh)
+    if "positions" in of:
+        own = x.shape[1]  # with sequence, a share of all
+        first = rank * own if mesh.sequence else 0
+        x = x + of["positions"][first : first + own]
+    for i in range(shape.layers):
+        x = layer_forward(x, {name[2:]: of[name] for name in of if name.startswith(f"{i}/")}, shape, mesh)
+    y = normed(x, of, "last norm", shape)
+    (logits,) = products_by_columns(y, [(of.get("head", of["embedding"]), None)], mesh)
+    return loss_of(logits, targets, shape.vocabulary, mesh)
+
+
+def sum_copies(gradients: Weights, shape: Layers, mesh: Mesh) -> None:
+    """Sum the gradients of what other ranks have, too, once a step: of copies with `sequence`, and of shared heads."""
+    parts = [each for name, each in gradients.items() if mesh.sequence and name.rpartition("/")[2] not in SPLIT]
+    if shape.kv < mesh.tensor:  # one key/value head, of which all ranks have a copy
+        of_queries = shape.sizes["a"] // mesh.tensor
+        parts += [each[of_queries:] for name, each in gradients.items() if "qkv" in name]
+    if parts:
+        sums = all_reduced(torch.cat([part.flatten() for part in parts]))
+        for part, whole in zip(parts, sums.split([part.numel() for part in parts]), strict=True):
+            part.copy_(whole.view_as(part))
+
+
+def take_step(
+    of: Weights, tokens: Tensor, shape: Layers, mesh: Mesh, rank: int
+) -> tuple[dict[str, Observer], list[int]]:
+    """Train parameters by a step; return what was seen in each phase, and the bytes of each storage that was kept."""
+    weights = {each.untyped_storage().data_ptr() for each in of.values()}
+    kept: dict[int, Tensor] = {}  # by the storage's address
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
+        return tensor.detach()
+
+    given, targets = (each.clone() for each in tokens)
+    seen = {phase: Observer(torch.device("cpu")) for phase in ("forward", "backward", "step")}
+    with seen["forward"], saved_tensors_hooks(keep, Tensor.detach):
+        loss = model_forward(given, targets, of, shape, mesh, rank)
+    with seen["backward"]:
+        found = dict(zip(of, torch.autograd.grad(loss, [*of.values()]), strict=True))
+    with seen["step"], torch.no_grad():
+        sum_copies(found, shape, mesh)
+        for name, gradient in found.items():
+            of[name] -= RATE * gradient
+    return seen, [each.untyped_storage().nbytes() for address, each in kept.items() if address not in weights]
 
 
 def train_split(member: Member | None, shape: Layers, mesh: Mesh) -> SplitTrained:
-    """Train all layers, or this rank's share of them."""
+    """Train a model, or this rank's share of it."""
     rank = 0 if member is None else member.rank
-    random = torch.Generator().manual_seed(48)
-    parameters = Weights()
-    for i in range(shape.layers):
-        for name, drawn in drawn_parameters(shape, random).items():
-            own = drawn.chunk(mesh.tensor, SPLIT[name])[rank].clone() if name in SPLIT else drawn
-            parameters[f"{i} {name}"] = own.requires_grad_()
-    every = [*parameters.values()]
-    copied = [i for i, name in enumerate(parameters) if name.partition(" ")[2] not in SPLIT]
-    weights = {parameter.untyped_storage().data_ptr() for parameter in every}
-    size = (2, shape.length, SAMPLES, shape.width)
-    for _ in range(STEPS):
-        kept: dict[int, Tensor] = {}  # by the storage's address
-
-        def keep(tensor: Tensor, kept: dict[int, Tensor] = kept) -> Tensor:
-            kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
-            return tensor.detach()
-
-        given = torch.randn(size, generator=random, dtype=torch.float64)
-        if mesh.sequence:
-            given = given.chunk(mesh.tensor, 1)[rank]
-        x, target = given[0].clone(), given[1]
-        seen = {phase: Observer(torch.device("cpu")) for phase in ("forward", "backward", "step")}
-        with seen["forward"], saved_tensors_hooks(keep, Tensor.detach):
-            for i in range(shape.layers):
-                x = layer_forward(x, {name: parameters[f"{i} {name}"] for name in (*SPLIT, *COPIED)}, shape, mesh)
-        with seen["backward"]:
-            gradients = [*torch.autograd.grad((x - target).square().sum() / prod(size[1:]), every)]
-        with seen["step"], torch.no_grad():
-            if mesh.sequence:
-                sums = all_reduced(torch.cat([gradients[i] for i in copied])).split(shape.width)
-                for i, whole in zip(copied, sums, strict=True):
-                    gradients[i] = whole
-            for parameter, gradient in zip(every, gradients, strict=True):
-                parameter -= RATE * gradient
-    storages = [each for address, each in kept.items() if address not in weights]
-    bytes_kept = [each.untyped_storage().nbytes() for each in storages if each.shape[-1] > 1]
-    statistics = sum(each.untyped_storage().nbytes() for each in storages if each.shape[-1] == 1)
-    ended = {name: each.detach().numpy() for name, each in parameters.items()}
+    whole, random = drawn_parameters(shape), torch.Generator().manual_seed(49)
+    of = {name: own_share(name, each, shape, mesh.tensor, rank).clone() for name, each in whole.items()}
+    steps = torch.randint(shape.vocabulary, (STEPS, 2, SAMPLES, shape.length), generator=random)
+    for each in of.values():
+        each.requires_grad_()
+    for tokens in steps:
+        take_step(of, tokens, shape, mesh, rank)
+    short = {name: each.detach().float().requires_grad_() for name, each in of.items()}
+    seen, kept = take_step(short, steps[0], shape, mesh, rank)
     shares = {REDUCE_SCATTER: mesh.tensor}  # the dispatcher shows the share that it returns
     calls = {name: Counter((o.call, o.nbytes * shares.get(o.call, 1)) for o in one.calls) for name, one in seen.items()}
-    return SplitTrained(ended, calls, bytes_kept, statistics)
+    return SplitTrained({name: each.detach().numpy() for name, each in of.items()}, calls, kept)
 
 
-def calls_by_rule(share: RankShare, layers: int) -> dict[str, Collectives]:
-    """Return the collectives of layers that the rule says."""
+class Ruled(NamedTuple):
+    """What the rule says of one rank."""
+
+    calls: dict[str, Collectives]
+    kept: list[int]  # bytes of each value
+    numbers: int  # of its parameters
+
+
+def ruled_split(shape: Layers, mesh: Mesh) -> Ruled:
+    """Return what the rule says of a model."""
     calls: dict[str, Collectives] = {phase: Counter() for phase in ("forward", "backward", "step")}
-    for phase, counted in (("forward", share.forward), ("backward", share.for_input + share.for_weights)):
-        for each, times in counted:
-            if isinstance(each, Exchange):
-                calls[phase][each.op, each.size] += int(layers * times)
-    if share.partial:
-        calls["step"][ALL_REDUCE, layers * NUMBER * share.partial] = 1
-    return calls
+    sizes, kept, numbers, partial = sizes_on(shape, SAMPLES, mesh.tensor), list[int](), 0, 0
+    for part, layers in ((embedding, 1), (layer, shape.layers), (head, 1)):
+        share = split(part(shape, NUMBER), sizes, mesh)
+        for phase, counted in (("forward", share.forward), ("backward", share.for_input + share.for_weights)):
+            for each, times in counted:
+                if isinstance(each, Exchange):
+                    calls[phase][each.op, each.size] += int(layers * times)
+        kept += [*share.kept.values()] * layers
+        numbers += layers * sum(map(prod, share.weights))
+        partial += layers * share.partial
+    if partial:
+        calls["step"][ALL_REDUCE, NUMBER * partial] = 1
+    return Ruled(calls, kept, numbers - shape.tied * prod(sizes.shape("vh", mesh.split_by("v"))))
 
 
-def apart(ranks: Sequence[SplitTrained], alone: SplitTrained) -> float:
-    """Return how far parameters are apart, as a share of each one's largest number."""
-    worst = 0.0
-    for name, whole in alone.parameters.items():
-        dim, parts = SPLIT.get(name.partition(" ")[2]), [one.parameters[name] for one in ranks]
-        found = np.stack(parts) if dim is None else np.concatenate(parts, dim)
-        worst = float(np.maximum(worst, np.abs(found - whole).max() / np.abs(whole).max()))  # nan where one is
-    return worst
+class KeptBeside(NamedTuple):
+    """A value that torch keeps beside those of the rule, and why."""
+
+    value: Value
+    times: int
+    why: str
+
+
+def kept_beside(shape: Layers, mesh: Mesh) -> list[KeptBeside]:
+    """Return what torch keeps beside the values of the rule."""
+    norms, layers = (1 if shape.parallel else 2) * shape.layers + 1, shape.layers
+    found = [KeptBeside(Value("deviation", "bs", 4), norms, "a norm's reciprocal deviation of each token")]
+    if shape.norm == "layer":
+        found.append(KeptBeside(Value("mean", "bs", 4), norms, "a layer norm's mean of each token"))
+    else:
+        found.append(
+            KeptBeside(Value("normalized", "bsh", NUMBER), norms, "an RMS norm that is not fused: x / deviation")
+        )
+    if shape.gated:
+        found.append(KeptBeside(Value("silu", "bsf", NUMBER), layers, "a gate that is not fused: silu(gate)"))
+    if mesh.tensor > 1:
+        found.append(KeptBeside(Value("others", "bk", 1), 2, "which tokens and targets are of other ranks"))
+    else:
+        found.append(KeptBeside(Value("total weight", "", NUMBER), 1, "a number of torch's cross-entropy"))
+    return found
+
+
+def bytes_beside(shape: Layers, mesh: Mesh) -> list[tuple[KeptBeside, int]]:
+    """Return what torch keeps beside the values of the rule, each with its bytes on a rank."""
+    sizes = sizes_on(shape, SAMPLES, mesh.tensor)
+    return [(each, sizes.size(each.value, mesh.split_by(each.value.dims))) for each in kept_beside(shape, mesh)]
+
+
+def simulated_exchanges(shape: Layers, mesh: Mesh) -> tuple[Collectives, int]:
+    """Return the exchanges of a simulated step, and the bytes that a rank sends in it."""
+    model = Model.of_layers(shape, samples=SAMPLES, precision=PRECISION)
+    runtime = f"paper:keeps_gathered={'yes' if mesh.keeps_gathered else 'no'}"
+    options: dict[str, Any] = {"tensor": mesh.tensor, "sequence": mesh.sequence, "runtime": runtime}
+    run = simulate("dp", 1, m=1, steps=1, model=model, cluster="selene", optimizer="sgd", **options)
+    found: Collectives = Counter()
+    for row in run.exchanges or ():
+        found[row.op, int(row.size)] += int(row.times)
+    return found, int(run.summary()["bytes_sent"][0]["bytes"])
+
+
+def bytes_by_ring(calls: Collectives, ranks: int) -> int:
+    """Return the bytes that a rank sends by rings: an all-reduce sends twice what the others send."""
+    return sum(n * (1 + (op == ALL_REDUCE)) * (ranks - 1) * size // ranks for (op, size), n in calls.items())
+
+
+def apart(ranks: Sequence[SplitTrained], alone: SplitTrained, shape: Layers, mesh: Mesh) -> float:
+    """Return how far parameters are from a rank's share of one process', as a share of each one's largest number."""
+    worst = [0.0]
+    for name, array in alone.parameters.items():
+        whole = torch.from_numpy(array)
+        for rank, one in enumerate(ranks):
+            wrong = own_share(name, whole, shape, mesh.tensor, rank) - torch.from_numpy(one.parameters[name])
+            worst.append(float(wrong.abs().max() / whole.abs().max()))
+    return float(torch.tensor(worst, dtype=torch.float64).max())  # nan where one is
 
 
 def split_differences(ranks: Sequence[SplitTrained], alone: SplitTrained, shape: Layers, mesh: Mesh) -> list[str]:
-    """Return what differs from one process and from the rule, in words."""
-    share = split(layer(shape, NUMBER), sizes_on(shape, SAMPLES, mesh.tensor), mesh)
-    calls, kept = calls_by_rule(share, shape.layers), sorted([*share.kept.values()] * shape.layers)
-    distance = apart(ranks, alone)
+    """Return what differs from one process, from the rule, and from a simulated run, in words."""
+    ruled, distance = ruled_split(shape, mesh), apart(ranks, alone, shape, mesh)
+    kept = sorted([*ruled.kept, *(size for each, size in bytes_beside(shape, mesh) for _ in range(each.times))])
+    simulated = simulated_exchanges(shape, mesh)
     said = [f"parameters are {distance:.2g} apart"] if not distance <= CLOSE else []
     for rank, one in enumerate(ranks):
-        wrong = (phase for phase in calls if one.calls[phase] != calls[phase])
-        said += [f"rank {rank} calls {one.calls[phase]} in its {phase}, not {calls[phase]}" for phase in wrong]
+        wrong = (phase for phase, calls in ruled.calls.items() if one.calls[phase] != calls)
+        said += [f"rank {rank} calls {one.calls[phase]} in its {phase}, not {ruled.calls[phase]}" for phase in wrong]
+        step = sum(one.calls.values(), Counter[tuple[str, int]]())
+        sent = step, bytes_by_ring(step, mesh.tensor)
+        said += [f"rank {rank} exchanges {sent} in its step, not {simulated} as simulated"] * (sent != simulated)
         said += [f"rank {rank} keeps {sorted(one.kept)} B, not {kept}"] * (sorted(one.kept) != kept)
         numbers = sum(each.size for each in one.parameters.values())
-        said += [f"rank {rank} has {numbers} numbers"] * (numbers != shape.layers * sum(map(prod, share.weights)))
+        said += [f"rank {rank} has {numbers} numbers, not {ruled.numbers}"] * (numbers != ruled.numbers)
     return said
+
+
+def table_of_splits(runs: dict[str, dict[str, list[SplitTrained]]], alone: dict[str, SplitTrained]) -> str:
+    """Return a row for each shape and split."""
+    lines: list[list[str]] = []
+    for name, of_shape in runs.items():
+        for mesh, trained in of_shape.items():
+            first, distance = trained[0], apart(trained, alone[name], SHAPES[name], MESHES[mesh])
+            words = (", ".join(f"{n} {op} of {size:,}" for (op, size), n in c.items()) for c in first.calls.values())
+            ruled = sum(ruled_split(SHAPES[name], MESHES[mesh]).kept)
+            step = sum(first.calls.values(), Counter[tuple[str, int]]())
+            kept = [f"{bytes_by_ring(step, RANKS):,}", f"{ruled:,}", f"{sum(first.kept) - ruled:,}"]
+            lines.append([f"{name}; {mesh}", f"{distance:.1e}", *words, *kept])
+    header = [
+        "shape and split",
+        "parameters",
+        "forward, B",
+        "backward, B",
+        "step, B",
+        "sent, B",
+        "kept, B",
+        "beside, B",
+    ]
+    return as_text(header, lines)
+
+
+def table_beside() -> str:
+    """Return a row for each value that a rank keeps beside those of the rule."""
+    lines: dict[str, list[str]] = {}
+    for shape in SHAPES.values():
+        both = zip(*(bytes_beside(shape, MESHES[name]) for name in ("tensor", "sequence")), strict=True)
+        for (each, size), (_, with_sequence) in both:
+            lines[each.value.name] = [each.value.name, f"{size:,}", f"{with_sequence:,}", each.why]
+    return as_text(["kept beside the rule", "tensor, B", "sequence, B", "what"], [*lines.values()])
 
 
 def compare_splits(arguments: list[str]) -> int:
     """Train on ranks and in one process, print what was found, and return the exit code."""
     if arguments:
         raise RequestError(arguments[0], "is not known; the check of split layers takes no options")
-    alone, lines, said = train_split(None, SHAPE, NO_MESH), list[list[str]](), list[str]()
     try:
-        with Ranks(RANKS) as ranks:
-            runs = {name: ranks.call(train_split, SHAPE, mesh) for name, mesh in MESHES.items()}
+        with one_thread(), Ranks(RANKS) as ranks:
+            alone = {name: train_split(None, shape, NO_MESH) for name, shape in SHAPES.items()}
+            runs = {
+                name: {split_by: ranks.call(train_split, shape, mesh) for split_by, mesh in MESHES.items()}
+                for name, shape in SHAPES.items()
+            }
     except ReplayError as error:
         raise RequestError("ranks", str(error)) from error
-    for name, trained in runs.items():
-        said += split_differences(trained, alone, SHAPE, MESHES[name])
-        first, found = trained[0], f"{apart(trained, alone):.1e}"
-        words = (", ".join(f"{n} {op} of {size:,}" for (op, size), n in c.items()) for c in first.calls.values())
-        lines.append([name, found, *words, f"{sum(first.kept):,}", f"{first.statistics:,}"])
-    header = ["split", "parameters", "forward, B", "backward, B", "step, B", "kept, B", "of norms, B"]
-    write_stdout("\n".join([as_text(header, lines).rstrip("\n"), *(said or ["all as the rule says"]), ""]))
+    said = [
+        f"{name}; {mesh}: {line}"
+        for name, of_shape in runs.items()
+        for mesh, trained in of_shape.items()
+        for line in split_differences(trained, alone[name], SHAPES[name], MESHES[mesh])
+    ]
+    write_stdout("\n".join([table_of_splits(runs, alone), table_beside(), *(said or ["all as the rule says"]), ""]))
     return 1 if said else 0
 
 
