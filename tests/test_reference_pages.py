@@ -42,6 +42,7 @@ from cdpsim.studies.sweep.questions import question_names
 from cdpsim.trace import EXCHANGES_HEADER, ROUNDS_HEADER, RUNS_HEADER, TABLES, WIDER_TABLES, names_of
 from tests.helpers.command_options import load_extension
 from tests.helpers.field_tables import PAGES, require_fields, tables
+from tests.helpers.profiles import profiled
 
 MODEL_FILES: dict[str, type[msgspec.Struct]] = {
     "The top level": _ModelFile,
@@ -181,7 +182,7 @@ def test_files_beside_them_have_the_columns_of_the_page(file: str, header: str) 
 
 def test_summaries_have_the_fields_of_the_page(tmp_path: Path) -> None:
     """Those of a run of each kind together, in the order in which they come."""
-    model: dict[str, Any] = {"model": "gpt2", "cluster": "a100-nodes", "steps": 2}
+    model: dict[str, Any] = {"model": profiled("gpt2"), "cluster": "a100-nodes", "steps": 2}
     command = ["simulate", "multi-dp", "-n", "2", "--model", "gpt2", "--cluster", "a100-nodes"]
     assert main([*command, "--jitter", "lognormal:0.1", "--runs", "2", "-o", str(tmp_path / "runs")]) == 0
     random = cdpsim.load(tmp_path / "runs").summary()

@@ -13,7 +13,8 @@ A gather for the backward may run beside the product of the input's gradient, an
 that of the weights. Everything else waits.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -106,11 +107,15 @@ class RankShare:
     partial: int = 0  # numbers of weights whose gradients are summed over the axis once a step
     forward_peak: int = 0  # bytes
     backward_transient: int = 0
+    for_weights_left: int = 0  # bytes that the weights' part of a split backward needs of what was there before
+    input_peak: int = 0  # the most that its input's part has
+    weight_transient: int = 0
+    output_gradient: int = 0  # the part of `for_weights_left` that is the gradient of the last operation's output
 
 
 def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh) -> RankShare:
     """Return one rank's share: work, exchanges, bytes kept, weights."""
-    share, needed = RankShare(), set[str]()
+    share, needed, operations = RankShare(), set[str](), list(operations)
     for each in operations:
         by = mesh.split_by(*(v.dims for v in each.inputs), each.output.dims, *each.weights)
         whole = [v for v in each.inputs if by and by.isdisjoint(v.dims)]
@@ -141,6 +146,7 @@ def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh) -> RankShar
         share.weights += [sizes.shape(weight, by) for weight in each.weights]
         share.partial += sum(sizes.summed(weight, by) for weight in each.weights if by)
         _count_memory(share, each, sizes, mesh, whole)
+    _count_parts(share, operations, sizes, mesh)
     return share
 
 
@@ -173,6 +179,26 @@ def _count_memory(share: RankShare, each: Operation, sizes: Sizes, mesh: Mesh, w
             copied = each.output.width * prod(sizes.shape(weight, by)) if mesh.weight_copies else 0
             used = again + sizes.size(given, by) + sizes.size(each.output, by) + int(copied)
             share.backward_transient = max(share.backward_transient, used)
+
+
+def _count_parts(share: RankShare, operations: Sequence[Operation], sizes: Sizes, mesh: Mesh) -> None:
+    """Count the memory of a split backward: inputs of products stay for the weights' part, and outputs' gradients."""
+    products = [each for each in operations if each.kind == PRODUCT and each.weights]
+    stay = {value.name for each in products for value in each.inputs}
+    users, live = Counter(value.name for each in operations for value in each.kept), dict(share.kept)
+    gradients = 0
+    for each in reversed(operations):
+        by = mesh.split_by(*(v.dims for v in each.inputs), each.output.dims, *each.weights)
+        own, given = sizes.size(each.output, by), sum(sizes.size(v, by) for v in each.inputs if not v.given)
+        share.input_peak = max(share.input_peak, sum(live.values()) + gradients + own + given)
+        if each in products:
+            gradients += own
+            share.output_gradient += own * (each.output in operations[-1].inputs and not operations[-1].kept)
+            again = (sizes.size(v, by) for v in each.inputs if share.kept[v.name] < sizes.size(v, by))
+            share.weight_transient = max(share.weight_transient, sum(again))
+        users.subtract(value.name for value in each.kept)
+        live = {name: size for name, size in live.items() if users[name] or name in stay}
+    share.for_weights_left = gradients + sum(live.values())
 
 
 def sizes_on(shape: Layers, samples: int, tensor: int) -> Sizes:
@@ -208,6 +234,12 @@ def _stage(name: str, share: RankShare, width: int, boundary: int, mesh: Mesh) -
     """Return a stage of one rank's share."""
     kept = sum(share.kept.values())
     weights, backward = Operations(share.for_weights), Operations(share.for_input + share.for_weights)
+    parts = {
+        "weight_activation": share.for_weights_left,
+        "weight_output": boundary * (share.output_gradient == boundary),
+        "input_transient": max(share.backward_transient, share.input_peak - kept - boundary),
+        "weight_transient": share.weight_transient,
+    }
     return Stage(
         name=name,
         forward=Operations(share.forward),
@@ -227,4 +259,5 @@ def _stage(name: str, share: RankShare, width: int, boundary: int, mesh: Mesh) -
         partial=width * share.partial,
         factored=width * sum(sum(shape) for shape in share.weights),
         tensors=tuple(share.weights),
+        **(parts if weights < backward else {}),
     )

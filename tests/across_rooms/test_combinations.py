@@ -11,22 +11,23 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from cdpsim import Cluster, RequestError, presets, simulate
+from cdpsim import Cluster, RequestError, simulate
 from cdpsim.api import reopen
 from cdpsim.cluster import Cable, Devices, Link, Topology
 from cdpsim.cluster.topology import OVERLAPS
 from cdpsim.files.units import Work
 from cdpsim.invariants import violations
-from cdpsim.model import RECOMPUTE
+from cdpsim.model import RECOMPUTE, Model
 from cdpsim.program.collectives import COLLECTIVES
 from cdpsim.request.options import RENDEZVOUS
 from cdpsim.runs import Run
 from cdpsim.schedules.order import CYCLIC
 from cdpsim.studies.compare import measure
+from tests.helpers.profiles import profiled
 from tests.helpers.saved_files import files
 from tests.helpers.strategies import disorders, schedules, streamed_requests, taken
 
-_GPT2 = presets.model("gpt2")
+_GPT2 = Model.load(profiled("gpt2"))
 GPT2 = replace(_GPT2, stages=tuple(replace(one, weight_backward=Work(one.backward / 2)) for one in _GPT2.stages))
 cables = st.builds(Cable, latency=st.sampled_from([0.0, 1e-5]), bandwidth=st.sampled_from([1e9, 1e10, 3e11, inf]))
 hosts = st.builds(Link, latency=st.just(1e-5), bandwidth=st.just(2.5e10))

@@ -17,6 +17,7 @@ from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.model import STAGE_SIZES, Model, Stage
 from tests.helpers.every_row import every_row
+from tests.helpers.profiles import profiled
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -402,7 +403,7 @@ def test_a_device_holds_as_much_of_grouped_stages(model: Model, data: st.DataObj
 @pytest.mark.parametrize("name", ["resnet50", "vit-b16", "gpt2", "llama3-8b"])
 def test_all_stages_of_a_real_model_in_one_hold_as_much(name: str) -> None:
     """But for what stands between stages and not inside one: inputs that are not read again, and targets."""
-    model = presets.model(name)
+    model = presets.model(name) if name in ("resnet50", "vit-b16") else Model.load(profiled(name))
     first, last = model.stages[0], model.stages[-1]
     inner = model.size("boundary")[:-1].sum()
     unused = sum(stage.unused_input for before, stage in pairwise(model.stages) if not before.kept_output)

@@ -10,6 +10,7 @@ from cdpsim.cluster import Cluster, Devices, Link
 from cdpsim.errors import RequestError
 from cdpsim.model import OPTIMIZERS, PRECISIONS, GradientType, Model, Recipe, Stage, Tie
 from cdpsim.model.recipe import apply_recipe
+from tests.helpers.profiles import A100
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -209,7 +210,7 @@ def test_an_update_takes_its_bytes_over_the_bandwidth_of_its_device() -> None:
 
 def test_a_run_asks_for_updates_by_the_data_sheet() -> None:
     """GPT-2 on one A100: 32 bytes for each of 124,439,808 parameters, at 2,039 GB/s, in each of three steps."""
-    alone: dict[str, Any] = {"model": "gpt2", "cluster": "a100-nodes", "m": 1, "steps": 3}
+    alone: dict[str, Any] = {"model": "gpt2", "cluster": A100, "m": 1, "steps": 3}
     plain, timed = (simulate("gpipe", 1, **alone, update_time=how) for how in (None, "memory"))
     more = timed.summary()["makespan"] - plain.summary()["makespan"]
     assert more == pytest.approx(3 * 32 * 124_439_808 / 2.039e12, rel=1e-9)

@@ -1,19 +1,32 @@
-"""Models that ship with the package are what the commands in their first comments make; and what is known of them."""
+"""Profiles are what the commands in their first comments make; shipped shapes agree with them; what is known of both.
+
+The profiles of gpt2, llama2-7b and llama3-8b, which are shapes now, are data of tests.
+"""
 
 import shlex
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cdpsim import presets
 from cdpsim.files.units import Work
 from cdpsim.model import PRECISIONS, Model, Recipe
 from cdpsim.model.recipe import apply_recipe
+from tests.helpers.profiles import profiled
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 NAMES = ("gpt2", "llama2-7b", "llama3-8b", "resnet50", "vit-b16")
+SHAPES = ("gpt2", "llama2-7b", "llama3-8b")
 FILES = Path(presets.__file__).parent / "models"
+
+
+def file_of(name: str) -> Path:
+    """The profile of a model."""
+    return Path(profiled(name)) if name in SHAPES else FILES / f"{name}.toml"
+
+
 # As their papers say: layers; an output layer of a language model has weights of its own here.
 KNOWN = {
     # torchvision 0.20's table of models: 25,557,032; a stem, 16 bottlenecks, a head.
@@ -34,20 +47,20 @@ KNOWN = {
 
 
 def command(name: str) -> list[str]:
-    first, *_ = (FILES / f"{name}.toml").read_text().splitlines()
+    first, *_ = file_of(name).read_text().splitlines()
     assert first.startswith(f"# made by: python -m validation profile {name} ")
     return shlex.split(first.removeprefix("# made by: python -m validation "))
 
 
 def test_these_ship() -> None:
-    """And models of layers, which no profile made."""
-    profiled = [name for name in presets.preset_names("models") if presets.model(name).layers is None]
-    assert profiled == sorted(NAMES)
+    """Other profiles than those of language models."""
+    plain = [name for name in presets.preset_names("models") if presets.model(name).layers is None]
+    assert plain == sorted(set(NAMES) - set(SHAPES))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_says_what_its_numbers_are_in(name: str) -> None:
-    model = presets.model(name)
+    model = Model.load(file_of(name))
     words = command(name)
     dtype = words[words.index("--dtype") + 1] if "--dtype" in words else "float32"
     assert model.precision == {"bfloat16": "bf16", "float32": "fp32"}[dtype]
@@ -56,18 +69,18 @@ def test_a_file_says_what_its_numbers_are_in(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_says_how_many_samples_a_micro_batch_has(name: str) -> None:
     words = command(name)
-    assert presets.model(name).samples == int(words[words.index("--batch") + 1])
+    assert Model.load(file_of(name)).samples == int(words[words.index("--batch") + 1])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_language_model_says_how_many_tokens_a_sample_has(name: str) -> None:
     lengths = [int(word.removeprefix("length=")) for word in command(name) if word.startswith("length=")]
-    assert presets.model(name).tokens == (lengths[0] if lengths else None)
+    assert Model.load(file_of(name)).tokens == (lengths[0] if lengths else None)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_has_as_many_layers_and_parameters_as_are_known(name: str) -> None:
-    model = presets.model(name)
+    model = Model.load(file_of(name))
     layers, parameters = KNOWN[name]
     assert model.n == layers
     assert model.size("parameters").sum() == parameters * PRECISIONS[model.precision]
@@ -88,7 +101,7 @@ def test_blocks_say_what_fused_attention_keeps_and_costs(name: str) -> None:
 
     Backwards compute the first of them again (algorithm 4).
     """
-    for stage in presets.model(name).stages:
+    for stage in Model.load(file_of(name)).stages:
         if stage.name != "block" or name not in ATTENTION:
             assert (stage.attention_activation, stage.attention_forward, stage.recomputed) == (0, None, None)
         else:
@@ -100,7 +113,7 @@ def test_blocks_say_what_fused_attention_keeps_and_costs(name: str) -> None:
 @pytest.mark.parametrize(("name", "each_token"), [("llama3-8b", 57.91), ("llama2-7b", 46.08), ("gpt2", 0.8544)])
 def test_the_flop_of_a_token_are_those_of_the_palm_paper(name: str, each_token: float) -> None:
     """Chowdhery et al. 2022, appendix B, in GFLOP: 6 for each weight of a product, and 12 L h s for attention."""
-    model, (b, _, s, h) = presets.model(name), ATTENTION[name]
+    model, (b, _, s, h) = Model.load(file_of(name)), ATTENTION[name]
     products = model.size("parameters").sum() / PRECISIONS["bf16"] - model.stages[0].numbers  # all but the embedding
     assert model.flop is not None
     assert model.flop / (b * s) == pytest.approx(6 * products + 12 * (model.n - 2) * h * s, rel=2e-3)
@@ -113,12 +126,40 @@ def test_the_flop_of_a_token_are_those_of_the_palm_paper(name: str, each_token: 
 def test_transformers_compute_again_in_all_ways(name: str, how: str) -> None:
     """In whole backwards and in split ones, in several groups of layers."""
     for n in (1, 3, 14):
-        trained = apply_recipe(presets.model(name).without_curves(), Recipe(recompute=how), n)
-        plain = presets.model(name).grouped(n)
+        trained = apply_recipe(Model.load(file_of(name)).without_curves(), Recipe(recompute=how), n)
+        plain = Model.load(file_of(name)).grouped(n)
         assert trained.size("activation").sum() < plain.size("activation").sum()
         for own, other in zip(trained.stages, plain.stages, strict=True):
             assert own.weight_activation == other.weight_activation  # what the weights' part needs is left
         assert (trained.computed_flop or 0) > (trained.flop or 0) == plain.flop
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_agrees_with_its_profile(name: str) -> None:
+    """To the number and the FLOP; its bytes are those of fused operations, and of a loss in fp32.
+
+    What a split backward leaves for its weights' part is the same but for the gradients of norms, which a profile has
+    there, and so is what its input's part needs where nothing but attention is fused in the profile, either.
+    """
+    shape, profile = presets.model(name), Model.load(profiled(name))
+    assert (shape.n, shape.samples, shape.tokens) == (profile.n, profile.samples, profile.tokens)
+    assert shape.size("parameters").tolist() == profile.size("parameters").tolist()
+    if name == "gpt2":  # the others have queries, keys, values, gate and up in one matrix each
+        assert shape.size("factored").tolist() == profile.size("factored").tolist()
+    assert [tie.parameters for tie in shape.tied] == [tie.parameters for tie in profile.tied]
+    assert shape.layers is not None
+    plain = Model.of_layers(replace(shape.layers, dropout=False), samples=shape.samples)
+    for own, other in zip(plain.stages[1:], profile.stages[1:], strict=True):
+        for part in ("forward", "backward", "weight_backward"):
+            assert float(getattr(own, part)) == float(getattr(other, part))
+        assert own.attention_activation == other.attention_activation
+        norms = (other.weight_activation or 0) - (own.weight_activation or 0)
+        assert 0 <= norms <= 4 * 2 * (own.partial or 4 * shape.layers.width)
+        assert own.weight_output == other.weight_output
+        if own.name == "layer":
+            assert own.activation + own.size("input_transient") < other.activation + other.size("input_transient")
+    if not shape.layers.tied:
+        assert plain.stages[1].input_transient == profile.stages[1].input_transient
 
 
 @pytest.mark.slow
@@ -133,6 +174,6 @@ def test_a_file_is_what_its_command_makes(name: str, tmp_path: Path) -> None:
     assert words[-2:] == ["-o", f"{name}.toml"]
     made = tmp_path / f"{name}.toml"
     assert serve_harness([profile_command], [*words[:-1], str(made)]) == 0
-    assert Model.load(made) == Model.load(FILES / f"{name}.toml")
-    shipped = (FILES / f"{name}.toml").read_text()
+    assert Model.load(made) == Model.load(file_of(name))
+    shipped = file_of(name).read_text()
     assert made.read_text() == "".join(line for line in shipped.splitlines(True) if not line.startswith("#"))

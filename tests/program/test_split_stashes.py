@@ -18,6 +18,7 @@ from cdpsim.program import Category, Kind
 from cdpsim.runs import Run
 from cdpsim.trace.metrics import memory
 from tests.helpers.every_row import every_row
+from tests.helpers.profiles import profiled
 
 SPLIT: dict[str, dict[str, int]] = {
     "zb-h1": {"n": 4, "m": 6},
@@ -143,7 +144,7 @@ def test_zb_h1_holds_as_much_as_1f1b(name: str, n: int) -> None:
 
     Seven stages are uneven, of four blocks or five, and zb-h1 has as many passes on the fives as 1f1b on the first.
     """
-    asked: dict[str, Any] = {"n": n, "m": 2 * n, "steps": 1, "model": name, "cluster": "h100-node"}
+    asked: dict[str, Any] = {"n": n, "m": 2 * n, "steps": 1, "model": profiled(name), "cluster": "h100-node"}
     ours, plain = (activations(simulate(each, ignore_memory=True, **asked)) for each in ("zb-h1", "1f1b"))
     assert max(ours) == max(plain) == ours[0]
     ours, plain = (

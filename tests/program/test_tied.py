@@ -21,6 +21,7 @@ from cdpsim.runs import Run
 from cdpsim.studies.compare import measure
 from cdpsim.studies.superpose import worker_curve
 from tests.helpers.every_row import every_row
+from tests.helpers.profiles import profiled
 from tests.helpers.svg import read
 
 # Four stages, the first and the last of which share a tensor of 60 bytes; an optimizer keeps twice as much of each.
@@ -301,7 +302,7 @@ def test_a_worker_holds_it_once() -> None:
 
 def test_seven_billion_parameters_do_not_fit_into_80_gb() -> None:
     """At the last stage's backward: 2 + 12 bytes a parameter and all activations; that stage's gradients, if zeroed."""
-    options: dict[str, Any] = {"model": "llama2-7b", "cluster": "h100-node", "ignore_memory": True}
+    options: dict[str, Any] = {"model": profiled("llama2-7b"), "cluster": "h100-node", "ignore_memory": True}
     one, zeroed = (
         measure(simulate("multi-dp", 8, **options, runtime=runtime)) for runtime in (None, "paper:gradients=zeroed")
     )
@@ -311,7 +312,9 @@ def test_seven_billion_parameters_do_not_fit_into_80_gb() -> None:
     assert zeroed.memory == one.memory + last
     assert zeroed.memory == pytest.approx(147.5e9, rel=1e-3)
     assert not one.fits
-    plain = simulate("multi-dp", 8, model="llama2-7b", cluster="h100-node", optimizer="sgd", mixed_precision=False)
+    plain = simulate(
+        "multi-dp", 8, model=profiled("llama2-7b"), cluster="h100-node", optimizer="sgd", mixed_precision=False
+    )
     assert measure(plain).optimizer == 0
 
 

@@ -11,11 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cdpsim import Model, presets, simulate
+from cdpsim import Cluster, Model, simulate
 from cdpsim.files.units import Number
 from cdpsim.model import Runtime
 from cdpsim.studies.breakeven import find_break_even
 from cdpsim.studies.compare import Measured, measure
+from tests.helpers.profiles import A100, profiled
+
+LLAMA = profiled("llama2-7b")
 
 PARAMETERS = 32 * (4 * 4096**2 + 3 * 4096 * 11_008 + 2 * 4096) + 2 * 32_000 * 4096 + 4096
 NETWORK, NVLINK = 0.96 * 12.5e9, 0.8 * 300e9  # what NCCL takes to be reached of both
@@ -26,7 +29,7 @@ PLAIN = {"optimizer": "sgd", "mixed_precision": False}
 def replicas(model: Model | str, k: int, collective: str = "ring") -> Measured:
     """Each of k devices has the whole model and one micro-batch; then all gradients are averaged."""
     by = collective if k > 1 else "recursive-doubling"  # alone there is nothing to average
-    return measure(simulate("multi-dp", 1, m=k, model=model, cluster="a100-nodes", collective=by, steps=4, **PLAIN))  # type: ignore[arg-type]
+    return measure(simulate("multi-dp", 1, m=k, model=model, cluster=A100, collective=by, steps=4, **PLAIN))  # type: ignore[arg-type]
 
 
 def ring(k: int, number: int = 2) -> float:
@@ -53,18 +56,18 @@ def test_forward_and_backward_are_those_of_a_textbook() -> None:
 
     The embedding multiplies nothing. Fused attention does its first product, half of its forward, again backwards.
     """
-    model, tokens, length = presets.model("llama2-7b"), 2 * 4096, 4096
+    model, tokens, length = Model.load(LLAMA), 2 * 4096, 4096
     products = 2 * tokens * (PARAMETERS - 32_000 * 4096)
     attention = 4 * length * 4096 * 32 * tokens
     forward, backward = (sum(getattr(stage, kind) for stage in model.stages) for kind in ("forward", "backward"))
     assert forward == pytest.approx(products + attention, rel=1e-3)
     assert backward == pytest.approx(2 * products + 2.5 * attention, rel=1e-3)
-    assert replicas("llama2-7b", 1).step == pytest.approx((forward + backward) / (0.44 * 312e12))
+    assert replicas(LLAMA, 1).step == pytest.approx((forward + backward) / (0.44 * 312e12))
 
 
 def test_the_batch_fills_the_memory() -> None:
     """Weights, gradients and two sequences of 4,096 tokens fit into 80 GB; a third would not."""
-    one = replicas("llama2-7b", 2)
+    one = replicas(LLAMA, 2)
     assert one.fits
     assert (one.parameters, one.gradients) == (2 * PARAMETERS, 2 * PARAMETERS)
     assert one.memory + one.activations / 2 > 80e9 > one.memory
@@ -77,7 +80,7 @@ def test_the_batch_fills_the_memory() -> None:
 )
 def test_outside_of_a_node_averaging_takes_three_quarters_of_the_pass(k: int, ratio: float) -> None:
     """With bf16 gradients, fused attention and 96 of 100 Gb/s: 22 times what it takes inside, and not four passes."""
-    one, alone = replicas("llama2-7b", k), replicas("llama2-7b", 1).step
+    one, alone = replicas(LLAMA, k), replicas(LLAMA, 1).step
     assert one.step is not None
     assert alone is not None
     assert one.step - alone == pytest.approx(ring(k))
@@ -87,24 +90,24 @@ def test_outside_of_a_node_averaging_takes_three_quarters_of_the_pass(k: int, ra
 
 def test_the_best_algorithm_takes_no_more_than_the_ring() -> None:
     """Rails move a half to three quarters of it through the card; the binomial tree is beyond four passes."""
-    alone = replicas("llama2-7b", 1).step or 0
+    alone = replicas(LLAMA, 1).step or 0
     for k in (16, 24, 32):
         nodes, inside = k // 8, 2 * 7 * (3.4e-6 + 2 * PARAMETERS / 8 / NVLINK)
         rails = inside + 2 * (nodes - 1) * (14e-6 + 2 * PARAMETERS / nodes / NETWORK)  # eight of an eighth on one card
-        assert replicas("llama2-7b", k, "best").step == pytest.approx(alone + rails)
-        assert (replicas("llama2-7b", k, "best").step or 0) < alone + ring(k)
-        assert (replicas("llama2-7b", k, "tree").step or 0) > 4 * alone
+        assert replicas(LLAMA, k, "best").step == pytest.approx(alone + rails)
+        assert (replicas(LLAMA, k, "best").step or 0) < alone + ring(k)
+        assert (replicas(LLAMA, k, "tree").step or 0) > 4 * alone
 
 
 def test_four_passes_would_need_a_fifth_of_the_bandwidth() -> None:
     """The bandwidth that NCCL reached is not known; 2.3 GB/s would do: S / (k (4 c / 2(k-1) - latency))."""
-    alone = replicas("llama2-7b", 1).step or 0
+    alone = replicas(LLAMA, 1).step or 0
 
     def run(cluster: object) -> object:
-        asked = {"model": "llama2-7b", "cluster": cluster, "collective": "ring", "steps": 4} | PLAIN
+        asked = {"model": LLAMA, "cluster": cluster, "collective": "ring", "steps": 4} | PLAIN
         return simulate("multi-dp", 1, m=32, **asked)  # type: ignore[arg-type]
 
-    one = find_break_even(run, presets.cluster("a100-nodes"), 4)  # type: ignore[arg-type]
+    one = find_break_even(run, Cluster.load(A100), 4)  # type: ignore[arg-type]
     assert one.break_even == pytest.approx(2 * PARAMETERS / 32 / (4 * alone / 62 - 14e-6), rel=1e-5)
     assert one.break_even == pytest.approx(2.32e9, rel=0.01)
 

@@ -20,6 +20,7 @@ from cdpsim.studies.compare import measure
 from cdpsim.studies.plan.bounds import Bound, Bounds, case_of, certainly_held
 from cdpsim.studies.plan.wanted import PLAN_OPTIONS
 from cdpsim.timing import costs
+from tests.helpers.profiles import A100, profiled
 from tests.helpers.strategies import requests, streamed_requests
 from tests.selection import Examples
 
@@ -174,7 +175,7 @@ def options_of(name: str, devices: int) -> dict[str, Any]:
     return {"schedule": name, "n": n} | ({"chunks": chunks} if takes_chunks else {})
 
 
-REAL: dict[str, Any] = {"model": "llama3-8b", "cluster": "a100-nodes"}  # of stages that are grouped into few
+REAL: dict[str, Any] = {"model": profiled("llama3-8b"), "cluster": A100}  # of stages that are grouped into few
 OTHERS: tuple[dict[str, Any], ...] = (
     {"offload": "optimizer"},
     {"offload": "activations"},

@@ -18,6 +18,7 @@ from cdpsim.studies.comparison import compare
 from tests.conftest import Command
 from tests.helpers.command_line import refuse
 from tests.helpers.every_row import every_row
+from tests.helpers.profiles import A100, profiled
 
 SPEED = Cluster(devices=(Devices(speed=10e12, achieved=0.5, memory=10**9),))
 LAYER = Stage(forward=Work(1e12), backward=Work(2e12), weight_backward=Work(1e12), activation=1000)
@@ -212,7 +213,7 @@ def test_utilization_of_a_published_model() -> None:
     Fused attention computes its first product again, which is no FLOP of the model: 14 L h s are computed. The
     embedding multiplies nothing. One device is never idle, and its file says that 44 % of the peak are reached.
     """
-    (row,) = compare(["1f1b"], devices=1, batch=8, model="llama2-7b", cluster="a100-nodes").measured
+    (row,) = compare(["1f1b"], devices=1, batch=8, model=profiled("llama2-7b"), cluster=A100).measured
     parameters = 32 * (4 * 4096**2 + 3 * 4096 * 11_008 + 2 * 4096) + 32_000 * 4096
     assert row.token_rate is not None
     assert row.hfu == pytest.approx(0.44, rel=1e-9)

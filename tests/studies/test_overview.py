@@ -8,6 +8,7 @@ import pytest
 from cdpsim import simulate
 from cdpsim.errors import TooLarge
 from cdpsim.studies.compare import overview
+from tests.helpers.profiles import A100, profiled
 
 
 @pytest.mark.parametrize(("n", "m"), [(4, 8), (3, 5)])
@@ -60,7 +61,7 @@ def test_one_is_not_many() -> None:
 
 def test_real_costs_have_units() -> None:
     """The step of one device is all its work, by the shipped files' own figures."""
-    run = simulate("multi-dp", 1, m=1, model="gpt2", cluster="a100-nodes")
+    run = simulate("multi-dp", 1, m=1, model=profiled("gpt2"), cluster=A100)
     lines = overview(run)
     assert lines["run"].endswith("gpt2, adam, mixed precision, 8 samples a micro-batch, bf16, a100-nodes")
     device = run.request.cluster.devices[0]

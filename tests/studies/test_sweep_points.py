@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cdpsim import RequestError
 from cdpsim.studies.sweep.points import lowest_form, read_part
 from tests.helpers.every_row import every_row
+from tests.helpers.profiles import profiled
 from tests.helpers.sweeps import sweep
 
 TWO: dict[str, list[Any]] = {"schedule": ["1f1b", "gpipe"], "n": [2, 4, 8]}
@@ -223,7 +224,7 @@ def test_a_sweep_that_is_none_is_refused(content: dict[str, Any], words: str) ->
 def test_a_path_that_no_file_has_is_refused_with_the_nearest(path: str, words: str) -> None:
     axes = {**TWO, "value": {"of": path, "values": ["5 pounds"]}}
     with pytest.raises(RequestError) as refused:
-        sweep({"fixed": {"model": "gpt2", "cluster": "a100-nodes"}, "axes": axes})
+        sweep({"fixed": {"model": profiled("gpt2"), "cluster": "a100-nodes"}, "axes": axes})
     assert "axes.value: no value can be read: " in str(refused.value)
     assert words in str(refused.value)
 
