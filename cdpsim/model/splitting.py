@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cdpsim.model.layers import (
     ALL_GATHER,
@@ -234,7 +234,7 @@ def _stage(name: str, share: RankShare, width: int, boundary: int, mesh: Mesh) -
     """Return a stage of one rank's share."""
     kept = sum(share.kept.values())
     weights, backward = Operations(share.for_weights), Operations(share.for_input + share.for_weights)
-    parts = {
+    parts: dict[str, Any] = {
         "weight_activation": share.for_weights_left,
         "weight_output": boundary * (share.output_gradient == boundary),
         "input_transient": max(share.backward_transient, share.input_peak - kept - boundary),

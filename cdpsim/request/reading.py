@@ -426,8 +426,7 @@ def read_mesh(options: Mapping[str, Any], model: Model) -> Mesh:
     for name, asked in shares.items():
         if asked and tensor == 1:
             raise RequestError(name.replace("_", "-"), "is of the ranks of --tensor; give at least 2 of them")
-    given = options.get("recompute")
-    recompute = given if isinstance(given, str) else model.training.recompute
+    recompute = given if isinstance(given := options.get("recompute"), str) else model.training.recompute
     if shares["split_checkpoints"] and shares["sequence"]:
         raise RequestError("split-checkpoints", "is of what --sequence splits anyway; leave either out")
     if shares["split_checkpoints"] and recompute in ("none", "selective", "reversible"):

@@ -122,8 +122,8 @@ def rates_of_run(request: Request, rate: float, devices: int) -> dict[str, Any]:
     model = request.model
     samples = rate * model.samples if model.samples else None
     tokens = samples * model.tokens if samples and model.tokens else None
-    peak, useful, computed = request.cluster.peak_flops(devices, model.precision), _useful(model), model.computed_flop
-    hardware = _published(model)
+    peak, computed = request.cluster.peak_flops(devices, model.precision), model.computed_flop
+    useful, hardware = _useful_and_hardware(model)
     return {
         "micro_batch_rate": rate,
         "sample_rate": samples,
@@ -136,23 +136,18 @@ def rates_of_run(request: Request, rate: float, devices: int) -> dict[str, Any]:
     }
 
 
-def _published(model: Model) -> float | None:
-    """Return the FLOP of HFU: those computed, and those of an unfused core that is computed again three times.
+def _useful_and_hardware(model: Model) -> tuple[float | None, float | None]:
+    """Return the FLOP of a micro-batch that one rank has to compute, for MFU, and those of HFU.
 
-    So Korthikanti et al. 2022 (appendix A) count selective recomputation of a GPT's layers: s/3h in place of 2s/9h.
+    The first leave out copies and padding in a group. The second take a core that is computed again three times where
+    it is not fused and nothing else is, as Korthikanti et al. 2022 do (appendix A: s/3h in place of 2s/9h).
     """
-    flop, computed = model.flop, model.computed_flop
-    if flop is None or computed is None or model.layers is None or model.layers.attention != "eager":
-        return computed
-    core = _whole_flop(model.layers, model.samples or 1, model.precision)[1] / model.mesh.tensor
-    return computed + 2 * core * isclose(computed - flop, core, rel_tol=1e-9)  # nothing else is computed again
-
-
-def _useful(model: Model) -> float | None:
-    """Return the FLOP of a micro-batch that one rank has to compute; copies and padding in a group are left out."""
-    if model.layers is None or model.mesh.tensor == 1:
-        return model.flop
-    return _whole_flop(model.layers, model.samples or 1, model.precision)[0] / model.mesh.tensor
+    flop, computed, ranks = model.flop, model.computed_flop, model.mesh.tensor
+    if model.layers is None or flop is None or computed is None:
+        return flop, computed
+    whole, core = _whole_flop(model.layers, model.samples or 1, model.precision)
+    thrice = model.layers.attention == "eager" and isclose(computed - flop, core / ranks, rel_tol=1e-9)
+    return flop if ranks == 1 else whole / ranks, computed + 2 * core / ranks * thrice
 
 
 @lru_cache(maxsize=64)
