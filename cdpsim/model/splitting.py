@@ -111,6 +111,8 @@ class RankShare:
     input_peak: int = 0  # the most that its input's part has
     weight_transient: int = 0
     output_gradient: int = 0  # the part of `for_weights_left` that is the gradient of the last operation's output
+    retained: int = 0  # bytes of the gradients that torch keeps where it splits a backward, that one included
+    retained_peak: int = 0  # the most that there are with those that it works with
 
 
 def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh) -> RankShare:
@@ -191,6 +193,9 @@ def _count_parts(share: RankShare, operations: Sequence[Operation], sizes: Sizes
         by = mesh.split_by(*(v.dims for v in each.inputs), each.output.dims, *each.weights)
         own, given = sizes.size(each.output, by), sum(sizes.size(v, by) for v in each.inputs if not v.given)
         share.input_peak = max(share.input_peak, sum(live.values()) + gradients + own + given)
+        share.retained_peak = max(share.retained_peak, share.retained + own + given)
+        if each.weights and {*each.kept} == {*each.inputs}:  # a norm or a product
+            share.retained += own
         if each in products:
             gradients += own
             share.output_gradient += own * (each.output in operations[-1].inputs and not operations[-1].kept)
@@ -237,6 +242,8 @@ def _stage(name: str, share: RankShare, width: int, boundary: int, mesh: Mesh) -
     parts: dict[str, Any] = {
         "weight_activation": share.for_weights_left,
         "weight_output": boundary * (share.output_gradient == boundary),
+        "retained_gradients": share.retained - boundary * (share.output_gradient == boundary),
+        "retained_input_transient": max(share.backward_transient, share.retained_peak),
         "input_transient": max(share.backward_transient, share.input_peak - kept - boundary),
         "weight_transient": share.weight_transient,
     }

@@ -155,7 +155,7 @@ def test_a_shape_agrees_with_its_profile(name: str) -> None:
         assert own.attention_activation == other.attention_activation
         norms = (other.weight_activation or 0) - (own.weight_activation or 0)
         assert 0 <= norms <= 4 * 2 * (own.partial or 4 * shape.layers.width)
-        assert own.weight_output == other.weight_output
+        assert (own.weight_output, own.retained_gradients) == (other.weight_output, other.retained_gradients)
         if own.name == "layer":
             assert own.activation + own.size("input_transient") < other.activation + other.size("input_transient")
     if not shape.layers.tied:
