@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# gpt2 of 8 samples on an A100: products of 6.07 TFLOP / (0.74 * 312 TFLOPS) = 26.3 ms, a causal core of 0.54 TFLOP / 312
-# TFLOPS = 1.7 ms, and passes over memory: 39.94 ms in all (tests/model has each of them), 200 samples/s and 1602 on eight.
+# gpt2 of 8 samples on an A100: products of 6.07 TFLOP / (0.74 * 312 TFLOPS) = 26.3 ms, a causal core of 0.54 TFLOP at
+# 312 TFLOPS = 1.7 ms, and passes over memory: 39.94 ms in all, so 200 samples/s and 1602 on eight.
 # toy.toml: 8 stages of 10 ms + 20 ms, so 240 ms for a micro-batch. A program of three steps has 3 (2 n m) passes, and
 # as many updates as stages have devices: pipelines of 8 stages 384 + 24 tasks, multi-dp 384 + 24 * 8.
 EXAMPLES = {
@@ -73,7 +73,7 @@ EXAMPLES = {
         "1f1b --zero 1: 4 stages, 4 micro-batches, 8 devices; gpt2 … staleness 0,"
     ),
     "simulate 1f1b -n 4 --tensor 2 --sequence --model llama2-13b --cluster a100-nodes": (
-        "exchanges 1636 a step in groups of 2 ranks"  # 4 * (40 * (4 + 6) + 2 + 6) of layers, embedding, head; 4 of norms
+        "exchanges 1636 a step in groups of 2 ranks"  # 4 (40 * 10 + 2 + 6): layers, embedding, head; 4 of norms
     ),
     "simulate multi-dp -n 4 --slow 3:4 -o slow": '"slow": [ "3:4" ], … "period": 32,',  # 4 times 2n slots
     "simulate multi-dp --model toy.toml --jitter lognormal:0.1 --runs 1000 -o runs": (
@@ -87,7 +87,7 @@ EXAMPLES = {
     "compare -n 8": "mp-cdp 36 … left out because of m: dualpipe",  # n (n + 1) / 2
     "compare 1f1b zb-h1 -n 8 --model gpt2 --cluster a100-nodes": "zb-h1 8 … 1f1b 8 … gpt2, adam, mixed precision",
     "compare --devices 8 --batch 256 --model llama2-7b --cluster a100-nodes": (
-        "8 devices, 256 samples in a training step … 74.7 % 0.0 %"  # products reach 74 %; a causal core does half of what MFU counts
+        "8 devices, 256 samples in a training step … 74.7 % 0.0 %"  # of products 74 %; a core does half of what MFU has
     ),
     "compare dp --zero 0,1,2,3 --shard 8 -m 4 --model llama3-8b --cluster h100-node": (
         "dp 0 8 … no 0 … dp 3 8 … yes 0 … llama3-8b"  # 16 bytes of 8.03 G parameters are more than 80 GB
