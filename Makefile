@@ -62,9 +62,9 @@ mutants: ## A hundred mutants, drawn by SEED: do the tests that cover them fail?
 bench: ## The benchmarks, one at a time
 	$(PYTHON) -m pytest benchmarks --benchmark-only
 
-MODELS ?= $(patsubst cdpsim/presets/models/%.toml,%,$(wildcard cdpsim/presets/models/*.toml))
+MODELS ?= $(patsubst cdpsim/presets/models/%.toml,%,$(shell grep -l '^# made by: ' cdpsim/presets/models/*.toml))
 
-presets: ## Profile the shipped models again (or MODELS="resnet50 gpt2"), each by the command in its first line
+presets: ## Profile the shipped profiles again (or MODELS="resnet50"), each by the command in its first line
 	@set -e; for model in $(MODELS); do \
 	  file=cdpsim/presets/models/$$model.toml; new=$$(mktemp -d); \
 	  $(PYTHON) -m validation $$(sed -n '1s/^# made by: python -m validation \(.*\) -o .*/\1/p' $$file) -o $$new/made.toml; \

@@ -165,7 +165,7 @@ for m in (8, 16, 32):
     print(f"{m:2} devices: forward and backward {computing:.2f} s, averaging {averaging:.2f} s")
 
 # %% [markdown]
-# Beyond a node, averaging takes 25 times as long as within, and as long as most of the computation. It does not take
-# four times as long with this model file: weights, gradients and two sequences of 4,096 tokens in bf16 fill the
-# device. With unfused attention or in fp32 only 2,048 tokens fit, and then averaging takes more than three times as
-# long. The paper does not say which case it measured; the page on break-even in the documentation has the table.
+# Beyond a node, averaging takes 22 times as long as within, and a third longer than the computation. It does not take
+# four times as long: weights, gradients and two sequences of 4,096 tokens in bf16 fill the device. With unfused
+# attention one such sequence fills it, and averaging takes twice as long as the computation. The paper does not say
+# which case it measured; the page on break-even in the documentation has a table.

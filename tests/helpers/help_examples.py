@@ -8,13 +8,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-# gpt2 of 8 samples on an A100: (2.333 + 4.821) TFLOP / (0.44 * 312 TFLOPS) = 52.11 ms, 154 samples/s and 1228 on eight.
+# gpt2 of 8 samples on an A100: products of 6.07 TFLOP / (0.74 * 312 TFLOPS) = 26.3 ms, a causal core of 0.54 TFLOP at
+# 312 TFLOPS = 1.7 ms, and passes over memory: 39.94 ms in all, so 200 samples/s and 1602 on eight.
 # toy.toml: 8 stages of 10 ms + 20 ms, so 240 ms for a micro-batch. A program of three steps has 3 (2 n m) passes, and
 # as many updates as stages have devices: pipelines of 8 stages 384 + 24 tasks, multi-dp 384 + 24 * 8.
 EXAMPLES = {
     "schedules": "mp-cdp cyclic pyramid cdp-v2",
     "models": "gpt2 14 bf16 … 124.4 M 248.9 MB",  # its parameters, of two bytes
-    "models gpt2": 'boundary = "12.582912 MB"',  # 8 samples, 1024 tokens, 768 numbers of two bytes
+    "models gpt2": "layers = 12 width = 768",  # by Radford et al. 2019, table 2
     "clusters": "a100-nodes any 80 GB 19.5 19.5 156 312 312",  # by NVIDIA's data sheet
     "clusters a100-nodes": 'bf16 = "312 TFLOPS"',
     "clusters --format json": '"bf16": 312000000000000.0',
@@ -27,7 +28,7 @@ EXAMPLES = {
         "multi-cdp: 8 stages, 8 micro-batches, 8 devices; gpt2 … staleness 0.4375"  # (n - 1) / 2n
     ),
     "simulate acco --replicas 8 --model gpt2 --cluster a100-nodes": (
-        "step time 104.2 ms, certified; 1228 samples per second"  # two rounds, which hide all messages
+        "step time 79.88 ms, certified; 1602 samples per second"  # two rounds, which hide all messages
     ),
     "simulate dp --zero 3 --replicas 8 -m 4 --model gpt2 --cluster h100-node": (
         "dp --zero 3: 14 stages, 4 micro-batches, 8 devices; gpt2 … staleness 0,"
@@ -36,7 +37,7 @@ EXAMPLES = {
         '"schedule": "multi-cdp", "n": 8, … "model": "gpt2", "cluster": "a100-nodes" … "tasks": 408,'
     ),
     "simulate --from traces/summary.json --prefetch 1 -o earlier": (
-        '"prefetch": 1, … "period": 0.05211 … "bubble": 0.0,'  # parameters that come earlier are not waited for
+        '"prefetch": 1, … "period": 0.03994 … "bubble": 0.0,'  # parameters that come earlier are not waited for
     ),
     "simulate pp-cdp -n 4 --rule cdp-v1 --steps 5 -o traces --force": (
         '"rule": "cdp-v1", … "tasks": 180, … "mean_staleness": 1.0,'  # 5 (32 + 4); v1 is one step old
@@ -66,10 +67,13 @@ EXAMPLES = {
         "dp --zero 3: 14 stages, 1 micro-batch, 8 devices; gpt2 … staleness 0,"
     ),
     "simulate diloco --replicas 8 --local-steps 50 --model gpt2 --cluster a100-nodes": (
-        "step time 2.608 s, … messages 1 a step"  # 50 * 52.11 ms, and an all-reduce
+        "step time 1.999 s, … messages 1 a step"  # 50 * 39.94 ms, and an all-reduce
     ),
     "simulate 1f1b -n 4 --zero 1 --replicas 2 --model gpt2 --cluster h100-node": (
         "1f1b --zero 1: 4 stages, 4 micro-batches, 8 devices; gpt2 … staleness 0,"
+    ),
+    "simulate 1f1b -n 4 --tensor 2 --sequence --model llama2-13b --cluster a100-nodes": (
+        "exchanges 1636 a step in groups of 2 ranks"  # 4 (40 * 10 + 2 + 6): layers, embedding, head; 4 of norms
     ),
     "simulate multi-dp -n 4 --slow 3:4 -o slow": '"slow": [ "3:4" ], … "period": 32,',  # 4 times 2n slots
     "simulate multi-dp --model toy.toml --jitter lognormal:0.1 --runs 1000 -o runs": (
@@ -83,7 +87,7 @@ EXAMPLES = {
     "compare -n 8": "mp-cdp 36 … left out because of m: dualpipe",  # n (n + 1) / 2
     "compare 1f1b zb-h1 -n 8 --model gpt2 --cluster a100-nodes": "zb-h1 8 … 1f1b 8 … gpt2, adam, mixed precision",
     "compare --devices 8 --batch 256 --model llama2-7b --cluster a100-nodes": (
-        "8 devices, 256 samples in a training step … 43.0 % 0.0 %"  # of 44 % that a device achieves
+        "8 devices, 256 samples in a training step … 74.7 % 0.0 %"  # of products 74 %; a core does half of what MFU has
     ),
     "compare dp --zero 0,1,2,3 --shard 8 -m 4 --model llama3-8b --cluster h100-node": (
         "dp 0 8 … no 0 … dp 3 8 … yes 0 … llama3-8b"  # 16 bytes of 8.03 G parameters are more than 80 GB
@@ -102,6 +106,9 @@ EXAMPLES = {
     ),
     "compare 1f1b mine.csv -n 4 -m 8": "1f1b 4 0.3636 0.0909 27.3 % … mine.csv 4 0.3636 0.0909 27.3 %",  # 8 / 22
     "compare dp --replicas 8 --compress none,topk:0.01 --model gpt2 --cluster pcie-box": ("dp topk:0.01 8 … dp none 8"),
+    "compare 1f1b --devices 8 -m 8 --tensor 1,4 --model llama2-13b --cluster selene": (
+        "1f1b 4 8 … 1f1b 1 8 … of 2 stages … of 8 stages"
+    ),
     "compare --model toy.toml --cluster box.toml --format latex": "single-dp & 1 & 4.167 /s &",  # 1 / 0.24 s
     "compare multi-dp pp-cdp --model toy.toml --jitter exponential:0.2 --runs 99": (
         "step 5% step 50% step 95% … multi-dp 8 … pp-cdp 8"
@@ -112,6 +119,9 @@ EXAMPLES = {
     ),
     "plan --model llama3-8b --cluster a100-nodes --devices 16 --batch 64 --seconds 5": (
         "16 devices, 64 samples in a training step … candidates:"
+    ),
+    "plan --model llama2-13b --cluster selene --devices 8 --batch 8 -m 8 --tensor 4,8": (
+        "8 devices, 8 samples … proved: … row 1: cdpsim compare … --tensor 4"
     ),
     "plan --devices 8 --batch 16 --memory 8": "at most 8 on a device … proved: … 1 gems 8 16",
     "plan --model gpt2 --cluster a100-nodes --devices 8 --batch 256 -o plan.svg": (
@@ -135,7 +145,7 @@ EXAMPLES = {
     "sweep sweep.toml -o sweep --workers 1 --limit 100": "20 done, 0 refused, 0 failed, 0 to do",
     "sweep retry sweep": "0 failures forgotten",
     # breakeven, pyramid, rounds, import-schedule
-    "breakeven -n 8 --model gpt2 --cluster a100-nodes": "multi-dp dp 8 8 8 52.11 ms … mp-dp dp 8 8 64 52.11 ms",
+    "breakeven -n 8 --model gpt2 --cluster a100-nodes": "multi-dp dp 8 8 8 39.94 ms … mp-dp dp 8 8 64 39.94 ms",
     "breakeven multi-dp multi-cdp -n 4 8 --model toy.toml --cluster box.toml -o b.svg": (
         "multi-dp dp 4 4 4 240 ms … multi-cdp cdp-v2 8 8 8 240 ms … bandwidth from which on messages are hidden"
     ),
@@ -143,13 +153,13 @@ EXAMPLES = {
         "factor bandwidth step exposed … multi-cdp cdp-v2 8 8 8"
     ),
     "breakeven multi-dp -n 1 -m 32 --model llama2-7b --cluster a100-nodes --share 4": (
-        "multi-dp dp 1 32 32 2.814 s"  # (125.8 + 260.5) TFLOP / 137.28 TFLOPS
+        "multi-dp dp 1 32 32 1.62 s 3.403 s"  # 13.48 GB * (1.5 / 12 + 1.75 / 240) more: four nodes, eight devices each
     ),
     "pyramid -n 4": "all 10 10 10 10",
     "pyramid -n 8": "all 36 36 36 36",
     "pyramid mp-dp -n 4": "all 16 10 16 16",
     "pyramid --model toy.toml --steps 8 --format json": '"n": 8, "devices": 36, "bound": 36,',
-    "rounds acco --replicas 8 --model gpt2 --cluster a100-nodes": "0-5 8 1 1 52.11 ms",
+    "rounds acco --replicas 8 --model gpt2 --cluster a100-nodes": "0-5 8 1 1 39.94 ms",
     "rounds acco -n 1 --replicas 4 --slow 3:4 --steps 500 -o rounds.csv": (
         "2-999 13 1 4 8 … round,device,micro_batches,posted,begun,ended 0,0,1,"  # 3 * 4 and 1, in 8 slots
     ),
