@@ -50,7 +50,7 @@ LINES = {
     "files": 1130,
     "numeric": 1135,
     "cluster": 1525,
-    "model": 2640,
+    "model": 2645,
     "presets": 65,
     "schedules": 2660,
     "program": 5140,

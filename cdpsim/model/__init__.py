@@ -498,7 +498,9 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
     def from_builtins(cls, content: object, subject: str) -> Self:
         """Return the model of a file's content; errors begin with `subject`."""
         if isinstance(content, Mapping) and "model_type" in content:
-            content = {"name": Path(subject).parent.name, "layers": shape_fields(content, subject)}
+            file = Path(subject)
+            name = file.resolve().parent.name if file.name == "config.json" else file.stem if file.suffix else ""
+            content = {"name": name, "layers": shape_fields(content, subject)}
         form = config.decode(
             content, _ModelFile, subject, (_RepeatedStage, _ModelFile, Layers, Tie, MemoryCurve, OperatorSteps)
         )

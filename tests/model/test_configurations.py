@@ -1,6 +1,7 @@
 """Shapes of Hugging Face configurations: parameters as transformers counts them, and refused files."""
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdpsim.errors import RequestError
+from cdpsim.model import Model
 from cdpsim.model.configurations import shape_fields
 from cdpsim.model.layers import Layers
 
@@ -184,3 +186,12 @@ def test_bad_files_are_refused_in_one_line(content: dict[str, object], problem: 
         shape_fields(content, "folder/config.json")
     line = str(refused.value)
     assert line.startswith("folder/config.json") and problem in line and "\n" not in line and "; " in line
+
+
+def test_a_model_has_the_name_of_its_file_or_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "small").mkdir()
+    monkeypatch.chdir(tmp_path / "small")
+    for file in ("config.json", "big.json"):
+        Path(file).write_text('{"model_type": "gpt2"}')
+    names = [Model.load(path).name for path in ("config.json", ".", tmp_path / "small", "big.json")]
+    assert names == ["small", "small", "small", "big"]

@@ -117,6 +117,7 @@ def test_plans_count_ranks() -> None:
     found = plan(SMALL, cluster=NODES, devices=8, batch=16, tensor=[2, 4], schedules=["1f1b", "dp"])
     assert found.proved and found.best is not None
     assert {row.measured.ranks for row in found.rows} == {8}
+    assert str(found).startswith("8 ranks, 16 samples in a training step")
     shown = [float(row.step) for row in compared(tensor=[2, 4], recompute="none").measured if row.fits]
     assert float(found.best.measured.step) <= min(shown) * (1 + 1e-9)
     assert {one.options["tensor"] for one in found.search.space.candidates} == {2, 4}

@@ -14,6 +14,7 @@ from cdpsim.request import MEMORY_NOTE
 from cdpsim.request.options import DEFAULTS, flag_of
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison import SPLIT_NOTE
+from cdpsim.studies.equal_shapes import tensor_of
 from cdpsim.studies.plan.search import INTERRUPTED, Search
 from cdpsim.studies.plan.space import FATES, REFUSED, TOO_LARGE, WORSE, Candidate, values_left_out
 from cdpsim.studies.plan.wanted import SIZE_AXES, Wanted
@@ -291,7 +292,8 @@ def _head_lines(plan: Plan) -> list[str]:
     """Return what all candidates have in common, the counts of candidates, and the status."""
     wanted, searched = plan.wanted, plan.searched
     what = "micro-batch" if plan.in_slots else "sample"
-    devices = f"{'at most ' * wanted.fewer}{counted(wanted.devices, 'device')}"
+    unit = "rank" if any(tensor_of({"tensor": each}) > 1 for each in wanted.values().get("tensor", ())) else "device"
+    devices = f"{'at most ' * wanted.fewer}{counted(wanted.devices, unit)}"
     asked = [devices, f"{counted(wanted.batch, what)} in a training step"]
     asked += [] if wanted.memory is None else [f"at most {_size_text(plan, wanted.memory)} on a device"]
     cases, subjects = plan.search.space.cases, searched[REFUSED]
