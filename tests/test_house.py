@@ -60,7 +60,7 @@ LINES = {
     "invariants": 2500,
     "runs": 2032,
     "api": 190,
-    "studies": 5240,
+    "studies": 5242,
     "draw": 4485,
     "export": 900,
     "cli": 1790,

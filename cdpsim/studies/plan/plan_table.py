@@ -293,8 +293,8 @@ def _head_lines(plan: Plan) -> list[str]:
     wanted, searched = plan.wanted, plan.searched
     what = "micro-batch" if plan.in_slots else "sample"
     unit = "rank" if any(tensor_of({"tensor": each}) > 1 for each in wanted.values().get("tensor", ())) else "device"
-    devices = f"{'at most ' * wanted.fewer}{counted(wanted.devices, unit)}"
-    asked = [devices, f"{counted(wanted.batch, what)} in a training step"]
+    asked = ["at most " * wanted.fewer + counted(wanted.devices, unit)]
+    asked += [f"{counted(wanted.batch, what)} in a training step"]
     asked += [] if wanted.memory is None else [f"at most {_size_text(plan, wanted.memory)} on a device"]
     cases, subjects = plan.search.space.cases, searched[REFUSED]
     split = bool(cases) and cases[0].model.name == UNIT_MODELS[1]
