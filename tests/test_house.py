@@ -49,7 +49,7 @@ ROOMS = [
 LINES = {
     "files": 1130,
     "numeric": 1135,
-    "cluster": 1525,
+    "cluster": 1538,
     "model": 2645,
     "presets": 65,
     "schedules": 2660,

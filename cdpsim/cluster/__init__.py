@@ -170,7 +170,8 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
             raise RequestError("tensor", f"{problem}; {neighbours(ranks, fits)}")
         count = None if self.count is None else self.count // ranks
         devices = (msgspec.structs.replace(self.devices[0], count=count),)
-        return msgspec.structs.replace(self, devices=devices, topology=topology and topology.of_teams(ranks))
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        return _Teams(**fields | {"devices": devices, "topology": topology and topology.of_teams(ranks)})
 
     def sized(self, count: int) -> "Cluster":
         """Return this cluster with at least `count` devices if its file leaves the number open; nodes are complete."""
@@ -400,6 +401,18 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
             return np.zeros(count, np.int64)
         ends = np.cumsum([group.count or count for group in self.devices])
         return np.searchsorted(ends, np.arange(count), side="right")
+
+
+class _Teams(Cluster, frozen=True, kw_only=True):
+    """A cluster as one rank of each group sees it."""
+
+    def team(self, ranks: int) -> Cluster:
+        """Refuse to make groups of groups."""
+        if ranks == 1:
+            return self
+        raise RequestError(
+            "cluster", f"is of groups of ranks, not of ranks to put into groups of {ranks}; give the ranks'"
+        )
 
 
 @lru_cache(maxsize=64)  # asked for at every price

@@ -289,6 +289,14 @@ def test_the_cluster_of_groups_is_that_of_the_request_that_made_it(files: tuple[
     assert dict(one.of(one.model, copied)) == dict(one)
 
 
+def test_groups_of_another_cluster_are_not_grouped_again(files: tuple[Path, Path]) -> None:
+    model, cluster = files
+    one, other = (Request("1f1b", 4, m=4, model=model, cluster=each, tensor=4) for each in (cluster, "selene"))
+    with pytest.raises(RequestError, match=r"^cluster: is of groups of ranks, not of ranks to put into groups of 4; "):
+        one.of(one.model, other.cluster)
+    assert one.of(one.model, other.machine).timed_model == one.of(one.model, "selene").timed_model
+
+
 def test_a_break_even_is_of_the_links_between_groups(files: tuple[Path, Path]) -> None:
     """Of nodes of one group each: a rank's share of the network, and not the links inside."""
     model, _ = files
