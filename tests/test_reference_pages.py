@@ -83,10 +83,10 @@ def of_package(form: type[ConfigTable]) -> Iterator[type[ConfigTable]]:
 
 
 def test_every_table_of_model_and_cluster_files_is_on_a_page() -> None:
-    """All but what files have as another type: `Model` and its facts, `Stage`, `Cluster`."""
+    """All but what files have as another type, `Model` and its facts, `Stage` and `Cluster`, and clusters of groups."""
     kinds = {kind for kind in of_package(ConfigTable) if kind.__module__.startswith("cdpsim.")}
     elsewhere = {kind.__name__ for kind in kinds - {*MODEL_FILES.values(), *CLUSTER_FILES.values()}}
-    assert elsewhere == {"_ModelFacts", "Model", "Stage", "Cluster"}
+    assert elsewhere == {"_ModelFacts", "Model", "Stage", "Cluster", "_Teams"}
 
 
 def test_kinds_of_topologies_have_the_fields_of_the_page() -> None:
