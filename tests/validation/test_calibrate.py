@@ -28,13 +28,14 @@ from validation.calibrate.timings import Passed, RankInterval, StageTimes, repet
 from validation.profile.fits import algorithms, predict_collective
 from validation.program import serve_harness
 from validation.report.figure import draw_calibration
-from validation.report.schema import Calibration, Errors, KernelFit, OperationTime
+from validation.report.schema import Calibration, Errors, KernelFit, OperationTime, OverlapTimes
 from validation.training.models import Stages
 from validation.training.optimizer import OPTIMIZERS
 
 STAGES = Stages("transformer", 2, 2, "float32", OPTIMIZERS["adam"], {"width": 32, "length": 8})
 SIZES = (8, 4096, 2**18)
 LAYER = Layers(layers=1, width=32, heads=4, length=8, vocabulary=1)
+OVERLAPS = [OverlapTimes(2**20, 2e-3, 5e-3, both) for both in (6e-3, 6.5e-3, 9e-3)]
 Capture = pytest.CaptureFixture[str]
 
 
@@ -114,7 +115,7 @@ def test_the_cluster_file_prices_a_model_of_layers(done: Done) -> None:
     (devices,) = Cluster.load(done.folder / "box.toml").devices
     fit = done.found.kernels
     assert fit is not None and devices.kernels is not None
-    for name in ("products", "core", "passes", "launch", "meet"):
+    for name in ("products", "core", "passes", "launch", "meet", "beside"):
         assert getattr(devices.kernels, name) == pytest.approx(getattr(fit, name), rel=1e-3)
     assert (devices.speed, devices.memory_bandwidth) == pytest.approx((fit.speed, fit.memory_bandwidth), rel=1e-3)
     alone, back = {"copy", "sum", "large copy"}, {"product", "core", "norm", "gelu", "layer"}
@@ -301,24 +302,44 @@ def test_shares_come_out_of_times_that_are_made_of_them() -> None:
     """Of what stages reach where this is more than products do; of two ranks, the medians."""
     slow = operations(flops=6e12, core=2e12, moved=0.7e12, copied=0.9e12, launch=1e-5)
     fast = [structs.replace(each, seconds=each.seconds / 3) for each in slow]
-    fit = kernels.fit_kernels([slow], 8e12, 2e-5)
+    fit = kernels.fit_kernels([slow], 8e12, 2e-5, OVERLAPS)
     assert (fit.speed, fit.memory_bandwidth, fit.meet) == pytest.approx((8e12, 0.9e12, 2e-5))
     assert (fit.products, fit.core, fit.passes) == pytest.approx((6 / 8, 2 / 8, 7 / 9))
     assert fit.launch == pytest.approx(1e-5)
-    both = kernels.fit_kernels([slow, fast], 1e12, 0.0)
+    both = kernels.fit_kernels([slow, fast], 1e12, 0.0, OVERLAPS)
     assert (both.speed, both.memory_bandwidth) == pytest.approx((9e12, 1.35e12))
     assert (both.products, both.core, both.passes) == pytest.approx((1, 2 / 6, 7 / 9))
 
 
+def test_a_product_hides_what_both_together_save() -> None:
+    """Of a product of 2 ms and an all-reduce of 5 ms: half a product if both take 6 ms; all of it, or nothing."""
+    assert kernels.hidden_share(structs.replace(OVERLAPS[0], both=6e-3)) == pytest.approx(0.5)
+    assert kernels.hidden_share(structs.replace(OVERLAPS[0], both=4.9e-3)) == 1.0
+    assert kernels.hidden_share(structs.replace(OVERLAPS[0], both=7.1e-3)) == 0.0
+    fit = kernels.fit_kernels([operations(6e12, 2e12, 0.7e12, 0.9e12, 1e-5)], 1e12, 0.0, OVERLAPS)
+    assert (fit.beside, fit.overlap.both) == pytest.approx((0.25, 6.5e-3))  # the median of its ranks
+
+
+def test_an_exchange_lasts_longer_than_the_product_beside_it(done: Done) -> None:
+    """Twice as long, if there is such a size; of the narrow layer's largest product, on all ranks."""
+    all_reduce = done.found.collectives[0]
+    seconds = {point.size: point.seconds for point in all_reduce.points}
+    narrow = OperationTime("product", "product", 16, 8, 1, 1.0, 1.0, 0.4 * seconds[2**18])
+    wide = structs.replace(narrow, width=64, seconds=1e9)
+    least = next(size for size in SIZES if seconds[size] > 0.8 * seconds[2**18])
+    assert kernels.size_beside([narrow, wide], all_reduce) == least
+    assert kernels.size_beside([structs.replace(narrow, seconds=1e9), wide], all_reduce) == 2**18
+
+
 def test_passes_that_a_cache_holds_reach_the_whole_bandwidth() -> None:
-    fit = kernels.fit_kernels([operations(6e12, 2e12, moved=2e12, copied=1e12, launch=0.0)], 1e12, 0.0)
+    fit = kernels.fit_kernels([operations(6e12, 2e12, moved=2e12, copied=1e12, launch=0.0)], 1e12, 0.0, OVERLAPS)
     assert (fit.memory_bandwidth, fit.passes) == pytest.approx((2e12, 1.0))
 
 
 def test_models_of_work_take_as_long_as_the_stages_did() -> None:
     """Whichever is faster, a product or a stage."""
     for reached in (1.2345e12, 8e12):
-        fit = kernels.fit_kernels([operations(6e12, 2e12, 0.7e12, 0.9e12, 1e-5)], reached, 0.0)
+        fit = kernels.fit_kernels([operations(6e12, 2e12, 0.7e12, 0.9e12, 1e-5)], reached, 0.0, OVERLAPS)
         devices = kernels.devices_of(reached, fit)
         assert devices.speed_in("fp32") == pytest.approx(summaries.round_measured(reached), rel=1e-15)
         assert devices.peak_in("fp32") == max(reached, 6e12)
@@ -330,7 +351,7 @@ def test_a_whole_layer_is_held_against_its_operations() -> None:
     Backwards are two products and passes, and two and a half cores; memory costs nothing here. It took twice as long.
     """
     shape = Layers(layers=1, width=64, heads=4, length=16, vocabulary=1)
-    fit = KernelFit([], 1e12, 1e18, 0.5, 0.25, 1.0, 1e-6, 0.0)
+    fit = KernelFit([], 1e12, 1e18, 0.5, 0.25, 1.0, 1e-6, 0.0, 1.0, OVERLAPS[0])
     products, core = 24 * 4 * 16 * 64**2 / 0.5e12, 2 * 4 * 16**2 * 64 / 0.25e12
     whole = 3 * products + 3.5 * core + 3 * 6 * 1e-6
     parts = [OperationTime("layer", "layer", 64, 64, 1, 0.0, 0.0, seconds) for seconds in (0.5 * whole, 1.5 * whole)]

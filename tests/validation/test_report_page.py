@@ -43,6 +43,7 @@ FORMS: dict[str, type[msgspec.Struct]] = {
     "`compute`": schema.Compute,
     "`tasks`": schema.Task,
     "`kernels`": schema.KernelFit,
+    "`overlap`": schema.OverlapTimes,
     "`operations`": schema.OperationTime,
     "What was learnt: `learn -o DIR`": learn.Learned,
     "`lags`": learn.ScheduleLags,

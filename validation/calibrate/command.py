@@ -101,7 +101,7 @@ def profile_of(request: CalibrationRequest) -> Model:
 def measure_machine(group: Ranks, request: CalibrationRequest, model: Model) -> Calibration:
     """Return all times of a request, measured by the first of a group's ranks."""
     stages, ranks, sizes, rounds = request.stages, request.ranks, list(request.sizes), request.rounds
-    done = ticker(5 + len(OPS) * (ranks - 1), "calibrate")
+    done = ticker(6 + len(OPS) * (ranks - 1), "calibrate")
 
     def call(function: Callable[..., Result], *arguments: object) -> list[Result]:
         answers = group.call(function, *arguments, timeout=_TIMEOUT)
@@ -118,11 +118,14 @@ def measure_machine(group: Ranks, request: CalibrationRequest, model: Model) -> 
     busy = summaries.pool_ranks(call(timings.time_passes, stages, rounds, ranks)[:ranks])
     shape = request.layer or kernels.LAYERS[request.device]
     operated = call(kernels.time_kernels, shape, stages.dtype, 1 if request.alone else ranks)
+    size = kernels.size_beside(operated[0], collectives[0])
+    overlaps = call(kernels.time_overlap, shape, stages.dtype, ranks, size)
     done(0)
     work = [(float(stage.forward), float(stage.backward)) for stage in model.stages]
     compute = summaries.summarize_compute(busy, alone, work, request.alone)
     speed = compute.speed_flop_per_second
-    fit = kernels.fit_kernels([own for own in operated if own], speed, kernels.meeting_time(collectives[0]))
+    meeting = kernels.meeting_time(collectives[0])
+    fit = kernels.fit_kernels([own for own in operated if own], speed, meeting, overlaps)
     return Calibration(
         request=msgspec.json.decode(msgspec.json.encode(request)),
         environment=environment(request.device),
@@ -189,7 +192,7 @@ def _kernels_text(fit: KernelFit) -> str:
     speed, memory, launch, meet = (quantity_text(round_measured(amount), unit) for amount, unit in costs)
     shares = f"products {fit.products:.0%} of {speed}, core {fit.core:.0%}, passes {fit.passes:.0%} of {memory}"
     off = abs(fit.layer_relative_error or 0.0)
-    return f"kernels: {shares}, launch {launch}, meet {meet}; a layer is off by {off:.0%}"
+    return f"kernels: {shares}, launch {launch}, meet {meet}, beside {fit.beside:.0%}; a layer is off by {off:.0%}"
 
 
 def _fit_text(name: str, fit: Errors) -> str:

@@ -25,9 +25,9 @@ from cdpsim.timing.costs import machine_of, with_operation_times
 from ..profile.command import PRECISIONS, TYPES
 from ..profile.fits import fit_line, fit_speed
 from ..ranks.member import Member
-from ..report.schema import Collective, KernelFit, OperationTime
+from ..report.schema import Collective, KernelFit, OperationTime, OverlapTimes
 from .summaries import round_measured
-from .timings import time_call, wait_for_all
+from .timings import WARM_UP, begin_all_reduce, time_call, wait_for_all
 
 # The layer that is timed whole. On a GPU, operations of a small one wait for their launches.
 LAYERS = {
@@ -57,6 +57,43 @@ def time_kernels(member: Member, shape: Layers, dtype: str, busy: int) -> list[O
     there, here = (torch.zeros(size, dtype=torch.uint8, device=member.device) for _ in range(2))
     found += _times_of(Kernel(COPY, moved=2.0 * size), 1, shape, "large copy", partial(there.copy_, here), [])
     return [*found, *_times_of(Kernel(WHOLE), 1, shape, WHOLE, *_whole_layer(shape, make))]
+
+
+def time_overlap(member: Member, shape: Layers, dtype: str, ranks: int, size: int) -> OverlapTimes:
+    """Time a product of a layer half as wide, an all-reduce of a size, and both together, in all ranks at once."""
+    members = tuple(range(ranks))
+    member.transport.make_groups([members])
+    begin = begin_all_reduce(member, members, size)
+    make: Make = partial(torch.randn, dtype=TYPES[dtype], device=member.device)
+    product = partial(F.linear, make(SAMPLES * shape.length, shape.width // 2), make(2 * shape.width, shape.width // 2))
+
+    def both() -> None:
+        pending = begin()
+        product()
+        pending.wait()
+
+    actions: tuple[Callable[[], object], ...] = (product, lambda: begin().wait(), both)
+    found: list[list[float]] = []
+    for _ in range(WARM_UP + 2 * _REPETITIONS):
+        found.append([])
+        for action in actions:
+            wait_for_all(member, members)
+            found[-1].append(time_call(member.device, action)[1].seconds)
+    return OverlapTimes(size, *np.median(found[WARM_UP:], 0).tolist())
+
+
+def size_beside(operations: Sequence[OperationTime], all_reduce: Collective) -> int:
+    """Return the bytes of an all-reduce of all ranks that takes longer than the widest product of the narrow layer."""
+    narrow = min(each.width for each in operations)
+    product = max(each.seconds for each in operations if each.kind == PRODUCT and each.width == narrow)
+    most = max(point.ranks for point in all_reduce.points)
+    sizes = {point.size: point.seconds for point in all_reduce.points if point.ranks == most}
+    return min((size for size, seconds in sizes.items() if seconds > 2 * product), default=max(sizes))
+
+
+def hidden_share(times: OverlapTimes) -> float:
+    """Return the share of a product's time in which an exchange beside it is hidden."""
+    return min(1.0, max(0.0, (times.product + times.exchange - times.both) / times.product))
 
 
 def _operations(shape: Layers, make: Make) -> Iterator[OperationTime]:
@@ -120,7 +157,9 @@ def _seconds_of(device: torch.device, action: Callable[[], object]) -> float:
     return float(np.median([time_call(device, in_a_row)[1].seconds for _ in range(_REPETITIONS)])) / count
 
 
-def fit_kernels(ranks: Sequence[list[OperationTime]], reached: float, meeting: float) -> KernelFit:
+def fit_kernels(
+    ranks: Sequence[list[OperationTime]], reached: float, meeting: float, overlaps: Sequence[OverlapTimes]
+) -> KernelFit:
     """Return the peaks, and the shares of these that explain operations best.
 
     The peaks are those of the fastest product and of a large copy, or what stages and passes reach if that is more.
@@ -136,7 +175,9 @@ def fit_kernels(ranks: Sequence[list[OperationTime]], reached: float, meeting: f
     peak = max(reached, *(flop / seconds for flop, seconds, _ in done[PRODUCT]))
     memory = max(copied / took, line.bandwidth if isfinite(line.bandwidth) else 0.0)
     shares = min(1.0, products / peak), min(1.0, core / peak), min(1.0, line.bandwidth / memory)
-    return KernelFit(timed, peak, memory, *shares, line.latency, meeting)
+    overlap = OverlapTimes(*np.median([structs.astuple(each) for each in overlaps], 0).tolist())
+    overlap = structs.replace(overlap, size=overlaps[0].size)
+    return KernelFit(timed, peak, memory, *shares, line.latency, meeting, hidden_share(overlap), overlap)
 
 
 def meeting_time(all_reduce: Collective) -> float:
@@ -153,7 +194,7 @@ def devices_of(reached: float, fit: KernelFit | None) -> Devices:
     if fit is None:
         return Devices(speed=reached)
     peak, memory = max(reached, round_measured(fit.speed)), round_measured(fit.memory_bandwidth)
-    names = ("products", "core", "passes", "launch", "meet")
+    names = ("products", "core", "passes", "launch", "meet", "beside")
     kernels = Kernels(**{name: round_measured(getattr(fit, name)) for name in names})
     return Devices(speed=peak, achieved=reached / peak, memory_bandwidth=memory, kernels=kernels)
 

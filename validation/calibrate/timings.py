@@ -146,6 +146,12 @@ def _settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def begin_all_reduce(member: Member, members: tuple[int, ...], size: int) -> Begin:
+    """Return a function that begins an all-reduce of a size."""
+    tensor = _zeros(member, size)
+    return partial(member.transport.begin, _message(Op.ALL_REDUCE, members), tensor, form_of(tensor))
+
+
 class StageTimes(NamedTuple):
     """The times of one stage's tasks, one for each micro-batch."""
 

@@ -419,6 +419,15 @@ class OperationTime(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class OverlapTimes(msgspec.Struct, frozen=True):
+    """Medians of the times of a product, of an all-reduce of a size, and of both together."""
+
+    size: int
+    product: float
+    exchange: float
+    both: float
+
+
 class KernelFit(msgspec.Struct, frozen=True):
     """Times of operations, and what explains them: fields of the cluster file. Nothing is fitted to the whole layer."""
 
@@ -430,6 +439,8 @@ class KernelFit(msgspec.Struct, frozen=True):
     passes: float
     launch: float
     meet: float
+    beside: float
+    overlap: OverlapTimes
     layer_relative_error: float | None = None  # of a forward and a backward
 
 
