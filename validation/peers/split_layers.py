@@ -122,27 +122,15 @@ def activated(u: Tensor, shape: Layers) -> Tensor:
     return F.silu(gate) * up
 
 
-def sums_by_rule(shape: Layers, mesh: Mesh) -> tuple[int, int]:
-    """Return how many values of a layer are summed over ranks in its forward, and how many gradients after it."""
-    share = split(layer(shape), sizes_on(shape, 1, mesh.tensor), mesh)
-    ways = (share.forward, share.for_input + share.for_weights)
-    sums = ([times for each, times in way if getattr(each, "op", None) in (ALL_REDUCE, REDUCE_SCATTER)] for way in ways)
-    forward, backward = (int(sum(times)) for times in sums)
-    return forward, backward
-
-
 def layer_forward(x: Tensor, of: Weights, shape: Layers, mesh: Mesh) -> Tensor:
     """Return what a layer makes of x."""
     qkv, up = ((of[name], of.get(f"{name} bias")) for name in ("qkv", "up"))
     biases = [of[name] for name in ("attention bias", "down bias") if name in of]
     y = normed(x, of, "norm 1", shape)
-    if shape.parallel:
-        forward, backward = sums_by_rule(shape, mesh)
-        grouped = [[qkv, up]] if backward == 1 else [[qkv], [up]]
-        found, u = (each for group in grouped for each in products_by_columns(y, group, mesh))
-        partial = [F.linear(attended(found, shape, mesh), of["attention"]), F.linear(activated(u, shape), of["down"])]
-        partial = partial if forward == 2 else [partial[0] + partial[1]]
-        return sum((*(summed(each, mesh) for each in partial), *biases), x)
+    if shape.parallel:  # one sum of both
+        found, u = products_by_columns(y, [qkv, up], mesh)
+        both = F.linear(attended(found, shape, mesh), of["attention"]) + F.linear(activated(u, shape), of["down"])
+        return sum((summed(both, mesh), *biases), x)
     (found,) = products_by_columns(y, [qkv], mesh)
     attention = summed(F.linear(attended(found, shape, mesh), of["attention"]), mesh)
     x = sum((attention, *biases[:1]), x)
@@ -218,7 +206,7 @@ def train_split(member: Member | None, shape: Layers, mesh: Mesh) -> SplitTraine
 
 
 class Ruled(NamedTuple):
-    """What the rule says of one rank."""
+    """The collectives of one rank, the values that it keeps, and its parameters, by the rule."""
 
     calls: dict[str, Collectives]
     kept: list[int]  # bytes of each value
