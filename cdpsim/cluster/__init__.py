@@ -410,9 +410,8 @@ class _Teams(Cluster, frozen=True, kw_only=True):
         """Refuse to make groups of groups."""
         if ranks == 1:
             return self
-        raise RequestError(
-            "cluster", f"is of groups of ranks, not of ranks to put into groups of {ranks}; give the ranks'"
-        )
+        problem = f"is of groups of ranks, of which no groups of {ranks} are made"
+        raise RequestError("cluster", f"{problem}; give that of the ranks, the request's `machine`")
 
 
 @lru_cache(maxsize=64)  # asked for at every price

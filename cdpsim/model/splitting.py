@@ -65,6 +65,11 @@ class Mesh(NamedTuple):
         levels = (OF_WEIGHTS, SEQUENCE)[: (1 + self.sequence) * (self.tensor > 1)]
         return next((level for level in levels if not level.isdisjoint("".join(dims))), frozenset())
 
+    def split_of(self, operation: Operation) -> frozenset[str]:
+        """Return the dimensions by which the work of an operation is split."""
+        values = (*operation.inputs, operation.output)
+        return self.split_by(*(value.dims for value in values), *operation.weights)
+
 
 NO_MESH = Mesh()
 
@@ -119,7 +124,7 @@ def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh) -> RankShar
     """Return one rank's share: work, exchanges, bytes kept, weights."""
     share, needed, operations = RankShare(), set[str](), list(operations)
     for each in operations:
-        by = mesh.split_by(*(v.dims for v in each.inputs), each.output.dims, *each.weights)
+        by = mesh.split_of(each)
         whole = [v for v in each.inputs if by and by.isdisjoint(v.dims)]
         row = _row(each, sizes, by)
         learns = each.kind == PRODUCT and bool(each.weights)
@@ -171,7 +176,7 @@ def _count_memory(share: RankShare, each: Operation, sizes: Sizes, mesh: Mesh, w
             share.core_kept += size * each.in_core
             share.data += size * value.given
         share.kept[value.name] = size
-    by = mesh.split_by(*(v.dims for v in each.inputs), each.output.dims, *each.weights)
+    by = mesh.split_of(each)
     loose = {v for v in (*each.inputs, each.output) if v.name not in share.kept}
     loose |= {v for v in whole if share.kept.get(v.name, 0) < sizes.size(v)}
     share.forward_peak = max(share.forward_peak, sum(share.kept.values()) + sum(sizes.size(v, by) for v in loose))
@@ -190,7 +195,7 @@ def _count_parts(share: RankShare, operations: Sequence[Operation], sizes: Sizes
     users, live = Counter(value.name for each in operations for value in each.kept), dict(share.kept)
     gradients = 0
     for each in reversed(operations):
-        by = mesh.split_by(*(v.dims for v in each.inputs), each.output.dims, *each.weights)
+        by = mesh.split_of(each)
         own, given = sizes.size(each.output, by), sum(sizes.size(v, by) for v in each.inputs if not v.given)
         share.input_peak = max(share.input_peak, sum(live.values()) + gradients + own + given)
         share.retained_peak = max(share.retained_peak, share.retained + own + given)
@@ -239,10 +244,11 @@ def _stage(name: str, share: RankShare, width: int, boundary: int, mesh: Mesh) -
     """Return a stage of one rank's share."""
     kept = sum(share.kept.values())
     weights, backward = Operations(share.for_weights), Operations(share.for_input + share.for_weights)
+    output = boundary * (share.output_gradient == boundary)  # else it is another tensor
     parts: dict[str, Any] = {
         "weight_activation": share.for_weights_left,
-        "weight_output": boundary * (share.output_gradient == boundary),
-        "retained_gradients": share.retained - boundary * (share.output_gradient == boundary),
+        "weight_output": output,
+        "retained_gradients": share.retained - output,
         "retained_input_transient": max(share.backward_transient, share.retained_peak),
         "input_transient": max(share.backward_transient, share.input_peak - kept - boundary),
         "weight_transient": share.weight_transient,

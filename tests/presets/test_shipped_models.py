@@ -153,8 +153,8 @@ def test_a_shape_agrees_with_its_profile(name: str) -> None:
         for part in ("forward", "backward", "weight_backward"):
             assert float(getattr(own, part)) == float(getattr(other, part))
         assert own.attention_activation == other.attention_activation
-        norms = (other.weight_activation or 0) - (own.weight_activation or 0)
-        assert 0 <= norms <= 4 * 2 * (own.partial or 4 * shape.layers.width)
+        norms = (2 if own.name == "layer" else 1) * (2 if shape.layers.norm == "layer" else 1)  # vectors in 16 bits
+        assert (other.weight_activation or 0) - (own.weight_activation or 0) == norms * 2 * shape.layers.width
         assert (own.weight_output, own.retained_gradients) == (other.weight_output, other.retained_gradients)
         if own.name == "layer":
             assert own.activation + own.size("input_transient") < other.activation + other.size("input_transient")

@@ -292,7 +292,7 @@ def test_the_cluster_of_groups_is_that_of_the_request_that_made_it(files: tuple[
 def test_groups_of_another_cluster_are_not_grouped_again(files: tuple[Path, Path]) -> None:
     model, cluster = files
     one, other = (Request("1f1b", 4, m=4, model=model, cluster=each, tensor=4) for each in (cluster, "selene"))
-    with pytest.raises(RequestError, match=r"^cluster: is of groups of ranks, not of ranks to put into groups of 4; "):
+    with pytest.raises(RequestError, match=r"^cluster: is of groups of ranks, of which no groups of 4 are made; "):
         one.of(one.model, other.cluster)
     assert one.of(one.model, other.machine).timed_model == one.of(one.model, "selene").timed_model
 
