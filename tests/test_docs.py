@@ -23,7 +23,7 @@ from tests.helpers.pages import PAGES, PICTURES, REPOSITORY, pictures, play, ses
 FILES = sorted(PICTURES.iterdir())
 
 
-SLOW = ["concepts", "data-axis", "gallery", "how-to/bring-a-hugging-face-model", "how-to/sweep-on-slurm"]
+SLOW = ["concepts", "data-axis", "gallery", "how-to/bring-a-hugging-face-model", "how-to/sweep-on-slurm", "layers"]
 SLOW += ["how-to/which-schedule", "results", "start"]  # pages whose commands take a second or more
 
 
