@@ -18,6 +18,7 @@ from cdpsim.runs import Run
 from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.studies.compare import Measured, evaluate, evaluate_all
 from cdpsim.studies.comparison import Comparison, compare
+from cdpsim.studies.mesh import mesh
 from cdpsim.studies.plan import Plan, plan
 from cdpsim.studies.sweep import Study, study
 from cdpsim.studies.table1 import table1
@@ -60,6 +61,7 @@ __all__ = [
     "evaluate_all",
     "figure",
     "load",
+    "mesh",
     "models",
     "plan",
     "plot",

@@ -120,7 +120,7 @@ def price(program: Program, model: str | Path | Model, cluster: str | Path | Clu
     if model is request.model and cluster is request.cluster:
         return price_resolved(program, request)
     request = resolve_request(request.of(model, cluster), program.unexpanded or program)
-    if program.fold > 1 and not are_replicas_alike(program, request.cluster):
+    if program.fold > 1 and not are_replicas_alike(program, request.cluster, request.pricing):
         raise RequestError("cluster", "has replicas that are not alike, of which the program has one; assemble another")
     collapsed = None if program.unexpanded is None else unexpanded_costs(program.unexpanded, request)
     algorithms = program.key["algorithms"] if collapsed is None else algorithms_by_collective(collapsed)

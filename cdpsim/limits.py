@@ -163,8 +163,7 @@ def _equal_collectives(program: Program, costs: Costs) -> dict[tuple[int, int], 
     """Return the number of collectives of each algorithm and group size, and of all nodes for which these wait."""
     rows = np.flatnonzero(is_unrolled(program))
     waits = np.bincount(program.edges.after, minlength=program.nodes)[len(program.tasks) :][rows]
-    ranks = [len(program.ranks_of(group)) for group in range(len(program.groups))]
-    sizes = np.array(ranks, dtype=np.int64)[program.messages.dst[rows]]
+    sizes = program.sizes_of_groups[program.messages.dst[rows]]
     counts: dict[tuple[int, int], tuple[int, int]] = {}
     for number, k, many in zip(costs.runs_by[rows].tolist(), sizes.tolist(), waits.tolist(), strict=True):
         count, before = counts.get((number, k), (0, 0))

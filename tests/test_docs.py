@@ -24,7 +24,13 @@ FILES = sorted(PICTURES.iterdir())
 
 
 SLOW = ["concepts", "data-axis", "gallery", "how-to/bring-a-hugging-face-model", "how-to/sweep-on-slurm", "layers"]
-SLOW += ["how-to/which-schedule", "results", "start"]  # pages whose commands take a second or more
+SLOW += [
+    "contexts-and-experts",
+    "how-to/which-parallelism",
+    "how-to/which-schedule",
+    "results",
+    "start",
+]  # pages whose commands take a second or more
 
 
 def marked(page: str) -> Any:

@@ -9,6 +9,7 @@ from cdpsim.cli.run_commands import import_command, simulate_command
 from cdpsim.cli.study_commands import breakeven_command, compare_command, plan_command, sweep_command
 from cdpsim.cli.table_commands import (
     clusters_command,
+    mesh_command,
     models_command,
     pyramid_command,
     rounds_command,
@@ -26,6 +27,7 @@ COMMANDS = (
         plan_command,
         sweep_command,
         breakeven_command,
+        mesh_command,
         pyramid_command,
         rounds_command,
         import_command,

@@ -183,7 +183,13 @@ _OWN_OPTIONS = (
     ),
     look_arguments,
     option_arguments(("engine", "collective")),
-    request_arguments(must_fit=False, without=RUN_ALONE, m="batch / (data ranks x samples of a micro-batch)"),
+    request_arguments(
+        must_fit=False,
+        without=RUN_ALONE,
+        m="batch / (data ranks x samples of a micro-batch)",
+        tensor="all divisors of a node that fit",
+        expert="all that fit",
+    ),
     FORMAT,
 )
 def plan_command(args: argparse.Namespace) -> int:

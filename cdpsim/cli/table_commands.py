@@ -20,6 +20,8 @@ from cdpsim.cli.arguments import (
     check_output,
     format_of,
     given_options,
+    look_arguments,
+    look_of,
     option_arguments,
     options_of,
     output_arguments,
@@ -28,7 +30,9 @@ from cdpsim.cli.arguments import (
 )
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import Argument, argument, command
+from cdpsim.draw.canvas import PICTURE_ENDINGS
 from cdpsim.errors import RequestError, choose
+from cdpsim.export import pictures
 from cdpsim.files.notes import explain
 from cdpsim.files.tables import Column, PrintedTable
 from cdpsim.files.units import short_text
@@ -36,7 +40,8 @@ from cdpsim.files.writing import check_writable, write_file
 from cdpsim.numeric.columns import group_starts
 from cdpsim.request import Request
 from cdpsim.request.sharing import option_words, options_beyond_usual
-from cdpsim.schedules import NAMES, SCHEDULES
+from cdpsim.schedules import NAMES, SCHEDULES, USUAL
+from cdpsim.studies.mesh import mesh
 from cdpsim.studies.pyramid import pyramid
 from cdpsim.studies.superpose import AXES, CURVE_CONTENTS, PAPER_CLAIMS, bytes_text, superpose
 from cdpsim.studies.table1 import ACCO_PAPER, CDP_PAPER, METHOD_COLUMNS, TABLED_PAPERS, acco_table1, table1
@@ -153,6 +158,37 @@ def pyramid_command(args: argparse.Namespace) -> int:
     sums = {name: None if None in column else sum(column) for name, column in counts.items()}
     columns = [Column(name.replace("_", " "), itemgetter(name)) for name in ("stage", *names)]
     write_stdout(PrintedTable(columns, [*result["stages"], {"stage": "all"} | sums], result).printed(form))
+    return 0
+
+
+@command(
+    "mesh",
+    argument(
+        "schedule",
+        nargs="?",
+        metavar="NAME|FILE",
+        choices=NAMES,
+        help="the schedule (default: 1f1b of several stages, else dp)",
+    ),
+    STAGES,
+    *output_arguments(f"a picture of who has which weights and tokens: {PICTURE_ENDINGS}", required=False),
+    look_arguments,
+    option_arguments(RUN_OPTIONS),
+    request_arguments(),
+    FORMAT,
+)
+def mesh_command(args: argparse.Namespace) -> int:
+    """Say which ranks are together, and over which links."""
+    form, look = format_of(args), look_of(args)
+    options = options_of(args, args.schedule or USUAL[args.n not in (None, "1")])
+    if options.get("expert") and options.get("tensor"):
+        options.setdefault("sequence", True)  # without which experts are not split
+    find = partial(mesh, Request.from_builtins(options))
+    check_output(args.output, partial(pictures.check_picture, args.output, look=look, force=args.force), [find])
+    found = find()
+    if args.output is not None:
+        pictures.write_picture("mesh", found, path=args.output, look=look, force=args.force)
+    write_stdout(found.table.printed(form))
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from math import fsum, inf
+from math import fsum, inf, prod
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -25,6 +25,7 @@ from cdpsim.cluster.topology import (
     PairLink,
     Speeds,
     Topology,
+    turned,
 )
 from cdpsim.errors import RequestError, neighbours, one_line, short_repr
 from cdpsim.files import config
@@ -35,6 +36,7 @@ from cdpsim.numeric.columns import Floats, Ints
 
 _PAIRS_AT_ONCE = 2**21
 _LEAST_MEMORY = 10**6  # bytes of a device that a file may give as a number without a unit
+_MOST_COMPARED = 64  # members of a group whose edges are compared with those of others
 _LARGEST_NODE = 512  # in devices, of nodes of which two stand for all; larger ones are drawn, and refused if too large
 Cards = tuple[tuple[tuple[int, ...], ...], ...]  # of each node, of each card there, the members of a group
 
@@ -58,6 +60,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
     """Groups of devices, numbered from 0 through all of them, and the links or the topology that join them."""
 
     devices: Annotated[tuple[Devices, ...], msgspec.Meta(min_length=1)] = (Devices(),)
+    grid: tuple[int, int, int] = (1, 1, 1)  # of the program whose devices are asked for: `numbered`
 
     def _check(self) -> None:
         if len(self.devices) > 1 and any(group.count is None for group in self.devices):
@@ -98,7 +101,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
     @property
     def is_unit(self) -> bool:
         """Whether this is the slot model's cluster."""
-        return self == Cluster.unit()
+        return self.numbered(1, 1) == Cluster.unit()
 
     @property
     def is_free(self) -> bool:
@@ -173,10 +176,25 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
         fields = {name: getattr(self, name) for name in self.__struct_fields__}
         return _Teams(**fields | {"devices": devices, "topology": topology and topology.of_teams(ranks)})
 
+    def numbered(self, places: int, data: int, ranks: int = 1) -> "Cluster":
+        """Return the cluster on which the `data` ranks of each of a program's places are neighbours.
+
+        Whoever asks it names devices as the program does, place by place within a data rank, or `ranks` of each.
+        """
+        return self if (places, data, ranks) == self.grid else _renumbered(self, (places, data, ranks))
+
+    def at(self, devices: Ints) -> Ints:
+        """Return the devices of the cluster that are these ones of the program."""
+        return devices if self.grid[:2] == (1, 1) else turned(np.asarray(devices, np.int64), *self.grid)
+
+    def in_order(self, members: Ints) -> Ints:
+        """Return the devices of a group in the order in which the cluster has them, where that is another one."""
+        return members if self.grid[:2] == (1, 1) else members[np.argsort(self.at(members))]
+
     def sized(self, count: int) -> "Cluster":
         """Return this cluster with at least `count` devices if its file leaves the number open; nodes are complete."""
         self.require(count)
-        return self if self.count is not None else _grown(self, count)
+        return self if self.count is not None else _grown(self, max(count, prod(self.grid)))
 
     def speeds(self, count: int, precision: str | None = None) -> list[float | None]:
         """Return the FLOP/s of each of the first `count` devices in a precision; None where the cluster has no speeds.
@@ -233,6 +251,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
 
     def link_costs(self, src: Ints, dst: Ints) -> tuple[Floats, Floats]:
         """Return latency and bandwidth of each message between two different devices."""
+        src, dst = self.at(src), self.at(dst)
         if self.is_joined:
             return self._costs_by_routes(src, dst)
         latency = np.full(np.shape(src), self.link.latency)
@@ -279,9 +298,9 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
             edge = (src.astype(np.int64) * MOST_DEVICES + dst).reshape(-1, 1)
             limit = self.link_costs(src, dst)[1].reshape(-1, 1)
         elif self._two_nodes is not None:
-            return self._two_nodes.shared_edges(src, dst)
+            return self._two_nodes.shared_edges(self.at(src), self.at(dst))
         else:
-            edge = self._routes.edges(src, dst)
+            edge = self._routes.edges(self.at(src), self.at(dst))
             limit = self._routes.graph.bandwidth[edge]
         return number_edges(edge, limit)
 
@@ -290,7 +309,9 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
         if not self.is_joined and not self.links:
             return b""
         if self._two_nodes is None or (self.topology is not None and not self.topology.is_alike_inside):
-            return members.tobytes()
+            few = 1 < len(members) <= _MOST_COMPARED
+            return _ways_by_edges(self, tuple(members.tolist())) if few else self.at(members).tobytes()
+        members = self.at(members)
         return _ways_in_layout(self._two_nodes.layout, tuple(members.tolist()))
 
     @property
@@ -301,15 +322,16 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
     @property
     def laid_out(self) -> "Cluster":
         """Itself, or its layout of alike nodes without costs of cables: groups alike there are alike here."""
-        return self if self.layout is None else _cluster_of_layout(self.layout, self.count)
+        return self if self.layout is None else _cluster_of_layout(self.layout, self.count).numbered(*self.grid)
 
     def cards(self, members: Ints) -> Cards:
         """Return the members of a group, numbered within it, by node and, within a node, by network card."""
-        return _cards_of(self.layout or self.topology, tuple(members.tolist()))
+        return _cards_of(self.layout or self.topology, tuple(self.at(members).tolist()))
 
     def route(self, src: int, dst: int) -> tuple[int, ...]:
         """Return the edges of `graph` that a message from one device to another takes, in their order."""
-        edges = self._routes.edges(np.array([src]), np.array([dst]))[0] if src != dst else np.zeros(0, np.int64)
+        ends = self.at(np.array([[src], [dst]]))
+        edges = self._routes.edges(*ends)[0] if src != dst else np.zeros(0, np.int64)
         return tuple(edges[edges >= 0].tolist())
 
     @property
@@ -319,7 +341,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
 
     def nodes(self, members: Ints) -> Ints:
         """Return the node of each device; all are in one where the cluster does not say how many a node has."""
-        return node_of(self.topology, members)
+        return node_of(self.topology, self.at(members))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -356,7 +378,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
         groups = [config.encode(group) for group in self.devices]
         name: dict[str, object] = {"name": self.name} if self.name else {}
         devices: dict[str, object] = {"devices": groups[0] if len(groups) == 1 else groups}
-        return name | devices | config.encode(self) | devices
+        return name | devices | config.encode(self.numbered(1, 1)) | devices
 
     @property
     def _subject(self) -> str:
@@ -396,11 +418,12 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
                 yield self.link_costs(src[apart], dst[apart])
 
     def _groups(self, count: int) -> Ints:
-        self.require(count)
+        numbers = self.at(np.arange(count))
+        self.require(int(numbers.max(initial=-1)) + 1)
         if len(self.devices) == 1:
             return np.zeros(count, np.int64)
         ends = np.cumsum([group.count or count for group in self.devices])
-        return np.searchsorted(ends, np.arange(count), side="right")
+        return np.searchsorted(ends, numbers, side="right")
 
 
 class _Teams(Cluster, frozen=True, kw_only=True):
@@ -412,6 +435,11 @@ class _Teams(Cluster, frozen=True, kw_only=True):
             return self
         problem = f"is of groups of ranks, of which no groups of {ranks} are made"
         raise RequestError("cluster", f"{problem}; give that of the ranks, the request's `machine`")
+
+
+@lru_cache(maxsize=64)
+def _renumbered(cluster: Cluster, grid: tuple[int, int, int]) -> Cluster:
+    return msgspec.structs.replace(cluster, grid=grid)
 
 
 @lru_cache(maxsize=64)  # asked for at every price
@@ -471,6 +499,17 @@ def _ways_in_layout(layout: Layout, members: tuple[int, ...]) -> bytes:
     """Return a key of the nodes and cards of a group's members."""
     devices = np.array(members)
     return _as_they_come(node_of(layout, devices)) + _as_they_come(card_of(layout, devices))
+
+
+@lru_cache(maxsize=4096)
+def _ways_by_edges(cluster: Cluster, members: tuple[int, ...]) -> bytes:
+    """Return a key of the edges between all members of a group, as they come, and of what these cost."""
+    src, dst = (each.ravel() for each in np.meshgrid(members, members, indexing="ij"))
+    src, dst = src[src != dst], dst[src != dst]
+    edges, limits = cluster.shared_edges(src, dst)
+    costs = np.stack(cluster.link_costs(src, dst))
+    cards = str(cluster.cards(np.array(members))).encode()
+    return _as_they_come(edges.ravel()) + np.append(limits, 0.0)[edges].tobytes() + costs.tobytes() + cards
 
 
 @lru_cache(maxsize=4096)

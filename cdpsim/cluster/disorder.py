@@ -5,15 +5,17 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
-from cdpsim.cluster.topology import MOST_DEVICES, DeviceNumber
+from cdpsim.cluster.topology import MOST_DEVICES, DeviceNumber, turned
 from cdpsim.errors import RequestError, choose, short_repr
 from cdpsim.files import config, units
 from cdpsim.files.config import Seconds
 from cdpsim.numeric.disturbances import DISTRIBUTIONS
 
-DISORDER_OPTIONS = ("slow", "jitter", "link_jitter", "stop")  # of `simulate`, and of a recorded request
+DISORDER_OPTIONS = ("slow", "jitter", "link_jitter", "imbalance", "stop")  # of `simulate`, and of a recorded request
+_JITTERS = ("jitter", "link_jitter", "imbalance")
 MOST_FACTOR = 1e6  # as slow, or as fast, as a device may be
 _NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE | re.ASCII)
 _DIGITS = re.compile("[0-9]{1,15}", re.ASCII)
@@ -39,11 +41,12 @@ class Disorder(config.ConfigTable, frozen=True, kw_only=True):
 
     jitter: str = ""  # of tasks
     link_jitter: str = ""  # of messages
+    imbalance: str = ""  # of the rows of tokens that come to the experts of a rank
     slow: tuple[Slow, ...] = ()
     stop: tuple[Stop, ...] = ()
 
     def _check(self) -> None:
-        for name in ("jitter", "link_jitter"):
+        for name in _JITTERS:
             if getattr(self, name):
                 read_jitter(name.replace("_", "-"), getattr(self, name))
         devices = [slow.device for slow in self.slow]
@@ -54,11 +57,11 @@ class Disorder(config.ConfigTable, frozen=True, kw_only=True):
     @property
     def is_random(self) -> bool:
         """Whether runs with other seeds differ."""
-        return bool(self.jitter or self.link_jitter)
+        return bool(self.jitter or self.link_jitter or self.imbalance)
 
     def effective(self) -> "Disorder":
         """Return this without a factor of 1, jitter of 0 or a stop of no length, which change nothing."""
-        texts = ("jitter", self.jitter), ("link_jitter", self.link_jitter)
+        texts = [(name, getattr(self, name)) for name in _JITTERS]
         return Disorder(
             slow=tuple(slow for slow in self.slow if slow.factor != 1),
             stop=tuple(stop for stop in self.stop if stop.lasts != 0),
@@ -78,6 +81,14 @@ class Disorder(config.ConfigTable, frozen=True, kw_only=True):
         slowest = {team: max([*found, *[1.0] * (len(found) < ranks)]) for team, found in factors.items()}
         slow = tuple(Slow(device=team, factor=factor) for team, factor in slowest.items() if factor != 1)
         return replace(self, slow=slow, stop=tuple(replace(each, device=each.device // ranks) for each in self.stop))
+
+    def renumbered(self, places: int, data: int) -> "Disorder":
+        """Return this with devices numbered by columns that were numbered by rows of `places`."""
+        slow, stop = (
+            tuple(replace(each, device=int(turned(np.array(each.device), places, data))) for each in column)
+            for column in (self.slow, self.stop)
+        )
+        return replace(self, slow=slow, stop=stop)
 
     def of_ranks(self, given: "Disorder", ranks: int) -> "Disorder":
         """Return this of groups by the ranks that `given` names, where the groups of these are still there."""
@@ -108,7 +119,8 @@ class Disorder(config.ConfigTable, frozen=True, kw_only=True):
             ":".join([str(stop.device), *(time(part) for part in (stop.at, stop.lasts) if part is not None)])
             for stop in self.stop
         ]
-        options = {"slow": slow, "jitter": self.jitter, "link_jitter": self.link_jitter, "stop": stop}
+        options = {"slow": slow, "jitter": self.jitter, "link_jitter": self.link_jitter}
+        options |= {"imbalance": self.imbalance, "stop": stop}
         return {name: options[name] for name in DISORDER_OPTIONS if options[name]}
 
     @classmethod
@@ -120,7 +132,7 @@ class Disorder(config.ConfigTable, frozen=True, kw_only=True):
         """Return words for a picture's title."""
         words = [f"device {slow.device} slow ×{slow.factor:g}" for slow in self.slow]
         words += [f"device {stop.device} stops" for stop in self.stop]
-        texts = ("jitter", self.jitter), ("link jitter", self.link_jitter)
+        texts = [(name.replace("_", " "), getattr(self, name)) for name in _JITTERS]
         return words + [f"{name} {text}" for name, text in texts if text]
 
 
@@ -137,12 +149,25 @@ def read_jitter(option: str, text: str) -> tuple[str, float]:
     return name, float(number)
 
 
+def read_imbalance(given: Any) -> str | float:
+    """Return a load of at least 1, or the text of a distribution of loads; refuse anything else."""
+    try:
+        load = float(given)
+    except (TypeError, ValueError, OverflowError):
+        read_jitter("imbalance", given)
+        return str(given)
+    if not 1 <= load <= MOST_FACTOR:
+        raise RequestError("imbalance", f"{short_repr(given)} is not the load of the busiest; give at least 1")
+    return load
+
+
 def disorder_of(
     disorder: Disorder,
     *,
     slow: "Sequence[str | Slow] | Mapping[int, float] | None" = (),
     jitter: str | None = None,
     link_jitter: str | None = None,
+    imbalance: str | float | None = None,
     stop: "Sequence[str | Stop] | Mapping[int, str | float] | None" = (),
     slots: bool,
 ) -> Disorder:
@@ -159,7 +184,8 @@ def disorder_of(
         if slots and any(part != int(part) for each in stops for part in (each.at, each.lasts or 0)):
             raise RequestError("stop", "slots are whole; give whole numbers of them, or a --model, of seconds")
         disorder = replace(disorder, stop=stops)
-    for name, text in (("jitter", jitter), ("link_jitter", link_jitter)):
+    drawn = None if isinstance(imbalance, float) else imbalance
+    for name, text in zip(_JITTERS, (jitter, link_jitter, drawn), strict=True):
         if text is not None:
             read_jitter(name.replace("_", "-"), text)
             disorder = replace(disorder, **{name: text})

@@ -7,11 +7,13 @@ from math import inf, isfinite
 from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from cdpsim.errors import RequestError, choose
 from cdpsim.files import config
 from cdpsim.files.config import Bandwidth, Name, Seconds, Share, Size, Speed
+from cdpsim.numeric.columns import Ints
 
 MOST_DEVICES = 10_000_000
 MOST_JOINED = 20_000  # devices of a topology: it knows each of its edges
@@ -249,6 +251,13 @@ class Layout(NamedTuple):
         return msgspec.structs.replace(joined, link=link, host=host, network=network)
 
 
+def turned(numbers: Ints, places: int, data: int, each: int = 1) -> Ints:
+    """Return the numbers by columns of runs of `each`, numbered by rows of `places`; behind `data` rows, all stay."""
+    (row, place), own = np.divmod(numbers // each, places), numbers % each
+    found: Ints = np.where(row < data, (place * data + row) * each + own, numbers)
+    return found
+
+
 UNLIMITED_LANES = 1_000_000_000
 # How a device's messages overlap: all of them with everything; with its tasks, in a stream of their own one after
 # another; or with nothing, in one stream with its tasks.
@@ -293,7 +302,9 @@ class Kernels(config.ConfigTable, frozen=True, kw_only=True):
 
     products: Share = 1.0  # of the peak
     core: Share = 1.0  # of the peak, by a fused core of attention
+    grouped: Share = 1.0  # of the peak, by products of experts
     passes: Share = 1.0  # of the memory bandwidth
+    all_to_all: Share = 1.0  # of what links reach, by exchanges all to all
     launch: Seconds = 0.0  # before each pass
     meet: Seconds = 0.0  # before each exchange
     beside: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0  # the share of a product that hides an exchange beside it

@@ -166,6 +166,7 @@ _LATE = {
     "points": ("study_pictures", "bubble_over_memory"),
     "plan": ("study_pictures", "plan_picture"),
     "breakeven": ("study_pictures", "break_even_curves"),
+    "mesh": ("study_pictures", "mesh_picture"),
 }
 PICTURES = ("timeline", "memory", "traffic", "versions", "steps", "snapshot")
 FIGURES = ("1", "2", "4")

@@ -1,4 +1,4 @@
-"""Pictures of studies: compared schedules as bars or points, plans as points, break-even as curves."""
+"""Pictures of studies: compared schedules as bars or points, plans as points, break-even as curves, ranks in grids."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,14 +11,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, PercentFormatter
 
-from cdpsim.draw.canvas import AS_DRAWN, GREY, INK, Look, label, one_unit, plain
-from cdpsim.draw.palette import COLOURS, colour
+from cdpsim.draw import sheet
+from cdpsim.draw.canvas import AS_DRAWN, GREY, INK, TITLE, Look, label, one_unit, plain
+from cdpsim.draw.palette import COLOURS, colour, ink_on
 from cdpsim.draw.sheet import MARKERS, ORDINARY, distinct, finish, new_page, wrapped
 from cdpsim.errors import RequestError
-from cdpsim.files.units import short_text
+from cdpsim.files.units import counted, short_text
 from cdpsim.studies.breakeven import BreakEven, StepCurve
 from cdpsim.studies.compare import Measured, rate_column
 from cdpsim.studies.comparison import SPLIT_NOTE, Comparison
+from cdpsim.studies.mesh import RankMesh
 from cdpsim.studies.plan import Plan
 
 _RATES = {"tokens": "tokens per second", "samples": "samples per second", "rate": "micro-batches per second"}
@@ -81,7 +83,9 @@ def _measures(measured: Sequence[Measured], *, slots: bool) -> list[tuple[str, s
     found += [("bubble", "bubble", "%"), ("memory", "memory, fullest device", "B")]
     found += [("sent", "sent for a step", "B")] * alike
     if len({one.ranks for one in measured}) > 1:
-        found.append(("ranks", "ranks", "") if any(one.tensor > 1 for one in measured) else ("devices", "devices", ""))
+        found.append(
+            ("ranks", "ranks", "") if any(one.ranks > one.devices for one in measured) else ("devices", "devices", "")
+        )
     return found
 
 
@@ -358,3 +362,50 @@ def _entry(one: BreakEven, name: str, number: int) -> Line2D:
         bandwidth = short_text(one.break_even, "B/s", 3)
         words = f"{bandwidth}, {one.factor:.3g} times this cluster's"
     return Line2D([], [], label=f"{label(name, 40)}: {words}", **_style(number))
+
+
+_MOST_CELLS, _MOST_ACROSS = 1024, 32  # ranks of a picture, and of a row
+_CELL, _GAP = 13.0, 16.0  # points
+
+
+def mesh_picture(found: RankMesh, look: Look = AS_DRAWN) -> Figure:
+    """Draw which share of weights and of tokens each rank has, as in the Switch Transformer's Fig. 14.
+
+    A row of a grid is a node, or a part of one.
+    """
+    topology, ranks = found.request.machine.topology, found.axes[0].groups.size
+    if ranks > _MOST_CELLS:
+        raise RequestError("ranks", f"are {ranks:,}, of which {_MOST_CELLS:,} can be drawn; ask for fewer")
+    node = min(ranks, (topology and topology.per_node) or 8)
+    across = next(k for k in range(min(node, _MOST_ACROSS), 0, -1) if node % k == 0)
+    many = {what: int(shares.max()) + 1 for what, shares in found.shares.items()}
+    titles = [f"{what}: {counted(k, 'share')}, {counted(ranks // k, 'rank')} each" for what, k in many.items()]
+    wide = max(across * _CELL, *(sheet.width_of(words, 7.5) for words in titles)) + 2 * _GAP
+    high, down = -(-ranks // across) * _CELL + 1.5 * _GAP, len(titles) // 2
+    degrees = ", ".join(f"{each.axis} {each.degree}" for each in found.axes if each.degree > 1)
+    own = f"{found.request.model.name.partition(',')[0]}: {found.heading}; {degrees}"
+    heading = sheet.wrapped(label(own if look.title is None else look.title, 300), 2 * wide - _GAP, 8.5)
+    foot = down * high + _GAP * look.legend
+    height = foot + _GAP * bool(heading) + sheet.height_below_first(heading, 8.5)
+    figure, page = sheet.new_sheet(2 * wide, height)
+    sheet.write_words(page, _GAP / 2, height - _GAP / 2, heading, 8.5, gid=TITLE)
+    for number, (words, what) in enumerate(zip(titles, many, strict=True)):
+        left, top = number % 2 * wide + 1.5 * _GAP, foot - number // 2 * high
+        sheet.write_words(page, left, top - _GAP / 2, words, 7.5)
+        _draw_shares(page, left, top - _GAP, across, what, found.shares[what].tolist())
+    if look.legend:
+        words = "colour and number: the share that a rank has; at the left, a row's first rank"
+        sheet.write_words(page, _GAP / 2, _GAP / 2, words, 6, color=GREY)
+    return sheet.scale_sheet(figure, look)
+
+
+def _draw_shares(page: Axes, left: float, top: float, across: int, what: str, shares: Sequence[int]) -> None:
+    """Draw a cell for each rank, in rows of so many."""
+    for rank, share in enumerate(shares):
+        x, y, fill = left + rank % across * _CELL, top - (rank // across + 1) * _CELL, colour(share)
+        style: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.8, "name": f"{what.replace(' ', '-')}-{rank}"}
+        sheet.fill_polygon(page, sheet.corners_of((x, x + _CELL, y, y + _CELL)), fill, **style)
+        size = 6 if share < 100 else 5
+        sheet.write_words(page, x + _CELL / 2, y + _CELL / 2, str(share), size, color=ink_on(fill), ha="center")
+        if rank % across == 0:
+            sheet.write_words(page, left - 3, y + _CELL / 2, str(rank), 6, ha="right", color=GREY)

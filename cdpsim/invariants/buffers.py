@@ -118,7 +118,7 @@ def receivers_hold_what_arrives(run: Recount) -> Iterator[str]:
         np.concatenate([end, run.end[first + rows]]),
         np.concatenate([buffers.size[arriving], -messages.size[rows]]),
     )
-    padding = (run.shard - 1) * program.n  # which falls away where it arrives
+    padding = sum(part.ranks - 1 for part in run.parts) * program.n  # which falls away where it arrives
     for short in key[room < -padding].tolist():
         where, stage, _ = np.unravel_index(short, shape)
         yield f"device {where} has no room for what is on its way to it, of stage {stage}"
@@ -181,12 +181,12 @@ def _lasting_buffers(run: Recount, category: Category) -> Ints:
 def _group_of(run: Recount, device: Ints) -> Ints:
     """Return the number of each device's sharding group: its place in a data rank."""
     places = run.program.devices // run.replicas
-    return device // places // run.shard * places + device % places
+    return device // places // run.run * places + device % places
 
 
 def _ranks_of_device(run: Recount) -> int:
     """Return for how many ranks of a sharding group each device stands."""
-    return run.shard if run.program.fold > 1 else 1
+    return run.shard if run.program.fold > 1 else run.shard // run.run
 
 
 def shares_make_up_the_whole(run: Recount) -> Iterator[str]:
@@ -209,15 +209,16 @@ def shares_make_up_the_whole(run: Recount) -> Iterator[str]:
     lasting = [Category.PARAMETERS] if run.gathers and not hosted else []
     for category in (Category.OPTIMIZER, *lasting):
         whole = np.zeros(len(last), dtype=np.int64)
-        whole[key] = run.sizes_on(category.name.lower(), device, stage)
+        kind = category.name.lower()
+        whole[key] = run.shares_in_group(kind, run.sizes_on(kind, device, stage), stage)
         rows = _lasting_buffers(run, category)
         of = _group_of(run, buffers.device[rows]) * n + buffers.stage[rows]
         size = buffers.size[rows] * _ranks_of_device(run)
         group, time, held = memory.step_function(of, begin[rows], end[rows], size)
-        odd = (time < last[group]) & ((held < whole[group]) | (held >= whole[group] + run.shard))
+        odd = (time < last[group]) & ((held < whole[group]) | (held >= whole[group] + run.shard * len(run.parts)))
         absent = np.setdiff1d(key[whole[key] > 0], group)
         for each in (*group[odd].tolist(), *absent.tolist()):
-            yield f"{category.name.lower()} of stage {each % n} have not {whole[each]} B in all shares"
+            yield f"{kind} of stage {each % n} have not {whole[each]} B in all shares"
     if run.program.state.gradients is Placed.SPLIT:
         yield from _shares_of_gradients(run)
 
@@ -232,12 +233,12 @@ def _shares_of_gradients(run: Recount) -> Iterator[str]:
     size = np.zeros(len(tasks), dtype=np.int64)
     np.add.at(size, update[own], buffers.size[rows[own]] * _ranks_of_device(run))
     step, stage, device = run.key_of(run.updates)
-    whole = run.sizes_on("gradients", device, stage)
+    whole = run.shares_in_group("gradients", run.sizes_on("gradients", device, stage), stage)
     key = step, stage, _group_of(run, device)
     order = np.lexsort(key[::-1])
     first = group_starts(*(column[order] for column in key))
     held = np.add.reduceat(size[run.updates[order]], first)
-    odd = (held < whole[order[first]]) | (held >= whole[order[first]] + run.shard)
+    odd = (held < whole[order[first]]) | (held >= whole[order[first]] + run.shard * len(run.parts))
     yield from run.report(run.updates[order[first[odd]]], "does not have all shares of its gradients in its group")
 
 

@@ -5,12 +5,12 @@ has the same place in it. Sums go to shares inside each group, and on across the
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
 
-from cdpsim.invariants.recount import NO_NEEDS, Needs, Recount, combine, members, stages_of
+from cdpsim.invariants.recount import NO_NEEDS, Needs, Recount, StagePart, combine, members, stages_of
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, find_rows, group_numbers, group_starts, matching_pairs
 from cdpsim.program import Content, Kind, Op, Stream
 from cdpsim.schedules.state import Placed, When
@@ -31,6 +31,7 @@ class StreamedSums(NamedTuple):
     first: Ints  # the first stage of its message
     stages: Ints  # how many stages that has
     number: Ints  # of its message among the member's of the same step, level and stages
+    part: Ints  # of the stages that it carries
 
     def take(self, rows: Ints | Flags) -> "StreamedSums":
         """Return some rows."""
@@ -44,7 +45,7 @@ class StreamedSums(NamedTuple):
     @property
     def same(self) -> tuple[Ints, ...]:
         """The columns that a sum inside a group has in common with the one across groups that takes it on."""
-        return self.step, self.device, self.first, self.stages, self.number
+        return self.step, self.device, self.first, self.stages, self.number, self.part
 
 
 def find_sums(run: Recount) -> StreamedSums:
@@ -56,15 +57,35 @@ def find_sums(run: Recount) -> StreamedSums:
     same = messages.step[row], device, across, messages.stage[row], messages.stages[row]
     order = np.lexsort((row, run.collapsed.start[len(program.tasks) + row], *same[::-1]))
     step, device, across, first, stages = (column[order] for column in same)
-    row, head = row[order], group_starts(step, device, across, first, stages)
+    row, part = row[order], _parts_of_sums(run, row[order], (step, device, first, stages), across)
+    order = np.lexsort((part, stages, first, across, device, step))
+    row, step, device, across, first, stages, part = (
+        column[order] for column in (row, step, device, across, first, stages, part)
+    )
+    head = group_starts(step, device, across, first, stages, part)
     of = group_numbers(head, len(row))
     number, turn = np.arange(len(row)) - head[of], np.zeros(len(row), dtype=np.int64)
     if run.program.state.reduce is When.EACH:
         passes = np.maximum(_count(run.key_of(run.producers), (step, first, device)), 1)
         turn = number // np.maximum(np.bincount(of)[of] // passes, 1)
     place, stage = stages_of(messages, row)
-    columns = (device, turn, across, first, stages, number)
+    columns = (device, turn, across, first, stages, number, part)
     return StreamedSums(len(program.tasks) + row[place], step[place], stage, *(column[place] for column in columns))
+
+
+def _parts_of_sums(run: Recount, row: Ints, same: tuple[Ints, ...], across: Ints) -> Ints:
+    """Return the part of stages that sums carry; one across groups goes on with those inside, in their order."""
+    part, inside = run.part_of(row), across == 0
+    if len(run.parts) == 1 or run.parts[1].ranks == 1 or inside.all():
+        inner: Ints = part * inside
+        return inner
+    order = np.lexsort((np.arange(len(row)), across, *same[::-1]))
+    head = group_starts(*(column[order] for column in (*same, across)))
+    number = np.empty(len(row), dtype=np.int64)
+    number[order] = np.arange(len(row)) - head[group_numbers(head, len(row))]
+    found = find_rows(tuple(column[inside] for column in (*same, number)), (*same, number))
+    of_sums: Ints = np.where(inside | (found < 0), part, part[inside][found])
+    return of_sums
 
 
 def _count(rows: tuple[Ints, ...], wanted: tuple[Ints, ...]) -> Ints:
@@ -196,22 +217,25 @@ class GathersForUse(NamedTuple):
     last: Ints
 
 
-def find_gathers(run: Recount, content: Content = Content.PARAMETERS, stream: Stream = Stream.GATHER) -> GathersForUse:
+def _all_gathers(run: Recount) -> list[GathersForUse]:
+    """Return the gathers of parameters of each part of stages."""
+    return [find_gathers(run, part=number) for number, part in enumerate(run.parts) if part.ranks > 1 or not number]
+
+
+def find_gathers(
+    run: Recount, content: Content = Content.PARAMETERS, stream: Stream = Stream.GATHER, part: int = 0
+) -> GathersForUse:
     """Pair gathers before uses with these: of a device, version and stage, both in their order; so with other messages.
 
     A use is a task, or where parameters stay a micro-batch's forward and backward, or all of a step. Where they stay in
     shares of fewer ranks, these gather them for backwards.
     """
-    program, collapsed, tasks, lanes = run.program, run.collapsed.program, run.program.tasks, run.lanes
-    messages, first, reshard = collapsed.messages, len(tasks), run.program.state.reshard
-    row = np.flatnonzero((messages.content == content) & (messages.stream == stream))
-    device, few = messages.dst[row], np.zeros(len(row), dtype=np.int64)
-    if content == Content.PARAMETERS:
-        row, device = members(collapsed, row)
-        size = np.array([len(collapsed.ranks_of(group)) for group in range(len(collapsed.groups))])
-        few = (size[messages.dst[row]] < run.shard).astype(np.int64)
+    program, tasks, lanes = run.program, run.program.tasks, run.lanes
+    messages, first, reshard = run.collapsed.program.messages, len(tasks), run.program.state.reshard
+    row, device, few = _find_arriving(run, content, stream, part)
     came = messages.stage[row], messages.step[row] + 1, device, few
-    task = np.flatnonzero(run.model.size("parameters")[tasks.stage[: run.program.compute]] > 0)
+    stage, held = tasks.stage[: run.program.compute], run.model.size("parameters")
+    task = np.flatnonzero(run.part_size("parameters", run.parts[part], held[stage], stage) > 0)
     whole = range(program.n)
     stay = {"no": whole, "step": whole, "root": (0, program.n - 1)}.get(str(reshard), ())
     stay = [*stay, *(tie.stages[0] for tie in run.once)]  # those with tensors that others use
@@ -236,6 +260,17 @@ def find_gathers(run: Recount, content: Content = Content.PARAMETERS, stream: St
     )
 
 
+def _find_arriving(run: Recount, content: Content, stream: Stream, part: int) -> tuple[Ints, Ints, Ints]:
+    """Return messages of a part of stages, each with its receivers, and whether fewer ranks take part than have it."""
+    collapsed, messages = run.collapsed.program, run.collapsed.program.messages
+    row = np.flatnonzero((messages.content == content) & (messages.stream == stream))
+    if content != Content.PARAMETERS:
+        return row, messages.dst[row], np.zeros(len(row), dtype=np.int64)
+    row, device = members(collapsed, row[run.part_of(row) == part])
+    few = collapsed.sizes_of_groups[messages.dst[row]] < run.parts[part].ranks
+    return row, device, few.astype(np.int64)
+
+
 def _numbers(key: tuple[Ints, ...], *order: Ints) -> Ints:
     """Return the number of each row among those of equal columns, in an order."""
     rows = np.lexsort((*order[::-1], *key[::-1]))
@@ -247,9 +282,8 @@ def _numbers(key: tuple[Ints, ...], *order: Ints) -> Ints:
 
 def gather_needs(run: Recount) -> Needs:
     """Return the needs of uses for the gathers before them."""
-    gathers = find_gathers(run)
-    used = gathers.task >= 0
-    return Needs(gathers.node[used], gathers.task[used])
+    every = [Needs(gathers.node, gathers.task) for gathers in _all_gathers(run)]
+    return combine(*(Needs(each.before[each.after >= 0], each.after[each.after >= 0]) for each in every))
 
 
 def needs_of_early_gathers(run: Recount) -> Needs:
@@ -258,7 +292,7 @@ def needs_of_early_gathers(run: Recount) -> Needs:
     They start `prefetch` tasks ahead (plus one before forwards where there are two buffers), in the
     order of their uses; and no earlier than the same parameters have been dropped.
     """
-    return _needs_of_room(run, find_gathers(run), 0)
+    return combine(*(_needs_of_room(run, gathers, 0) for gathers in _all_gathers(run)))
 
 
 def _needs_of_room(run: Recount, gathers: GathersForUse, earlier: int) -> Needs:
@@ -332,12 +366,12 @@ def gathered_step_needs(run: Recount) -> Needs:
     return Needs(len(tasks) + row[there], order[task[there]])
 
 
-def _labels(run: Recount, device: Ints, ranks: Ints | int, *, across: Ints | bool = False) -> Ints:
-    """Return a label of each device's sharding group, or of the devices with equal shares."""
+def _labels(run: Recount, device: Ints, ranks: int, part: StagePart, *, across: bool = False) -> Ints:
+    """Return a label of each device's group of so many data ranks, or of the devices with equal shares."""
     places = run.program.devices // run.replicas
     rank, place = np.divmod(device, places)
-    together = rank // ranks * places + place if run.shard > 1 else 0 * device
-    return np.where(across, rank % run.shard, together)
+    together = rank // ranks * places + place if part.ranks > 1 else 0 * device
+    return np.where(across, rank % run.run, together * part.apart + rank % part.apart)
 
 
 def _strange_members(sums: StreamedSums, label: Ints, copies: tuple[Ints, ...]) -> Flags:
@@ -364,15 +398,20 @@ def gradients_enter_one_sum(run: Recount) -> Iterator[str]:
     step, stage, device = np.unique(np.stack(run.key_of(run.producers)), axis=1)
     own = np.zeros(run.program.steps, dtype=bool)
     own[run.program.tasks.step[run.updates[run.program.is_own(run.program.tasks.version[run.updates])]]] = True
-    for level in (0, 1) if run.shard > 1 else (0,):
-        mine = sums.take(sums.across == level)
-        together = step, stage, _labels(run, device, run.shard, across=level == 1)
-        label = _labels(run, mine.device, run.shard, across=level == 1)
+    every = step, stage, device
+    for (number, part), level in product(enumerate(run.parts), (0, 1) if run.shard > 1 else (0,)):
+        if level and part.ranks == 1:
+            continue
+        has = run.part_size("gradients", part, np.ones_like(stage), every[1]) > 0 if part.experts else slice(None)
+        step, stage, device = (column[has] for column in every)
+        mine = sums.take((sums.across == level) & (sums.part == number))
+        together = step, stage, _labels(run, device, run.run, part, across=level == 1)
+        label = _labels(run, mine.device, run.run, part, across=level == 1)
         odd = _strange_members(mine, label, (*together, device))
         for node in mine.node[odd].tolist():
             yield f"{program.describe(node)} is not over all devices whose gradients it takes"
-        ranks = run.request.shape.replicas // (run.shard if level else 1) if level or run.shard == 1 else run.shard
-        alone = own[step] | (_count(together, together) * (ranks if run.program.fold > 1 else 1) == 1)
+        ranks, copies = (run.request.shape.replicas // run.run, 1) if level else (part.sums, part.copies)
+        alone = own[step] | (_count(together, together) * (ranks if run.program.fold > 1 else copies) == 1)
         turns = np.zeros(len(step), dtype=np.int64)
         if run.program.state.reduce is When.EACH:
             turns = _count(run.key_of(run.producers), (step, stage, device)) - 1
@@ -393,8 +432,7 @@ def parameters_are_gathered_for_uses(run: Recount) -> Iterator[str]:
     if run.shard == 1:
         return
     if run.gathers:
-        gathers = find_gathers(run)
-        spare = gathers.node[gathers.task < 0]
+        spare = np.concatenate([gathers.node[gathers.task < 0] for gathers in _all_gathers(run)])
     else:
         row, device = members(program, np.flatnonzero(_gathers(run)))
         place, stage = stages_of(messages, row)
@@ -407,14 +445,17 @@ def parameters_are_gathered_for_uses(run: Recount) -> Iterator[str]:
     for node in spare.tolist():
         yield f"{program.describe(node)} brings a device what it does not use"
     for each in np.flatnonzero(_gathers(run)).tolist():
-        group, (_, stages) = program.ranks_of(messages.dst[each]), stages_of(messages, np.array([each]))
-        label = _labels(run, group, len(group))
-        whole = run.model.size("parameters")[stages].sum()
+        _, stages = stages_of(messages, np.array([each]))
+        part, copies = run.parts[run.part_of(np.array([each]))[0]], program.copies_of(messages.dst[each])
+        group, many = program.ranks_of(messages.dst[each]) // copies, len(program.ranks_of(messages.dst[each]))
+        label = _labels(run, group, many * part.apart // copies, part)
+        size = run.model.size("parameters")[stages]
         if not run.gathers:
-            whole = run.sizes_on("parameters", np.full(len(stages), group[0] % run.program.devices), stages).sum()
-        if run.shard % len(group) or (label != label[0]).any():
+            size = run.sizes_on("parameters", np.full(len(stages), group[0] % run.program.devices), stages)
+        whole = run.part_size("parameters", part, size, stages).sum()
+        if part.ranks % many or copies != part.copies or (label != label[0]).any():
             yield f"{program.describe(first + each)} is not among ranks that share"
-        elif not whole <= messages.size[each] < whole + len(group):
+        elif not whole <= messages.size[each] < whole + many:
             yield f"{program.describe(first + each)} has {messages.size[each]} B of {whole} B"
 
 

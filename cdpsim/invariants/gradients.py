@@ -329,23 +329,23 @@ def _is_of_several_ranks(run: Recount, row: int) -> bool:
 def _wrong_bytes_in_streams(run: Recount, own: Ints, rate: _Rate | None) -> Iterator[str]:
     """Report members whose sums do not carry all gradients of their stages: each message may be rounded up."""
     first, messages, sums = len(run.program.tasks), run.collapsed.program.messages, exchanges.find_sums(run)
-    key = sums.step, sums.device, sums.turn, sums.across
+    key = sums.step, sums.device, sums.turn, sums.across, sums.part
     order = np.lexsort(key[::-1])
     for rows in np.split(order, group_starts(*(column[order] for column in key))[1:]) if len(order) else ():
-        node = np.unique(sums.node[rows])
-        row = node - first
+        node, part, stage = np.unique(sums.node[rows]), run.parts[sums.part[rows[0]]], np.unique(sums.stage[rows])
+        row, shard = node - first, part.ranks
         gathered = messages.op[row] == Op.ALL_GATHER
         whole_sums = rate is not None and rate.rank  # of factors, which no rank has a share of
-        parts = np.where(gathered, 1 / _members(run, int(row[0])), 1 if whole_sums else run.shard)
+        parts = np.where(gathered, 1 / _members(run, int(row[0])), 1 if whole_sums else shard)
         sent = round(float((messages.size[row] * parts).sum()))
-        whole = int(own[np.unique(sums.stage[rows])].sum())
-        least, spare = Fraction(whole), Fraction(run.shard - 1)
+        whole = int(run.part_size("gradients", part, own[stage], stage).sum())
+        least, spare = Fraction(whole), Fraction(shard - 1)
         if rate is not None and rate.rank:
-            least = Fraction(sum(sum(_bytes_in_turn(run, rate, j)) for j in np.unique(sums.stage[rows]).tolist()))
+            least = Fraction(sum(sum(_bytes_in_turn(run, rate, j)) for j in stage.tolist()))
         elif rate is not None:
             least = Fraction(whole, rate.own) * rate.least
-            once = 1 if gathered.all() else run.shard
-            spare = once * (1 + _SCALE + rate.least) + (rate.own + _INDEX if gathered.all() else 0) + run.shard
+            once = 1 if gathered.all() else shard
+            spare = once * (1 + _SCALE + rate.least) + (rate.own + _INDEX if gathered.all() else 0) + shard
         if not least <= sent <= least + len(node) * spare:
             yield f"{_name(run, int(row[0]))}, and those beside it, carry {sent} B for {whole} B of gradients"
 
@@ -426,6 +426,7 @@ def _find_encoded(run: Recount, rate: _Rate) -> _Held:
     device, end, number = program.tasks.device[task], run.collapsed.end[first + row], run.collapsed.number[first + row]
     pieces = number >= 0
     end[pieces] = run.collapsed.arrived[number[pieces], device[pieces]]
-    many = np.where(messages.op[row] == Op.REDUCE_SCATTER, run.shard, 1)
+    ranks = np.array([part.ranks for part in run.parts])[run.part_of(row)]
+    many = np.where(messages.op[row] == Op.REDUCE_SCATTER, ranks, 1)
     size = _own_gradients(run)[messages.stage[row]] if rate.rank else messages.size[row] * many
     return _Held(device, run.end[task], end, size)

@@ -13,7 +13,7 @@ import numpy as np
 
 from cdpsim.model import Model, Tie
 from cdpsim.numeric.columns import Flags, Ints, Times, expand_ranges, find_rows, group_numbers, group_starts, sort_by
-from cdpsim.program import Kind, Messages, Op, Program
+from cdpsim.program import Content, Kind, Messages, Op, Program, Stream
 from cdpsim.program.collectives import DEFAULT, Algorithm, candidates, payload_factor
 from cdpsim.request import Request
 from cdpsim.runs import Run
@@ -128,7 +128,7 @@ def _find_pieces(
     at, piece_of = int(first), np.zeros(len(messages) - first, dtype=np.int64)
     turn, channel = (np.full(len(messages), -1) for _ in range(2))
     for place, row in enumerate(collectives.tolist()):
-        members, root = whole.groups[whole.messages.dst[row]], whole.messages.src[row]
+        members, root = request.cluster.in_order(whole.groups[whole.messages.dst[row]]), whole.messages.src[row]
         if root >= 0:
             members = np.roll(members, -int(np.flatnonzero(members == root)[0]))
         op, k = Op(int(whole.messages.op[row])), len(members)
@@ -195,6 +195,16 @@ class LaneOrder(NamedTuple):
     head: Ints  # of each place, the place at which its lane begins
 
 
+class StagePart(NamedTuple):
+    """The ranks that exchange the same part of stages: what experts have, or all else."""
+
+    experts: bool
+    apart: int  # every how many-th data rank has a copy
+    copies: int  # ranks of each of their devices that do
+    ranks: int  # that share values
+    sums: int  # that sum gradients in a group
+
+
 class Recount:
     """A run, and the facts that laws derive from it."""
 
@@ -209,7 +219,8 @@ class Recount:
         self.travels = state.travels  # the state of a stage goes from user to user
         self.owned = state.parameters is Placed.OWNED  # parameters are in one place between their uses
         self.handed_out = self.owned and not self.travels  # their owners send them for each use
-        self.shard = run.request.shape.shard if state.splits else 1  # the ranks of a sharding group
+        self.run = run.request.shape.shard if state.splits else 1  # the data ranks of a sharding group
+        self.shard = run.request.shape.sharers if state.splits else 1  # all its ranks
         self.model = self._sized_model()
         self.gathers = state.parameters is Placed.SPLIT and self.shard > 1  # parameters come together for each use
         # The tasks that give gradients to updates.
@@ -221,6 +232,48 @@ class Recount:
         model, padding = self.request.model, self.program.state.padding
         model = model.with_ties_counted_once(self.once) if self.once else model
         return model if padding is None or self.shard == 1 else model.padded(self.shard, padding)
+
+    @cached_property
+    def parts(self) -> tuple[StagePart, ...]:
+        """The parts of stages that ranks exchange."""
+        shape, mesh, shares = self.request.shape, self.request.model.mesh, self.shard > 1
+        copies = shape.copies if self.program.state.streams else 1
+        ranks = self.run if self.program.state.splits else shape.replicas
+        parts = [StagePart(False, 1, copies, self.shard, ranks * copies)]
+        if any(stage.expert_parameters for stage in self.model.stages) and mesh.expert != mesh.tensor:
+            apart, each = max(1, mesh.expert // mesh.team), max(1, mesh.team // mesh.expert)
+            many = ranks * mesh.team // mesh.expert
+            part = StagePart(True, apart, each, many if shares else 1, many)
+            if shares and many == 1:  # then only ranks of other sharding groups have copies
+                part = StagePart(True, self.run, 1, 1, shape.replicas // self.run)
+            parts.append(part)
+        return tuple(parts)
+
+    def part_of(self, rows: Ints) -> Ints:
+        """Return the number of the part that messages of groups carry, by their ranks; those of smaller groups too."""
+        program, sums = self.collapsed.program, [part.sums for part in self.parts]
+        if len(sums) == 1:
+            return np.zeros(len(rows), dtype=np.int64)
+        if self.shard > 1 and self.parts[1].ranks == 1:
+            message = program.messages
+            whole = (message.op[rows] == Op.ALL_REDUCE) & (message.stream[rows] == Stream.REDUCE)
+            gradients: Ints = (whole & (message.content[rows] == Content.GRADIENT)).astype(np.int64)
+            return gradients
+        many = program.sizes_of_groups[program.messages.dst[rows]].tolist()
+        return np.array([sums.index(each) if each in sums else 0 for each in many], dtype=np.int64)
+
+    def part_size(self, kind: str, part: StagePart, size: Ints, stage: Ints) -> Ints:
+        """Return what of stages' bytes of a kind a part has."""
+        if len(self.parts) == 1:
+            return size
+        of_experts = np.array([each.of_experts(kind) for each in self.model.stages], dtype=np.int64)[stage]
+        return of_experts if part.experts else size - of_experts
+
+    def shares_in_group(self, kind: str, size: Ints, stage: Ints) -> Ints:
+        """Return the bytes that the ranks of a sharding group have of stages whose bytes these are."""
+        parts = [self.part_size(kind, part, size, stage) * self.shard // part.ranks for part in self.parts]
+        whole: Ints = np.sum(parts, axis=0)
+        return whole
 
     @cached_property
     def once(self) -> tuple[Tie, ...]:

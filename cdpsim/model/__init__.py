@@ -456,6 +456,7 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
             "host_optimizer",
             "host_parameters",
             "nvme",
+            "expert_parameters",
         )
         return tuple(tuple(getattr(stage, kind) for kind in kinds) for stage in self.stages)
 
@@ -568,27 +569,35 @@ def _check_ties(ties: Sequence[Tie], stages: Sequence[Stage]) -> None:
                 raise RequestError(f"tied[{k}].{error.subject}", problem) from None
 
 
-@lru_cache(maxsize=32)  # every request of one model and mesh asks for it
+@lru_cache(maxsize=256)  # every request of one model and mesh asks for it
 def _model_on(model: Model, mesh: Mesh, layers: Layers, samples: int, parts: Cuts) -> Any:
     made = model.of_layers(layers, mesh, **_facts(model) | {"samples": samples})
     return msgspec.structs.replace(made, parts=parts)
 
 
-@lru_cache(maxsize=32)  # every request of one model groups it again
+@lru_cache(maxsize=256)  # every request of one model and mesh groups it again
 def _grouped_model(model: Model, n: int) -> Any:
     stages = tuple(merge_stages(layers, given) for given, layers in model.groups(n))
     return msgspec.structs.replace(model, stages=stages, tied=model.tied_groups(n))
 
 
 @lru_cache(maxsize=64)  # every program of one model asks for them
-def gradient_tensors(model: Model) -> tuple[tuple[int, ...], ...]:
-    """Return the bytes of each stage's gradients, in the order of the forward; in one, if shapes are unknown."""
-    sizes = [
-        tuple(stage.gradient_bytes * prod(shape) // stage.numbers for shape in stage.tensors) or (stage.gradient_bytes,)
-        for stage in model.stages
-    ]
-    whole = [stage.gradient_bytes for stage in model.stages]
-    return tuple(each if sum(each) == size else (size,) for each, size in zip(sizes, whole, strict=True))
+def gradient_tensors(model: Model, of_experts: bool | None = None) -> tuple[tuple[int, ...], ...]:
+    """Return the bytes of each stage's gradients, in the order of the forward; in one, if shapes are unknown.
+
+    They are those of what experts have, of all else, or of all.
+    """
+    return tuple(_gradients_of(stage, of_experts) for stage in model.stages)
 
 
-_balanced_cuts = lru_cache(maxsize=32)(balanced)  # every schedule of a comparison cuts the same model
+def _gradients_of(stage: Stage, of_experts: bool | None) -> tuple[int, ...]:
+    own = stage.of_experts("gradients")
+    whole = {None: stage.gradient_bytes, True: own, False: stage.gradient_bytes - own}[of_experts]
+    shapes = stage.expert_tensors if of_experts else stage.tensors
+    if of_experts is False:
+        shapes = tuple(shape for shape in stage.tensors if shape not in stage.expert_tensors)
+    sizes = tuple(stage.gradient_bytes * prod(shape) // stage.numbers for shape in shapes)
+    return sizes if sum(sizes) == whole and (sizes or of_experts) else (whole,)
+
+
+_balanced_cuts = lru_cache(maxsize=256)(balanced)  # every schedule of a comparison cuts the same model

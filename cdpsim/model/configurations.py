@@ -1,7 +1,8 @@
 """Shapes of models from the `config.json` of Hugging Face transformers: a table of families and their defaults.
 
-Not modelled: sliding windows (mistral, qwen2, qwen3, gemma2, gemma3_text, phi3, starcoder2: every layer attends to the
-whole sequence), caps and scales of scores and logits (gemma2, gemma3_text, granite), rotary positions and ALiBi.
+Not modelled: sliding windows (mistral, mixtral, qwen2, qwen3, gemma2, gemma3_text, phi3, starcoder2: every layer
+attends to the whole sequence), caps and scales of scores and logits (gemma2, gemma3_text, granite), rotary positions
+and ALiBi, the biases and groups of a router, and layers that predict further tokens (deepseek_v3).
 """
 
 from collections.abc import Mapping
@@ -11,21 +12,31 @@ import msgspec
 
 from cdpsim.errors import RequestError, short_repr
 from cdpsim.files.notes import say
-from cdpsim.model.layers import Size
+from cdpsim.model.layers import PositionRows, Size
 
 _NEEDED = {"hidden_size": "width", "num_hidden_layers": "layers", "num_attention_heads": "heads"}
 _NEEDED |= {"vocab_size": "vocabulary", "max_position_embeddings": "length"}
 _NULLABLE = {"intermediate_size": "ffn", "num_key_value_heads": "key_value_heads", "head_dim": "head_width"}
+_MIXED = {"num_experts": "experts", "num_experts_per_tok": "top_k", "moe_intermediate_size": "expert_ffn"}
+_MIXED |= {"first_k_dense_replace": "dense_layers", "n_shared_experts": "shared_ffn"}
+_MIXED |= {"decoder_sparse_step": "frequency", "q_lora_rank": "query_rank", "kv_lora_rank": "key_value_rank"}
+_MIXED |= {"qk_rope_head_dim": "rope_width", "v_head_dim": "value_width"}
+_EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts")  # names of one field, which families share
 _DROPOUTS = "resid_pdrop embd_pdrop attn_pdrop attention_dropout residual_dropout embedding_dropout hidden_dropout"
 _SWITCHES = (
     "attention_bias mlp_bias tie_word_embeddings use_bidirectional_attention use_parallel_residual parallel_attn"
 )
+_OF_SHAPE = _NEEDED | _NULLABLE | _MIXED
 _TYPES: dict[str, Any] = {  # null is false, or the default of the shape
     **dict.fromkeys(_NEEDED, Size),
     **dict.fromkeys(_NULLABLE, Size | None),
     **dict.fromkeys(_DROPOUTS.split(), Annotated[float, msgspec.Meta(ge=0, le=1)] | None),
     **dict.fromkeys((*_SWITCHES.split(), "multi_query", "new_decoder_architecture"), bool | None),
     "num_ln_in_parallel_attn": Literal[1, 2] | None,
+    **dict.fromkeys(_MIXED, Size),
+    "first_k_dense_replace": PositionRows,
+    "n_shared_experts": PositionRows | None,
+    "q_lora_rank": Size | None,
 }
 
 _TRAITS: dict[str, dict[str, object]] = {
@@ -39,6 +50,11 @@ _TRAITS: dict[str, dict[str, object]] = {
     "tied-head": {"tie_word_embeddings": True},
     "parallel-residual": {"use_parallel_residual": True},
     "falcon": {"multi_query": True, "parallel_attn": True},
+    "latent": {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128},
+    "8-experts": dict(zip(_MIXED, (8, 2), strict=False)),
+    "64-experts": dict(zip(_MIXED, (64, None, 1407, 0, 2), strict=False)),
+    "128-experts": {**dict(zip(_MIXED, (128, 8, 768), strict=False)), "decoder_sparse_step": 1},
+    "256-experts": dict(zip(_MIXED, (256, 8, 2048, 3, 1), strict=False)),
 }
 # Defaults in the order of _NEEDED and _NULLABLE, traits, and "!" before a field that the family's code does not read.
 _FAMILIES = """
@@ -47,8 +63,13 @@ gpt2         768 12 12  50257   1024     -  -   - biases dropout tied-head learn
 llama       4096 32 32  32000   2048 11008  -   - rms-norms gated-mlp
 granite     4096 32 32  32000   2048 11008  -   - rms-norms gated-mlp
 mistral     4096 32 32  32000 131072 14336  8   - rms-norms gated-mlp !attention_bias !mlp_bias
+mixtral     4096 32 32  32000 131072 14336  8   - rms-norms gated-mlp 8-experts !attention_bias !mlp_bias
 qwen2       4096 32 32 151936  32768 22016 32   - rms-norms gated-mlp qkv-biases !attention_bias !mlp_bias
 qwen3       4096 32 32 151936  32768 22016 32 128 rms-norms gated-mlp head-norms !mlp_bias
+qwen3_moe   2048 24 32 151936  32768  6144  4   - rms-norms gated-mlp head-norms 128-experts !mlp_bias
+deepseek_v2 4096 32 32 102400   2048 11008  - 128 rms-norms gated-mlp 64-experts latent !num_key_value_heads
+deepseek_v3 7168 61 128 129280  4096 18432  - 128 rms-norms gated-mlp 256-experts latent !num_key_value_heads
+             !mlp_bias
 phi3        3072 32 32  32064   4096  8192  -   - rms-norms gated-mlp !attention_bias !mlp_bias !embd_pdrop
 gemma       3072 28 16 256000   8192 24576 16 256 rms-norms gated-mlp tied-head !mlp_bias
 gemma2      2304 26  8 256000   8192  9216  4 256 rms-norms gated-mlp tied-head four-norms !mlp_bias
@@ -64,6 +85,8 @@ _OWN_NAMES: dict[object, dict[str, str]] = {  # the names of fields in families 
     "falcon": {"intermediate_size": "ffn_hidden_size", "num_key_value_heads": "num_kv_heads"}
     | {"attention_bias": "bias", "mlp_bias": "bias"},
     "starcoder2": {"attention_bias": "use_bias", "mlp_bias": "use_bias"},
+    "deepseek_v2": {"head_dim": "qk_nope_head_dim"},
+    "deepseek_v3": {"head_dim": "qk_nope_head_dim"},
 }
 _REMEDY = "profile the model instead: python -m validation profile module:function"
 _OTHERS = {
@@ -71,18 +94,19 @@ _OTHERS = {
     "vision_config": f"a model of images; {_REMEDY}",
     "is_encoder_decoder": f"an encoder and a decoder; {_REMEDY}",
     "add_cross_attention": f"a decoder that reads an encoder; {_REMEDY}",
-    "kv_lora_rank": f"latent attention, which has no shape yet; {_REMEDY}",
+    "mlp_only_layers": f"single layers without experts, which a shape cannot say; {_REMEDY}",
+    "shared_expert_intermediate_size": f"a gate of the shared expert, which a shape cannot say; {_REMEDY}",
+    "moe_layer_freq": f"experts in every so many-th layer, which this family counts from 0; {_REMEDY}",
+    "kv_lora_rank": f"latent attention of a family without a shape; {_REMEDY}",
 }
 
 
 def shape_fields(content: Mapping[str, object], subject: str) -> dict[str, object]:
     """Return the fields of the shape that the content of a `config.json` describes."""
-    for name in content:
-        if content[name] and ("experts" in name or name in _OTHERS):
-            problem = _OTHERS.get(name, f"mixtures of experts come later; {_REMEDY}")
-            raise RequestError(f"{subject}: {name}", problem)
     kind = content.get("model_type")
-    row = _ROWS[kind] if isinstance(kind, str) and kind in _ROWS else _guess(content, subject)
+    row = _ROWS[kind] if isinstance(kind, str) and kind in _ROWS else None
+    _refuse_others(content, row or [], subject)
+    row = row or _guess(content, subject)
     given = _read(content, row, _OWN_NAMES.get(kind, {}) if isinstance(kind, str) else {}, subject)
     if bool(given["attention_bias"]) != bool(given["mlp_bias"]):
         problem = "attention and MLP differ in having biases, which a shape cannot say"
@@ -90,9 +114,11 @@ def shape_fields(content: Mapping[str, object], subject: str) -> dict[str, objec
     new, norms = given["new_decoder_architecture"], given["num_ln_in_parallel_attn"]
     if "falcon" in row and not new:
         given["num_key_value_heads"] = 1 if given["multi_query"] else None
+    if given.get("n_shared_experts"):
+        given["n_shared_experts"] *= given["moe_intermediate_size"]
     parallel = given["parallel_attn"] or new
     fields = {
-        **{field: given[name] for name, field in (_NEEDED | _NULLABLE).items() if given[name] is not None},
+        **{field: given[name] for name, field in _OF_SHAPE.items() if given.get(name) is not None},
         "dropout": any(given[name] for name in _DROPOUTS.split()),
         "biases": bool(given["attention_bias"]),
         "tied": bool(given["tie_word_embeddings"]),
@@ -104,15 +130,30 @@ def shape_fields(content: Mapping[str, object], subject: str) -> dict[str, objec
     return fields | {"positions": given["max_position_embeddings"] if "learned-positions" in row else 0}
 
 
+def _refuse_others(content: Mapping[str, object], row: list[str], subject: str) -> None:
+    """Refuse models that a shape cannot say; families with experts have fields of experts and of latent attention."""
+    has_experts = any(trait.endswith("-experts") for trait in row)
+    for name in sorted(content, key=lambda name: name not in _OTHERS):
+        is_read = has_experts and (name == "kv_lora_rank" or name not in _OTHERS)
+        is_plain = not content[name] or (name, content[name]) == ("moe_layer_freq", 1)
+        if not is_plain and not is_read and ("experts" in name or name in _OTHERS):
+            problem = _OTHERS.get(name, f"a mixture of experts of a family without a shape; {_REMEDY}")
+            raise RequestError(f"{subject}: {name}", problem)
+
+
 def _read(content: Mapping[str, object], row: list[str], names: Mapping[str, str], subject: str) -> dict[str, Any]:
     sizes = (None if word == "-" else int(word) for word in row[:8])
     values: dict[str, object] = dict(zip((*_NEEDED, *_NULLABLE), sizes, strict=True))
     for trait in row[8:]:
         values |= _TRAITS.get(trait, {})
     for name, form in _TYPES.items():
+        if name in _MIXED and name not in values:
+            continue
         own = names.get(name, name)
         if own not in content and name in _NEEDED:
             own = name  # transformers reads both names of these
+        elif name == "num_experts":
+            own = next((other for other in _EXPERTS if other in content), own)
         if f"!{name}" not in row:
             values[name] = content.get(own, values.get(name))
         try:

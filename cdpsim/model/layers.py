@@ -1,8 +1,11 @@
 """Models by their shape: a transformer's embedding, layers and head as operations on named dimensions.
 
-Dimensions: b samples, s positions of the sequence, k positions of keys, h width, n heads, d width of a head, q queries
-with keys and values, c keys, a outputs of the heads, f width of the MLP, g gate and up together, p rows of positions,
-v vocabulary. A value has the numbers of all its dimensions. `cdpsim.model.splitting` splits them among ranks.
+Dimensions: b samples, s positions of the sequence, t those of tokens and losses, k those of keys, h width, n heads,
+d width of a head, q queries with keys and values, m queries, c keys, a outputs of the heads, f width of the MLP, g gate
+and up together, p rows of positions, v vocabulary. Of latent attention: y queries, z keys and values, w these with the
+rotary part of keys, l keys without it and values of all heads. Of experts: e experts, x choices of a router, r rows of
+tokens for experts, i width of an expert, j its gate and up, u width of shared experts, o their gate and up. A value has
+the numbers of all its dimensions. `cdpsim.model.splitting` splits them among ranks.
 
 A rank's share is work as kernels, each of a kind that a device does at its own pace, and exchanges within a group of
 ranks. FLOP are counted as the literature counts them, with the core of attention whole; a causal core computes half of
@@ -27,13 +30,14 @@ LOGIT = 4  # bytes of a logit for the loss, and of what a fused core keeps for e
 PADDED = 128  # a vocabulary split among t ranks is a multiple of this times t (Megatron-LM)
 
 
-PRODUCT, PASS, CORE = "product", "pass", "core"
-TENSOR = "tensor"  # the axis of ranks that share products
+PRODUCT, PASS, CORE, GROUPED = "product", "pass", "core", "grouped"
+TENSOR, CONTEXT, EXPERT = "tensor", "context", "expert"  # axes of ranks, which share products, positions, experts
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
+ALL_TO_ALL, RING = "all-to-all", "ring"  # a ring passes on what each rank has until all have had it
 
 
 class Kernel(NamedTuple):
-    """One operation of a rank: a product, a pass over memory, or a fused core of attention."""
+    """One operation of a rank: a product, experts' products, a pass over memory, or a fused core of attention."""
 
     kind: str
     flop: float = 0.0
@@ -104,6 +108,19 @@ class Layers(config.ConfigTable, frozen=True, kw_only=True):
     tied: bool = True  # whether the head has the embedding's weights
     positions: bool | PositionRows = True  # rows of learned positions; true: as many as the length
     causal: bool = True
+    query_rank: Size | None = None  # of latent attention; None: queries are made of the stream
+    key_value_rank: Size | None = None  # None: no latent attention
+    rope_width: Size | None = None  # the numbers of a head's query and key that turn, beside head_width
+    value_width: Size | None = None  # of a head; None: head_width
+    experts: Size | None = None  # of which a router chooses for each token; None: one MLP for all
+    top_k: Size = 1  # experts that a token gets
+    expert_ffn: Size | None = None  # the width of an expert; None: ffn
+    shared_ffn: PositionRows = 0  # the width of an MLP for all tokens beside the experts
+    dense_layers: PositionRows = 0  # the first ones, with an MLP in place of experts
+    frequency: Size = 1  # every how many-th layer has experts
+    capacity: Annotated[float, msgspec.Meta(gt=0)] | None = (
+        None  # rows of an expert, of even ones; None: as many as come
+    )
 
     def _check(self) -> None:
         if self.gated and self.ffn is None:
@@ -121,6 +138,32 @@ class Layers(config.ConfigTable, frozen=True, kw_only=True):
             raise RequestError("norms", "1 serves attention and MLP together; set parallel = true, or give 2 or 4")
         if self.norms == 4 and self.parallel:
             raise RequestError("norms", "4 are before and behind each of two parts in turn; leave out parallel")
+        self._check_latent_and_experts()
+
+    def _check_latent_and_experts(self) -> None:
+        words = [name for name in ("query_rank", "rope_width", "value_width") if getattr(self, name) is not None]
+        if words and self.key_value_rank is None:
+            raise RequestError(words[0], "is of latent attention; give key_value_rank, too")
+        if self.key_value_rank and (self.kv < self.heads or self.biases or self.head_norms):
+            problem = "is of heads with keys of their own, without biases and norms of heads"
+            raise RequestError("key_value_rank", f"{problem}; leave key_value_heads and head_norms out, biases false")
+        defaults = {field.name: field.default for field in msgspec.structs.fields(Layers)}
+        words = [name for name in _OF_EXPERTS if getattr(self, name) != defaults[name]]
+        if words and self.experts is None:
+            raise RequestError(words[0], "is of a mixture of experts; give experts, too")
+        if self.experts and self.top_k > self.experts:
+            raise RequestError("top_k", f"{self.top_k} are more than the {self.experts} experts; give fewer")
+        if self.experts and self.parallel:
+            raise RequestError("experts", "are behind the attention, and parallel has the MLP beside it; leave it out")
+        if self.experts and not any(self.has_experts):
+            problem = f"{self.layers} layers have no experts behind {self.dense_layers} dense ones"
+            raise RequestError("dense_layers", f"{problem} with frequency {self.frequency}; lower either")
+
+    @property
+    def has_experts(self) -> list[bool]:
+        """Whether each layer has experts."""
+        least, every = self.dense_layers, self.frequency
+        return [bool(self.experts) and k >= least and (k + 1) % every == 0 for k in range(self.layers)]
 
     @property
     def kv(self) -> int:
@@ -133,36 +176,49 @@ class Layers(config.ConfigTable, frozen=True, kw_only=True):
             return f"the {self.heads} heads"
         if self.kv % ranks and ranks % self.kv:
             return f"the {self.kv} key/value heads"
-        return f"the {self.sizes['f']} numbers of the MLP" if self.sizes["f"] % ranks else ""
+        if self.sizes["f"] % ranks and not all(self.has_experts):
+            return f"the {self.sizes['f']} numbers of the MLP"
+        return f"the {self.shared_ffn} numbers of the shared experts" if self.shared_ffn % ranks else ""
 
     @property
     def sizes(self) -> dict[str, int]:
         """The size of each dimension but samples."""
         d = self.width // self.heads if self.head_width is None else self.head_width
         f = 4 * self.width if self.ffn is None else self.ffn
-        rows = self.length if self.positions is True else int(self.positions)
-        return {
-            "s": self.length,
-            "k": self.length,
-            "h": self.width,
-            "n": self.heads,
-            "d": d,
-            "q": (self.heads + 2 * self.kv) * d,
-            "c": self.kv * d,
-            "a": self.heads * d,
-            "f": f,
-            "g": 2 * f,
-            "p": rows,
-            "v": self.vocabulary,
-        }
+        rows, turns, n = (
+            self.length if self.positions is True else int(self.positions),
+            self.rope_width or 0,
+            self.heads,
+        )
+        value, expert, latent = self.value_width or d, self.expert_ffn or f, self.key_value_rank or 0
+        parts = {"c": self.kv * d, "m": n * (d + turns), "a": n * value}
+        parts["q"] = 2 * parts["m"] + parts["a"] if latent else parts["m"] + 2 * parts["c"]
+        of_experts = {"e": self.experts or 1, "x": self.experts or 1, "i": expert, "j": 2 * expert}
+        of_experts |= {"u": self.shared_ffn, "o": 2 * self.shared_ffn}
+        of_latents = {"y": self.query_rank or 0, "z": latent, "w": latent + turns, "l": n * (d + value)}
+        positions = dict.fromkeys("stk", self.length)
+        others = {"h": self.width, "n": n, "d": d, "f": f, "g": 2 * f, "p": rows, "v": self.vocabulary}
+        return positions | others | parts | of_experts | of_latents
 
     @property
     def numbers(self) -> int:
         """The number of parameters, tied ones counted once."""
-        sizes = self.sizes
-        parts = [(1, embedding(self)), (self.layers, layer(self)), (1, head(self))]
+        return self._count_numbers(self.sizes)
+
+    @property
+    def active_numbers(self) -> int:
+        """The number of parameters that a token goes through: of the experts, top_k."""
+        return self._count_numbers(self.sizes | {"e": self.top_k})
+
+    def _count_numbers(self, sizes: Mapping[str, int]) -> int:
+        mixed = sum(self.has_experts)
+        parts = [(1, embedding(self)), (self.layers - mixed, layer(self)), (1, head(self))]
+        parts += [(mixed, layer(self, experts=True))] * bool(mixed)
         weights = ((times, weight) for times, part in parts for each in part for weight in each.weights)
         return sum(times * count(weight, sizes) for times, weight in weights) - (count("vh", sizes) if self.tied else 0)
+
+
+_OF_EXPERTS = ("top_k", "expert_ffn", "shared_ffn", "dense_layers", "frequency", "capacity")
 
 
 class Tensor(NamedTuple):
@@ -188,6 +244,8 @@ class Operation(NamedTuple):
     done: float = 1.0  # the share of its FLOP that is computed
     in_core: bool = False  # whether it belongs to the core of attention
     sums: int = 1  # the messages that a partial output takes
+    queries: tuple[Tensor, ...] = ()  # of the core of attention, which heads have
+    keys: tuple[Tensor, ...] = ()  # and values, of which the core needs all positions
 
 
 def count(dims: str, sizes: Mapping[str, int]) -> int:
@@ -197,7 +255,7 @@ def count(dims: str, sizes: Mapping[str, int]) -> int:
 
 def embedding(shape: Layers, width: int = 2) -> Iterator[Operation]:
     """Yield the operations of the embedding; `width` are the bytes of a number."""
-    tokens, found, x = Tensor("tokens", "bk", TOKEN_BYTES, given=True), *_values(width, "e bsh", "x bsh")
+    tokens, found, x = Tensor("tokens", "bt", TOKEN_BYTES, given=True), *_values(width, "e bsh", "x bsh")
     yield Operation(PASS, (tokens,), found, ("vh",), (tokens,), moved=(("bsh", 2 * width),))
     if shape.sizes["p"] or shape.dropout:
         weights = ("ph",) if shape.sizes["p"] else ()
@@ -208,22 +266,22 @@ def embedding(shape: Layers, width: int = 2) -> Iterator[Operation]:
 def head(shape: Layers, width: int = 2) -> Iterator[Operation]:
     """Yield the operations of the last norm, the logits and the loss; the loss takes three sums over the vocabulary."""
     x, y, logits = _values(width, "x bsh", "y bsh", "logits bsv")
-    targets, probabilities, loss = Tensor("targets", "bk", TOKEN_BYTES, given=True), *_values(LOGIT, "p bsv", "loss bk")
+    targets, probabilities, loss = Tensor("targets", "bt", TOKEN_BYTES, given=True), *_values(LOGIT, "p bsv", "loss bt")
     yield _norm(shape, x, y)
     yield _product(y, logits, "vh")
     moved = (("bsv", 8.0),)
     yield Operation(PASS, (logits, targets), loss, (), (probabilities, targets), moved=moved, again=0.5, sums=3)
 
 
-def layer(shape: Layers, width: int = 2) -> Iterator[Operation]:
-    """Yield the operations of a layer: attention and MLP in turn, or beside each other."""
+def layer(shape: Layers, width: int = 2, *, experts: bool = False) -> Iterator[Operation]:
+    """Yield the operations of a layer: attention and MLP or experts in turn, or beside each other."""
     x, y, o, added, x2, y2, u, w, grown, out = _values(
         width, "x bsh", "y1 bsh", "o bsa", "attention bsh", "x2 bsh", "y2 bsh", "u bsf", "w bsf", "mlp bsh", "out bsh"
     )
     if shape.gated:
         u = u._replace(dims="bsg")
     yield _norm(shape, x, y)
-    yield from _attention(shape, width, y, o)
+    yield from (_latent_attention if shape.key_value_rank else _attention)(shape, width, y, o)
     if shape.parallel:
         y2 = y if shape.norms == 1 or shape.norms is None else y2
     else:
@@ -233,45 +291,107 @@ def layer(shape: Layers, width: int = 2) -> Iterator[Operation]:
         yield _add_up(shape, (added, x), x2)
     if y2 is not y:
         yield _norm(shape, x if shape.parallel else x2, y2)
-    yield _product(y2, u, u.dims[-1] + "h", biased=shape.biases is True)
-    yield Operation(PASS, (u,), w, kept=(u,), moved=((u.dims, width), (w.dims, width)))
+    if experts:
+        yield from _experts(shape, width, y2, grown)
+    else:
+        yield from _first_product(shape, y2, u, w)
     if shape.parallel:  # the sum of both is one product of both
         yield Operation(PRODUCT, (o, w), grown, ("ha", "hf"), (o, w), flop=(("bsha", 2), ("bshf", 2)))
-    else:
+    elif not experts:
         yield _product(w, grown, "hf")
     if shape.norms == 4:
         yield _norm(shape, grown, grown := Tensor("mlp2", "bsh", width))
     yield _add_up(shape, (grown, x if shape.parallel else x2), out)
 
 
+def _first_product(shape: Layers, given: Tensor, u: Tensor, w: Tensor) -> Iterator[Operation]:
+    """Yield an MLP's first product and its activation."""
+    yield _product(given, u, u.dims[-1] + "h", biased=shape.biases is True)
+    yield Operation(PASS, (u,), w, kept=(u,), moved=((u.dims, w.width), (w.dims, w.width)))
+
+
+def _experts(shape: Layers, width: int, y: Tensor, out: Tensor) -> Iterator[Operation]:
+    """Yield a router's choices, the rows that experts get, their products, and the weighted sums of these.
+
+    Experts have no biases. Shared ones are an MLP for all tokens.
+    """
+    rows, u, w, got = _values(width, "rows rh", "expert u ri", "expert w ri", "got rh")
+    chosen = Tensor("choices", "bsx", LOGIT)
+    u = u._replace(dims="rj") if shape.gated else u
+    inside = u.dims[-1]
+    yield _product(y, chosen, "xh")
+    yield Operation(PASS, (chosen,), chosen, kept=(chosen,), moved=(("bsx", 2 * LOGIT),))
+    both = (("bsh", width), ("rh", width))
+    yield Operation(PASS, (y,), rows, moved=both)
+    yield Operation(GROUPED, (rows,), u, (f"e{inside}h",), (rows,), flop=((f"r{inside}h", 2),))
+    yield Operation(PASS, (u,), w, kept=(u,), moved=((u.dims, width), (w.dims, width)))
+    yield Operation(GROUPED, (w,), got, ("ehi",), (w,), flop=(("rih", 2),))
+    mixed = out._replace(name="mixed") if shape.shared_ffn else out
+    yield Operation(PASS, (got,), mixed, kept=(got,), moved=both)
+    if shape.shared_ffn:
+        u, w = _values(width, f"shared u bs{'o' if shape.gated else 'u'}", "shared w bsu")
+        shared = out._replace(name="shared")
+        yield from _first_product(shape, y, u, w)
+        yield _product(w, shared, "hu")
+        yield Operation(PASS, (mixed, shared), out, moved=(("bsh", 3 * width),))
+
+
+def _latent_attention(shape: Layers, width: int, y: Tensor, o: Tensor) -> Iterator[Operation]:
+    """Yield attention whose queries, and whose keys and values, are made of latent numbers (DeepSeek-V2, 2.1)."""
+    queries, keys, values, qkv = _values(width, "q bsm", "k bsm", "v bsa", "qkv bsq")
+    down, latent, key_values, normed, heads = _values(width, "yq bsy", "nq bsy", "ykv bsw", "nkv bsz", "kv bsl")
+    if shape.query_rank:
+        yield _product(y, down, "yh")
+        yield _norm(shape, down, latent)
+    source = latent if shape.query_rank else y
+    yield _product(source, queries, "m" + source.dims[-1])
+    yield _product(y, key_values, "wh")
+    yield _norm(shape, key_values, normed)
+    yield _product(normed, heads, "lz")
+    moved = (("bsm", 3 * width), ("bsl", width))
+    yield Operation(PASS, (queries, heads), qkv, kept=(qkv,), moved=moved)
+    yield from _core(shape, width, qkv, (queries, keys, values), o)
+
+
 def _attention(shape: Layers, width: int, y: Tensor, o: Tensor) -> Iterator[Operation]:
-    qkv, queries, keys, scores, weights = _values(width, "qkv bsq", "q bsa", "k bsc", "scores bskn", "weights bskn")
+    qkv, queries, keys, values = _values(width, "qkv bsq", "q bsa", "k bsc", "v bsc")
     yield _product(y, qkv, "qh", biased=bool(shape.biases))
     if shape.head_norms:
         norms = ("d", "d") * (2 if shape.norm == "layer" else 1)
         both = (("bsa", 2 * width), ("bsc", 2 * width))
         yield Operation(PASS, (queries, keys), qkv, norms, (queries, keys), moved=both)
     yield Operation(PASS, (qkv,), qkv, kept=(qkv,), moved=(("bsq", 2 * width),))
+    yield from _core(shape, width, qkv, (queries, keys, values), o)
+
+
+def _core(
+    shape: Layers, width: int, qkv: Tensor, parts: tuple[Tensor, Tensor, Tensor], o: Tensor
+) -> Iterator[Operation]:
+    """Yield the core of attention: products of queries and keys, and of their weights and values."""
+    queries, keys, values = parts
+    scores, weights = _values(width, "scores bskn", "weights bskn")
+    products = (("bsk" + queries.dims[-1], 2), ("bska", 2))
     if shape.attention == "flash":
         done = 0.5 if shape.causal else 1.0
-        sums = (Tensor("sums", "bsn", LOGIT),)
-        yield Operation(CORE, (qkv,), o, kept=sums, flop=(("bska", 4),), again=2.5, done=done, in_core=True)
+        core = Operation(CORE, (qkv,), o, kept=(Tensor("sums", "bsn", LOGIT),), flop=products, again=2.5, done=done)
+        yield core._replace(in_core=True, queries=(queries,), keys=(keys, values))
         return
     more = (Tensor("mask", "bskn", 1), Tensor("dropped", "bskn", width)) if shape.dropout else ()
     kept = (weights, *more)
     moved, dropped = 4.0 * width + 1 if shape.dropout else 2.0 * width, kept[-1]
-    yield Operation(PRODUCT, (queries, keys), scores, flop=(("bska", 2),), in_core=True)
+    first = Operation(PRODUCT, (queries, keys), scores, flop=products[:1], in_core=True)
+    yield first._replace(queries=(queries,), keys=(keys,))
     yield Operation(PASS, (scores,), dropped, kept=kept, moved=(("bskn", moved),), again=1.6, in_core=True)
-    yield Operation(PRODUCT, (dropped, keys), o, flop=(("bska", 2),), in_core=True)
+    yield Operation(PRODUCT, (dropped, values), o, flop=products[1:], in_core=True, keys=(values,))
 
 
 def _values(width: float, *words: str) -> Iterator[Tensor]:
-    return (Tensor(name, dims, width) for name, dims in map(str.split, words))
+    return (Tensor(name, dims, width) for name, dims in (word.rsplit(maxsplit=1) for word in words))
 
 
 def _norm(shape: Layers, given: Tensor, output: Tensor) -> Operation:
-    weights = ("h", "h") if shape.norm == "layer" else ("h",)
-    return Operation(PASS, (given,), output, weights, (given,), moved=(("bsh", 2 * given.width),))
+    weights = (output.dims[-1],) * (2 if shape.norm == "layer" else 1)
+    return Operation(PASS, (given,), output, weights, (given,), moved=((output.dims, 2 * given.width),))
 
 
 def _product(given: Tensor, output: Tensor, weight: str, *, biased: bool = False) -> Operation:

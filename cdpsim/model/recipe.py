@@ -142,7 +142,7 @@ UPDATE_FACTS = MappingProxyType(
 Part = TypeVar("Part", Stage, Tie)
 
 
-@lru_cache(maxsize=128)  # every request of one model applies the same recipe, or one of a few
+@lru_cache(maxsize=1024)  # every request of one model applies the same recipe, or one of a few
 def apply_recipe(
     model: Model, recipe: Recipe | None = None, n: int | None = None, places: tuple[int, ...] = ()
 ) -> Model:

@@ -56,6 +56,9 @@ SIZE_DEFAULTS = MappingProxyType(
 NO_CORE: Mapping[str, Any] = MappingProxyType({"attention_activation": 0, "attention_forward": None})
 
 
+TensorShape = tuple[Annotated[int, msgspec.Meta(ge=1)], ...]
+
+
 class Stage(config.ConfigTable, frozen=True, kw_only=True):
     """The costs of one micro-batch in one stage: seconds or `Work`, and bytes."""
 
@@ -91,6 +94,7 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     update: Cost | None = None  # the optimizer's step, in a lane of its device; None: no time
     update_bytes: Size = 0  # what that step reads and writes, in the time of its device's memory bandwidth
     outer_update: Cost | None = None  # an update by the mean of parameters, behind local steps; None: no time
+    expert_parameters: Size = 0  # the part of its parameters that experts have
     partial: Size = 0  # the part of the parameters whose gradients are summed over a tensor group once a step
     group_sum: Seconds = 0.0  # the time for that; 0: derived from the cluster's links
     # Offloading, to the host of the device (`offload` gives the sizes and times of transfers between them):
@@ -108,7 +112,8 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     attention_activation: Size = 0  # the part of the activation that the core of attention keeps, but for its output
     attention_forward: Cost | None = None  # the part of the forward that is this core
     # The shapes of its parameters, in the order of the forward: for buckets, and for shares that are padded.
-    tensors: tuple[tuple[Annotated[int, msgspec.Meta(ge=1)], ...], ...] = ()
+    tensors: tuple[TensorShape, ...] = ()
+    expert_tensors: tuple[TensorShape, ...] = ()  # those of experts, which other ranks have copies of than of the rest
     # Used by superposition alone:
     curve: OptionalCurve = None  # its memory, operator by operator
 
@@ -122,7 +127,7 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
         for name, limit in (("first_gradients", "gradient_bytes"), ("freed_output", "kept_output")):
             if (getattr(self, name) or 0) > getattr(self, limit):
                 raise RequestError(name, f"must be at most {limit.removesuffix('_bytes')}, of which it is a part")
-        for name in ("host_parameters", "partial"):
+        for name in ("host_parameters", "partial", "expert_parameters"):
             if getattr(self, name) > self.parameters:
                 raise RequestError(name, "must be at most parameters, of which it is a part")
         if (self.sent or 0) > self.boundary:
@@ -197,6 +202,15 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
         """Return one of its sizes, or the size that it is where it is left out."""
         given: int | None = getattr(self, kind)
         return getattr(self, SIZE_DEFAULTS.get(kind, "backward_transient")) if given is None else given
+
+    @property
+    def mixtures(self) -> int:
+        """The number of its layers with experts, each of which has two products of them."""
+        return len(self.expert_tensors) // 2
+
+    def of_experts(self, kind: str) -> int:
+        """Return the part of one of its sizes, of one number for each parameter, that experts have."""
+        return self.size(kind) * self.expert_parameters // max(self.parameters, 1)
 
     @property
     def flop(self) -> float | None:
@@ -285,7 +299,8 @@ def pad_stage(stage: Stage, ranks: int, padding: str) -> Stage:
         end = lcm(ranks, _MEGATRON_END)
         begins = sum(-(-prod(shape) // _MEGATRON_BEGIN) * _MEGATRON_BEGIN for shape in stage.tensors)
         numbers = -(-begins // end) * end
-    sizes = {kind: getattr(stage, kind) * numbers // stage.numbers for kind in ("parameters", *_OF_UPDATE)}
+    padded = ("parameters", "expert_parameters", *_OF_UPDATE)
+    sizes = {kind: getattr(stage, kind) * numbers // stage.numbers for kind in padded}
     gradients = None if stage.gradients is None else stage.gradients * numbers // stage.numbers
     return replace(stage, gradients=gradients, tensors=(), **sizes)
 
@@ -321,6 +336,7 @@ _ADDED = (
     "data",
     "factored",
     "partial",
+    "expert_parameters",
 )
 
 
@@ -336,34 +352,36 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
     first, last = layers[0], layers[-1]
     weights = [layer.weight_backward for layer in layers if layer.weight_backward is not None]
     backward = add_costs([layer.backward for layer in layers])
-    again = [layer.recomputed for layer in layers if layer.recomputed is not None]
-    updates = [layer.update for layer in layers if layer.update is not None]
-    outer_updates = [layer.outer_update for layer in layers if layer.outer_update is not None]
-    cores = [layer.attention_forward for layer in layers if layer.attention_forward is not None]
     return Stage(
         name=span_name([layer.name for layer in layers]),
         forward=add_costs([layer.forward for layer in layers]),
         backward=backward,
         weight_backward=None if not weights else add_costs(weights) if first.has_input_part else backward,
-        recomputed=add_costs(again) if again else None,
-        attention_forward=add_costs(cores) if cores else None,
         kept_output=last.kept_output,
         boundary=last.boundary,
         sent=last.sent,
         gradients=None if all(layer.gradients is None for layer in layers) else _sum(layers, "gradient_bytes"),
-        update=add_costs(updates) if updates else None,
-        outer_update=add_costs(outer_updates) if outer_updates else None,
         transfer=fsum(layer.transfer for layer in layers),
         host_update=fsum(layer.host_update for layer in layers),
         unused_input=first.unused_input,
         attention_activation=_sum(layers, "attention_activation"),
         inference=_inference(layers, given),
         tensors=_merged_tensors(layers),
+        expert_tensors=(*chain.from_iterable(layer.expert_tensors for layer in layers),),
         nvme=any(layer.nvme for layer in layers),
         recomputes=any(layer.recomputes for layer in layers),
         **{kind: _sum(layers, kind) for kind in _ADDED},
+        recomputed=_added(layers, "recomputed"),
+        attention_forward=_added(layers, "attention_forward"),
+        update=_added(layers, "update"),
+        outer_update=_added(layers, "outer_update"),
         **_merged_memory(layers),
     )
+
+
+def _added(layers: Sequence[Stage], kind: str) -> Cost | None:
+    costs = [cost for layer in layers if (cost := getattr(layer, kind)) is not None]
+    return add_costs(costs) if costs else None
 
 
 def _merged_tensors(layers: Sequence[Stage]) -> tuple[tuple[int, ...], ...]:

@@ -25,7 +25,7 @@ def models() -> list[str]:
     """Return the names of the models that ship with the package.
 
     >>> models()[:3]
-    ['gpt2', 'gpt3-175b', 'llama2-13b']
+    ['deepseek-v2', 'deepseek-v3', 'gpt2']
     """
     return preset_names("models")
 
@@ -34,7 +34,7 @@ def clusters() -> list[str]:
     """Return the names of the clusters that ship with the package.
 
     >>> clusters()[:3]
-    ['a100-nodes', 'h100-node', 'h100-nodes']
+    ['a100-nodes', 'b200-node', 'grand-teton']
     """
     return preset_names("clusters")
 

@@ -40,10 +40,11 @@ class Op(IntEnum):
 
     ALL_GATHER = 0
     ALL_REDUCE = 1
-    BROADCAST = 2
-    P2P = 3
-    REDUCE = 4
-    REDUCE_SCATTER = 5
+    ALL_TO_ALL = 2  # of exchanges inside tasks alone
+    BROADCAST = 3
+    P2P = 4
+    REDUCE = 5
+    REDUCE_SCATTER = 6
 
 
 class Stream(IntEnum):
@@ -263,6 +264,7 @@ class Program:
     parts: Parts = NO_PARTS
     # The machine's ranks in each group: a row for it, and for each group of other replicas that it stands for.
     ranks: tuple[Ints, ...] | None = None  # None: its members
+    copies: tuple[int, ...] = ()  # of each group, how many ranks of each device are members; (): one
     fold: int = 1  # the number of replicas, all alike, for which its devices stand
     request: Mapping[str, Any] | None = None  # what it was assembled for
     unexpanded: "Program | None" = None  # the program whose collectives are in one piece, where here they are messages
@@ -387,6 +389,19 @@ class Program:
     def average_of(self, version: Ints) -> Ints:
         """Return the versions of which these are the means over all workers; -1 of versions made from gradients."""
         return np.full(np.shape(version), -1) if self.averaged is None else self.averaged[version]
+
+    @cached_property
+    def sizes_of_groups(self) -> Ints:
+        """The number of ranks of each group."""
+        return np.array([len(self.ranks_of(group)) for group in range(len(self.groups))], dtype=np.int64)
+
+    def copies_of(self, group: int) -> int:
+        """Return how many ranks of each of its devices are members of a group."""
+        return self.copies[group] if self.copies else 1
+
+    def members_of(self, group: int) -> Ints:
+        """Return the devices of a group, each as often as it has ranks there."""
+        return np.repeat(self.groups[group], self.copies_of(group))
 
     def ranks_of(self, group: int) -> Ints:
         """Return the ranks of the machine that take part in a group's collectives, for costs and bytes."""

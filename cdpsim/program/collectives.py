@@ -12,11 +12,16 @@ The double tree is an all-reduce along two binary trees at once, each for half o
 2009). Each inner member of one tree is a leaf of the other, so that members send and receive equal amounts. A half goes
 in blocks, one after another up its tree and down again. A colouring of the edges keeps a member's two children, and its
 two parents, from being served in the same round (their section 3: steps of colour 0 and of colour 1 alternate).
+
+In an all-to-all each of k members has a k-th of the payload, and a k-th of that for each member. This goes to it in one
+of k-1 rounds, or first to its node. A limit of nodes for each token (DeepSeek-V3, section 2.1.2) leaves a share of what
+goes `between` nodes: one copy goes there for all members of a node, and inside it each gets its own.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import lru_cache, partial
 from itertools import chain
 from math import gcd
@@ -108,6 +113,17 @@ def doubling_all_gather(k: int) -> RoundList:
             rounds.append(make_round(member, (member - have) % k, member, give))
         have += give
     return rounds
+
+
+def pairwise_exchange(k: int) -> RoundList:
+    """Exchange parts with another partner in each of k-1 rounds (Thakur et al. 2005, section 4.3).
+
+    For powers of two partners give each other theirs; for other k each gives to one and takes from another. The part
+    for member i from member j is number k i + j.
+    """
+    member, paired = np.arange(k), largest_power_of_two(k) == k
+    partners = [member ^ step if paired else (member + step) % k for step in range(1, k)]
+    return [make_round(member, partner, k * partner + member, 1) for partner in partners]
 
 
 def with_all_members(k: int, parts: int, schedule: RoundList) -> RoundList:
@@ -208,6 +224,28 @@ def hierarchical_rounds(nodes: tuple[tuple[int, ...], ...]) -> RoundList:
     inside = [at_once(rounds) for rounds in down]
     between = _side_by_side(ring(parts), [[node[0] for node in nodes]], 0)
     return [*reverse_rounds(inside), *between, *inside]
+
+
+@dataclass(frozen=True)
+class ExchangeByNodes:
+    """Exchange between nodes, each member with those at its place in others; then inside (DeepSeek-V3, section 3.2.2).
+
+    The first level carries for each node what its members get, or only this share of it. Every member has a run of
+    numbers for the parts that pass through it, and puts them in another order there.
+    """
+
+    between: Fraction
+
+    def __call__(self, nodes: tuple[tuple[int, ...], ...]) -> RoundList:
+        """Return the rounds for members in these nodes, of which each has equally many."""
+        (across, inside), (share, whole) = np.shape(nodes), self.between.as_integer_ratio()
+        run = across * inside * whole
+        first = _side_by_side(pairwise_exchange(across), np.transpose(nodes), 0)
+        second = _side_by_side(pairwise_exchange(inside), nodes, 0)
+        return [
+            *(make_round(each.src, each.dst, each.dst * run, inside * share) for each in first),
+            *(make_round(each.src, each.dst, each.src * run, across * whole) for each in second),
+        ]
 
 
 BLOCKS = 16  # of each half of the payload: every round carries one of them
@@ -368,7 +406,7 @@ def _count_rounds(how: Algorithm, k: int) -> Counts:
 
 
 def _ring_counts(times: int, channels: int, k: int) -> Counts:
-    """Count messages of one part in every round and channel, from each member to the next."""
+    """Count messages of one part in every round and channel, from each member to another."""
     rounds = times * (k - 1)
     return Counts(rounds, rounds, np.full(k, channels * rounds))
 
@@ -395,6 +433,12 @@ def rails_all_reduce(nodes: Nodes) -> Algorithm:
 
 
 @lru_cache(maxsize=64)
+def all_to_all_by_nodes(nodes: Nodes, between: Fraction) -> Algorithm:
+    """Make the all-to-all of two levels for members in these nodes, of which each has equally many."""
+    return Algorithm(ExchangeByNodes(between), _squared(sum(map(len, nodes))) * between.denominator, members=nodes)
+
+
+@lru_cache(maxsize=64)
 def ring_of_cards(op: Op, cards: Cards) -> Algorithm:
     """Make the ring for members that use these cards of their nodes: one channel for each card that all nodes have.
 
@@ -417,10 +461,16 @@ def ring_of_cards(op: Op, cards: Cards) -> Algorithm:
     )
 
 
+def _squared(k: int) -> int:
+    """Return the number of parts where each of k members has one for each."""
+    return k * k
+
+
 BROADCAST = Algorithm(binomial_broadcast, 1)
 REDUCE = replace(BROADCAST, reverse=True)
 SCATTER_ALL_GATHER = Algorithm(scatter_all_gather)
 REDUCE_SCATTER_GATHER = replace(SCATTER_ALL_GATHER, reverse=True)
+PAIRWISE = Algorithm(pairwise_exchange, _squared, partial(_ring_counts, 1, 1))
 ALL_REDUCE = {
     "recursive-doubling": Algorithm(recursive_doubling, 1),
     "ring": Algorithm(ring, closed_form=partial(_ring_counts, 2, 1)),
@@ -454,6 +504,7 @@ _OTHER_ALGORITHMS: dict[Op, tuple[Algorithm, dict[str, Algorithm]]] = {
     Op.REDUCE: (REDUCE, {"halving-doubling": REDUCE_SCATTER_GATHER}),
     Op.ALL_GATHER: (ALL_GATHER["recursive-doubling"], {"ring": ALL_GATHER["ring"]}),
     Op.REDUCE_SCATTER: (REDUCE_SCATTER["recursive-halving"], {"ring": REDUCE_SCATTER["ring"]}),
+    Op.ALL_TO_ALL: (PAIRWISE, {}),
 }
 
 
@@ -461,7 +512,7 @@ def algorithm(op: Op, name: str) -> Algorithm:
     """Return the algorithm of a collective, where all-reduces use the named one and the others what goes with it.
 
     Broadcasts and reductions are binomial trees, but in parts with halving-doubling; gathering and scattering goes by
-    doubling and halving, but around a ring with ring.
+    doubling and halving, but around a ring with ring. All-to-alls go pairwise.
     """
     if op == Op.ALL_REDUCE:
         return ALL_REDUCE[name]
@@ -470,12 +521,17 @@ def algorithm(op: Op, name: str) -> Algorithm:
 
 
 def payload_factor(op: Op, k: int) -> int:
-    """Return the whole payload over what a member ends with: k after a reduce-scatter, which leaves one of k parts."""
-    return k if op == Op.REDUCE_SCATTER else 1
+    """Return the whole payload over what a member ends with: k where that is one of k parts."""
+    return k if op in (Op.REDUCE_SCATTER, Op.ALL_TO_ALL) else 1
 
 
-def candidates(op: Op, name: str, k: int, cards: Cards) -> list[Algorithm]:
-    """Return every algorithm that `name` allows for k members at these cards of nodes; `best` allows all of them."""
+def candidates(op: Op, name: str, k: int, cards: Cards, between: Fraction = Fraction(1)) -> list[Algorithm]:
+    """Return every algorithm that `name` allows for k members at these cards of nodes; `best` allows all of them.
+
+    `between` is the share of an all-to-all that has to go between nodes.
+    """
+    if op == Op.ALL_TO_ALL:
+        return _all_to_alls(name, _members_by_node(cards), between)
     if op != Op.ALL_REDUCE:
         names = ALL_REDUCE if name == "best" else [name]
         found = dict.fromkeys(algorithm(op, each) for each in names)
@@ -490,5 +546,19 @@ def candidates(op: Op, name: str, k: int, cards: Cards) -> list[Algorithm]:
 def _named_all_reduce(name: str, cards: Cards) -> Algorithm:
     """Return the named all-reduce, for members at these cards of nodes."""
     if name in BY_NODE:
-        return BY_NODE[name](tuple(tuple(chain.from_iterable(node)) for node in cards))
+        return BY_NODE[name](_members_by_node(cards))
     return ring_of_cards(Op.ALL_REDUCE, cards) if name == "ring" else ALL_REDUCE[name]
+
+
+def _all_to_alls(name: str, nodes: Nodes, between: Fraction) -> list[Algorithm]:
+    """Return the allowed all-to-alls; where only a share goes between nodes, none but that of two levels says how."""
+    has_levels = len(nodes) > 1 and len({*map(len, nodes)}) == 1 < len(nodes[0])
+    by_nodes = [all_to_all_by_nodes(nodes, between)] if has_levels else []
+    if between < 1:
+        return by_nodes or [PAIRWISE]
+    return [PAIRWISE, *by_nodes] if name == "best" else [PAIRWISE]
+
+
+def _members_by_node(cards: Cards) -> Nodes:
+    """Return the members in each node."""
+    return tuple(tuple(chain.from_iterable(node)) for node in cards)

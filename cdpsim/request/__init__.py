@@ -43,6 +43,7 @@ from cdpsim.request.options import (
 )
 from cdpsim.request.reading import (
     given_model,
+    grid_of,
     memory_engine,
     on_teams,
     places_of,
@@ -110,7 +111,7 @@ class Request(Mapping[str, Any]):
 
     schedule: Schedule
     model: Model  # grouped into stages and trained, by the options
-    cluster: Cluster  # of the groups of ranks that do each task together, as one rank of each sees it
+    cluster: Cluster  # of the groups of ranks that do each task together, as one rank of each sees it, as `ranks` says
     machine: Cluster  # of single ranks, with what disturbs them
     rule: Rule
     shape: Shape
@@ -198,8 +199,10 @@ class Request(Mapping[str, Any]):
     @property
     def disorder_of_ranks(self) -> Disorder:
         """The disorder by the ranks that were named, where `disorder` has that of their groups."""
-        ranks = self.model.mesh.tensor
-        return self.disorder if ranks == 1 else self.disorder.of_ranks(self.machine.disorder, ranks)
+        ranks, grid = self.model.mesh.team, self.cluster.grid
+        if ranks == 1 and grid == (1, 1, 1):
+            return self.disorder
+        return self.disorder.renumbered(*grid[:2]).of_ranks(self.machine.disorder, ranks)
 
     def _recorded_model(self, name: str) -> object:
         """Return a model outside the package as its stages, or one of layers as its shape and options."""
@@ -230,8 +233,15 @@ class Request(Mapping[str, Any]):
         """Return the timed model of layers on devices so slow, with links as before; None of another model."""
         return self._timed(replace(self.pricing, factor=factor)) if self.pricing else None
 
+    def loaded_model(self, load: float) -> Model | None:
+        """Return the timed model with so much to do for experts of even loads; None of another model."""
+        if self.pricing is None:
+            return None
+        mesh = replace(self.pricing.mesh, imbalance=load * self.pricing.mesh.imbalance)
+        return self._timed(replace(self.pricing, mesh=mesh))
+
     def _timed(self, machine: Machine | None) -> Model:
-        ranks = self.shape.shard if self.zero else 1
+        ranks = self.shape.sharers if self.zero else 1
         model = with_transfer_times(self.counted_model, self.cluster.host, self.cluster.nvme, ranks)
         if machine is None:
             return model
@@ -242,7 +252,11 @@ class Request(Mapping[str, Any]):
         """The machine on which the operations of a model of layers take their times; None of another model."""
         if not isinstance(self.model.stages[0].forward, Operations):
             return None
-        return machine_of(self.model, undisturbed(self.machine), self.given["collective"] or "best")
+        near = self.cluster.grid != (1, 1, 1)  # the data ranks of a place
+        places = 1 if near or self.model.mesh.expert == 1 else self.schedule.devices(self.shape)
+        machine = machine_of(self.model, undisturbed(self.machine), self.given["collective"] or "best", places)
+        alone = not self.state.streams or self.schedule.order.local is not None
+        return machine and replace(machine, sums_context=alone and self.model.mesh.context > 1)
 
     @property
     def widths(self) -> Widths:
@@ -320,6 +334,12 @@ class Request(Mapping[str, Any]):
         usual = self.rule == schedule.rule_of(self.shape)
         return self._changed(shape=shape, rule=schedule.rule_of(shape) if usual else self.rule)
 
+    def first_of(self, data: int) -> Self:
+        """Return the request, of one data rank, on the devices of the first of `data` ones."""
+        grid = grid_of(self.schedule, replace(self.shape, replicas=data), self.given["ranks"], self.model.mesh)
+        teams = on_teams(self.machine, self.machine.disorder, self.model.mesh.team, grid)
+        return self if grid == self.cluster.grid[:2] else self._changed(**teams)
+
     def with_limit(self, max_memory: str | float | None) -> Self:
         """Return the request with another limit of the memory that a run may take of this machine."""
         return self._changed(max_memory=max_memory)
@@ -370,7 +390,7 @@ class Request(Mapping[str, Any]):
         disorder = msgspec.structs.replace(found.disorder, **disturbances).effective()
         return self._changed(
             model=other,
-            **on_teams(found, disorder, self.model.mesh.tensor),
+            **on_teams(found, disorder, self.model.mesh.team, self.cluster.grid[:2]),
             runtime=self.given["runtime"] or other.runtime,
             collective=self.given["collective"],
             given={**self.given, **others},

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get
 
 from cdpsim import presets
 from cdpsim.cluster import Cluster
-from cdpsim.cluster.disorder import Slow, Stop
+from cdpsim.cluster.disorder import Slow, Stop, read_imbalance
 from cdpsim.errors import RequestError, choose, in_known_case, true_or_false, whole_number
 from cdpsim.files import config
 from cdpsim.model import (
@@ -27,6 +27,7 @@ from cdpsim.model import (
     UpdateTime,
 )
 from cdpsim.model.runtime import RUNTIMES, read_runtime
+from cdpsim.model.splitting import AttentionExchange
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.buckets import BUCKETS, COMPRESSIONS, read_buckets, read_compression
 from cdpsim.schedules.order import read_outer
@@ -42,6 +43,7 @@ Rendezvous = Literal["megatron", "torch"]
 Reduce = Literal["end", "last", "each"]
 Gather = Literal["units", "step", "early"]
 Padding = Literal["rows", "megatron"]
+Numbering = Literal["tp-cp-dp-pp", "tp-cp-pp-dp"]
 UpdateIn = Literal["lane", "stream"]
 CollectiveName = Literal[
     "recursive-doubling",
@@ -55,6 +57,9 @@ CollectiveName = Literal[
 ]
 CountRows = tuple[tuple[int, ...], ...]  # micro-batches of each step and replica
 FORWARD_FIRST, BACKWARD_FIRST = get_args(SlotOrder)
+DATA_FIRST: Numbering
+PLACES_FIRST: Numbering
+DATA_FIRST, PLACES_FIRST = get_args(Numbering)
 RENDEZVOUS = get_args(Rendezvous)
 MEGATRON = RENDEZVOUS[0]
 RESHARD = ("yes", "no", "root", "step")  # beside a number of ranks
@@ -291,6 +296,15 @@ class DataOptions(TypedDict, total=False):
             record=lambda r: r.zero or None if r.schedule.order.waits else None,
         ),
     ]
+    ranks: Annotated[
+        Numbering | None,
+        Option(
+            "ORDER",
+            "which ranks of the cluster are neighbours: tp-cp-dp-pp (the data ranks of each device of the schedule; "
+            "Megatron-LM's and torchtitan's) or tp-cp-pp-dp (the devices of each data rank), by the fastest digit",
+            usual="tp-cp-dp-pp with --tensor, else tp-cp-pp-dp",
+        ),
+    ]
     buckets: Annotated[
         str | None,
         Option(
@@ -432,6 +446,49 @@ class LayerOptions(TypedDict, total=False):
             default=False,
             short=("--sp",),
             elsewhere=("sequence_parallel",),
+        ),
+    ]
+    context: Annotated[
+        int | None,
+        Option(
+            "C",
+            "split the sequence over C groups of these ranks, which do each task together (context parallelism); all "
+            "have the same weights, whose gradients data ranks sum",
+            usual="1",
+            least=1,
+            short=("--cp",),
+            elsewhere=("context_parallel_size", "context_parallel_degree"),
+        ),
+    ]
+    attention_exchange: Annotated[
+        AttentionExchange | None,
+        Option(
+            "HOW",
+            "how attention gets all positions of a sequence that --context splits: gather (keys and values), ring "
+            "(they go around beside the attention of a block) or all-to-all (it is split by heads)",
+            usual="gather",
+        ),
+    ]
+    expert: Annotated[
+        int | None,
+        Option(
+            "E",
+            "split the experts of each layer over E neighbouring ranks, of those that share a task and of data ranks "
+            "(expert parallelism); each rank computes as many rows of tokens whatever E is",
+            usual="1",
+            least=1,
+            short=("--ep",),
+            elsewhere=("expert_model_parallel_size", "expert_parallel_degree"),
+        ),
+    ]
+    node_limit: Annotated[
+        int | None,
+        Option(
+            "M",
+            "send each token to experts in at most M nodes, once to each node and on inside it",
+            usual="no limit",
+            least=1,
+            elsewhere=("moe_router_group_topk",),
         ),
     ]
     whole_boundaries: Annotated[
@@ -622,6 +679,17 @@ class DisorderOptions(TypedDict, total=False):
             "DISTRIBUTION:C",
             "multiply the time of each message by a random factor, as --jitter does of tasks",
             of_one_run=True,
+        ),
+    ]
+    imbalance: Annotated[
+        str | float | None,
+        Option(
+            "LOAD",
+            "the load of the busiest of the ranks that share experts, of even loads, for which all wait: 1.2, or "
+            "DISTRIBUTION:C, by which a load of each rank is drawn for each step, micro-batch and layer",
+            usual="1",
+            read=read_imbalance,
+            record=lambda r: r.disorder.imbalance or (r.model.mesh.imbalance if r.model.mesh.imbalance > 1 else None),
         ),
     ]
     stop: Annotated[

@@ -18,6 +18,7 @@ The request that a summary.json records is also an experiment, with the options 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,18 +36,21 @@ from cdpsim.errors import RequestError, in_known_case, neighbours, short_repr, t
 from cdpsim.files import config
 from cdpsim.limits import refuse_many_slots, refuse_too_large
 from cdpsim.model import OPTIMIZERS, UNIT_MODELS, Model, Recipe
-from cdpsim.model.layers import Layers
+from cdpsim.model.layers import ALL_TO_ALL, CONTEXT, EXPERT, TENSOR, Layers
 from cdpsim.model.recipe import UPDATE_FACTS, apply_recipe
 from cdpsim.model.runtime import layer_habits
 from cdpsim.model.splitting import Mesh
 from cdpsim.program.assembly import check_counts, count_rounds
 from cdpsim.request.options import (
+    DATA_FIRST,
     FORWARD_FIRST,
     OPTION_NAMES,
     OPTIONS,
+    PLACES_FIRST,
     TRAINING,
     CountRows,
     LayerOptions,
+    Numbering,
     choose_option,
     read_value,
     with_new_names,
@@ -64,7 +68,7 @@ from cdpsim.request.sharing import (
 )
 from cdpsim.schedules import SCHEDULES, Schedule, find_schedule, schedule_from_lists
 from cdpsim.schedules.order import read_outer
-from cdpsim.schedules.placement import Shape, Widths, read_widths
+from cdpsim.schedules.placement import BY_MICRO_BATCH, BY_MICRO_BATCH_AND_STAGE, Shape, Widths, read_widths
 from cdpsim.schedules.rule import CUSTOM, VERTICAL_SYNC, Rule
 from cdpsim.timing.engine import find_engine
 
@@ -135,6 +139,7 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
     _refuse_whole_tensors(schedule, shape, options)
     options["counts"] = _counts(schedule, options["counts"], shape, steps)
     sharing = read_sharing(schedule, shape, model, options)
+    _refuse_experts(schedule, shape, model, sharing, cluster, asked if isinstance(asked, str) else _named(asked))
     if schedule.splits(shape):
         _refuse_too_large(schedule, shape, steps, options, in_slots=in_slots, parts=3)
         model = model.split(schedule.name)
@@ -144,13 +149,13 @@ def read_options(given: Mapping[str, Any]) -> dict[str, Any]:
         | {
             "model": model,
             "runtime": options["runtime"] or model.runtime,
-            **on_teams(cluster, disorder, model.mesh.tensor),
+            **on_teams(cluster, disorder, model.mesh.team, grid_of(schedule, shape, options["ranks"], model.mesh)),
             "rule": rule,
             "shape": shape,
             "steps": steps,
             "slot_order": options["slot_order"] or FORWARD_FIRST,
             "given": {name: options[name] for name in OPTIONS}
-            | {name: getattr(disorder, name) for name in DISORDER if options[name]}
+            | {name: getattr(disorder, name) for name in DISORDER if options[name] and getattr(disorder, name)}
             | {"model": asked},
         }
     )
@@ -169,7 +174,10 @@ def _model_and_shape(schedule: Schedule, options: Mapping[str, Any]) -> tuple[Mo
         return None, shape_of(schedule, whole_number("n", n, at_least=1), options)
     layers = _layers_of_stages(schedule, n, options)
     model = read_model(options["model"], None if layers else n, options, places_of(schedule, layers))
+    copies = 1 if schedule.order.local else model.mesh.context  # each step of its own is of all ranks of a group
+    mixed = max(1, model.mesh.team // model.mesh.expert) if model.layers and model.layers.experts else 1
     shape = shape_of(schedule, len(layers) or model.n, options)
+    shape = replace(shape, copies=copies, expert_copies=1 if schedule.order.local else mixed)
     return model, replace(shape, n=model.n, layers=layers) if layers else shape
 
 
@@ -409,19 +417,86 @@ def _refuse_uneven(shape: Layers, mesh: Mesh, name: str, cluster: Any) -> None:
         near = neighbours(shape.length, [max(1, shape.length // ranks) * ranks, (shape.length // ranks + 1) * ranks])
         problem = f"{ranks} ranks do not divide the {shape.length} tokens of a sample"
         raise RequestError("sequence", f"{problem}; of lengths, {near}")
+    if mesh.context > 1:
+        _refuse_uneven_context(shape, mesh, name)
 
 
-def on_teams(cluster: Cluster, disorder: Disorder, ranks: int) -> dict[str, Any]:
+def _refuse_uneven_context(shape: Layers, mesh: Mesh, name: str) -> None:
+    """Refuse parts that do not divide a sequence, of which two of each rank balance a causal core, or heads."""
+    context, ranks, length, by_heads = mesh.context, mesh.tensor, shape.length, mesh.attention_exchange == ALL_TO_ALL
+    parts = context * (2 if shape.causal and not by_heads else 1) * (ranks if mesh.sequence else 1)
+    if length % parts:
+        near = neighbours(length, [max(1, length // parts) * parts, (length // parts + 1) * parts])
+        problem = f"{parts} parts do not divide the {length} tokens of a sample"
+        raise RequestError("context", f"{problem}; of lengths, {near}")
+    heads, kv = shape.heads // ranks, max(1, shape.kv // ranks)
+    if by_heads and (heads % context or kv % context):
+        fits = [c for c in range(1, heads + 1) if not (heads % c or kv % c)]
+        problem = f"the {shape.heads} heads and {shape.kv} key/value heads of {name}"
+        raise RequestError("context", f"{context} x {ranks} ranks do not divide {problem}; {neighbours(context, fits)}")
+
+
+def _refuse_experts(
+    schedule: Schedule, shape: Shape, model: Model, sharing: Mapping[str, Any], cluster: Cluster, name: str
+) -> None:
+    """Refuse ranks that do not divide experts, or among which no data ranks have copies of them."""
+    mesh, experts = model.mesh, model.layers.experts if model.layers else None
+    if experts is None:
+        if mesh.expert > 1:
+            raise RequestError("expert", f"is of a mixture of experts, and {name} has none; leave it out")
+        return
+    ranks = mesh.team * (shape.shard if sharing["zero"] else shape.replicas)
+    whole = [e for e in range(1, experts + 1) if experts % e == 0 and ranks % e == 0]
+    fits = [e for e in whole if e % mesh.team == 0 or mesh.team % e == 0]
+    if mesh.expert not in fits:
+        problem = f"the {experts} experts of {name}" if experts % mesh.expert else f"the {ranks} ranks that could"
+        problem += "" if experts % mesh.expert else f" share them, {mesh.team} of which do each task together"
+        raise RequestError("expert", f"{mesh.expert} does not divide {problem}; {neighbours(mesh.expert, fits)}")
+    if not cluster.has_room(mesh.expert):
+        problem = f"groups of {mesh.expert} ranks do not fill the cluster's nodes evenly"
+        raise RequestError("expert", f"{problem}; {neighbours(mesh.expert, [e for e in fits if cluster.has_room(e)])}")
+    if mesh.tensor > 1 and not mesh.sequence:
+        raise RequestError("sequence", "is missing: ranks of --tensor send experts tokens of their own; give it, too")
+    sums = sharing["state"].streams and schedule.order.waits and not schedule.order.local
+    if mesh.team * mesh.expert > 1 and mesh.expert != mesh.tensor and not sums:
+        problem = f"has copies on other ranks than all else, and {schedule.name} sums all at one place"
+        raise RequestError("expert", f"{problem}; take dp or a pipeline that flushes, or one rank for each task")
+
+
+def grid_of(schedule: Schedule, shape: Shape, ranks: str | None, mesh: Mesh) -> tuple[int, int]:
+    """Return the numbers of places and of data ranks, if the data ranks of a place are neighbours; else 1, 1."""
+    if (ranks or usual_numbering(mesh)) == PLACES_FIRST:
+        return 1, 1
+    grid = places_and_data(schedule, shape)
+    return grid if min(grid) > 1 else (1, 1)
+
+
+def usual_numbering(mesh: Mesh) -> Numbering:
+    """Return the order of ranks where none is given: data ranks first where others share a task or experts."""
+    return DATA_FIRST if max(mesh.team, mesh.expert) > 1 else PLACES_FIRST
+
+
+def places_and_data(schedule: Schedule, shape: Shape) -> tuple[int, int]:
+    """Return the number of devices of a data rank, and that of data ranks, which may be workers of a schedule."""
+    if schedule.placement == BY_MICRO_BATCH_AND_STAGE:
+        return shape.n, shape.side_by_side
+    if schedule.placement == BY_MICRO_BATCH:
+        return 1, shape.side_by_side
+    return schedule.devices(shape), shape.replicas
+
+
+def on_teams(cluster: Cluster, disorder: Disorder, ranks: int, grid: tuple[int, int]) -> dict[str, Any]:
     """Return the fields of a request that say what its groups of ranks run on, and what disturbs these."""
     machine = cluster if cluster.disorder == disorder else replace_table(cluster, disorder=disorder)
-    if ranks == 1:
+    if (ranks, grid) == (1, (1, 1)):
         return {"cluster": undisturbed(cluster), "machine": machine, "disorder": disorder}
-    return {"cluster": undisturbed(cluster).team(ranks), "machine": machine, "disorder": disorder.of_teams(ranks)}
+    disorder = disorder.of_teams(ranks).renumbered(*grid[::-1])
+    return {"cluster": undisturbed(cluster).team(ranks).numbered(*grid), "machine": machine, "disorder": disorder}
 
 
 def read_mesh(options: Mapping[str, Any], model: Model) -> Mesh:
     """Return the ranks that share each task; refuse shares of a group of one."""
-    tensor = options.get("tensor") or model.mesh.tensor
+    tensor, context, expert = (options.get(name) or getattr(model.mesh, name) for name in (TENSOR, CONTEXT, EXPERT))
     shares = {name: bool(options.get(name)) for name in ("sequence", "whole_boundaries", "split_checkpoints")}
     for name, asked in shares.items():
         if asked and tensor == 1:
@@ -432,7 +507,28 @@ def read_mesh(options: Mapping[str, Any], model: Model) -> Mesh:
     if shares["split_checkpoints"] and recompute in ("none", "selective", "reversible"):
         problem = f"is of what recomputed layers keep, and recompute is {recompute}"
         raise RequestError("split-checkpoints", f"{problem}; give --recompute layer")
-    return Mesh(tensor, **shares, **layer_habits(options.get("runtime") or model.runtime))
+    exchange = options.get("attention_exchange")
+    if exchange and context == 1:
+        raise RequestError("attention-exchange", "is of the ranks of --context; give at least 2 of them")
+    habits: dict[str, Any] = layer_habits(options.get("runtime") or model.runtime) | shares
+    ranks: dict[str, Any] = {
+        "context": context,
+        "attention_exchange": exchange or model.mesh.attention_exchange,
+        "expert": expert,
+    }
+    return Mesh(tensor, **ranks, **_read_loads(options, model, expert), **habits)
+
+
+def _read_loads(options: Mapping[str, Any], model: Model, expert: int) -> dict[str, Any]:
+    """Return the load of the busiest rank of experts, and the share of rows that go from node to node."""
+    load, limit, shape = options.get("imbalance"), options.get("node_limit"), model.layers
+    for name, given in (("imbalance", load), ("node-limit", limit)):
+        if given is not None and expert == 1:
+            raise RequestError(name, "is of the ranks of --expert; give at least 2 of them")
+    if load is not None and shape is not None and shape.capacity is not None:
+        raise RequestError("imbalance", "is of rows that come, and a capacity makes those of all experts as many")
+    crossing = Fraction(1) if limit is None or shape is None else Fraction(min(limit, shape.top_k), shape.top_k)
+    return {"imbalance": load if isinstance(load, float) else 1.0, "between": crossing}
 
 
 _OF_SHAPES = tuple(name for name in LayerOptions.__annotations__ if name != "cuts")  # which models of stages have not
@@ -459,7 +555,7 @@ def read_cluster(cluster: str | Path | Cluster | Mapping[str, object]) -> Cluste
     """Return a cluster by name, file or content."""
     if isinstance(cluster, Mapping) or (isinstance(cluster, str) and cluster == "unit"):
         return Cluster.from_builtins(cluster, "cluster")
-    return presets.find_cluster(cluster)
+    return presets.find_cluster(cluster).numbered(1, 1)
 
 
 def undisturbed(cluster: Cluster) -> Cluster:

@@ -159,7 +159,7 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
         given.remove("reduce")
     alike = not (in_slots or unlike)
     copied = accepts(schedule, "buckets") and state == REPLICATED and alike and schedule.has_copies(shape)
-    asked = bool(zero or given) and (schedule.flushes or shape.replicas > 1)
+    asked = bool(zero or given) and (schedule.flushes or shape.replicas * shape.copies > 1)
     if not (asked or one_place or copied):
         return replace(state, reduce=When.LAST) if options["reduce"] in ("last", "each") else state
     _refuse_pieces(shape, options, given)
@@ -168,7 +168,7 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
     on_host = model is not None and any(stage.updated_on_host for stage in model.stages)
     fetched = model is not None and any(stage.host_parameters for stage in model.stages)
     # One rank's share is the whole, and stays with it, unless its host has it.
-    parameters, gradients, optimizer = ZERO[zero if shape.shard > 1 or fetched else 0]
+    parameters, gradients, optimizer = ZERO[zero if shape.sharers > 1 or fetched else 0]
     together = schedule.order.together
     return State(
         parameters,
@@ -181,7 +181,7 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
         reshard=_read_reshard(zero, shape, one_place, options["reshard"]),
         gather=_read_gather(schedule, zero, options["gather"]),
         padding=_read_padding(shape, model, options["padding"]),
-        clips=options["clip"] and not (one_place and (shape.shard == 1 or not zero)),  # where devices have shares
+        clips=options["clip"] and not (one_place and (shape.sharers == 1 or not zero)),  # where devices have shares
         updates_in_stream=options["update_in"] == "stream" and model is not None and model.updates_in_lanes,
     )
 
@@ -189,8 +189,8 @@ def _read_state(schedule: Schedule, shape: Shape, zero: int, model: Model | None
 def _read_reduce(schedule: Schedule, shape: Shape, zero: int, given: object) -> When:
     when = When(usual_reduce(schedule, zero) if given is None else given)
     whole = ZERO[zero][1] is Placed.COPIED and ZERO[zero][2] is Placed.SPLIT
-    if when is When.EACH and whole and shape.shard > 1:
-        problem = f"each adds up shares, and --zero {zero} has whole gradients on all {shape.shard} ranks"
+    if when is When.EACH and whole and shape.sharers > 1:
+        problem = f"each adds up shares, and --zero {zero} has whole gradients on all {shape.sharers} ranks"
         raise RequestError("reduce", f"{problem}; give --zero {zero + 1}, or last or end")
     return when
 
@@ -268,7 +268,9 @@ def _read_buckets(
         return None
     assert model is not None
     sizes = bucket_sizes(given)
-    buckets = Buckets(sizes) if sizes else Buckets.of_runtime(given, _element_bytes(model), shape.replicas)
+    buckets = (
+        Buckets(sizes) if sizes else Buckets.of_runtime(given, _element_bytes(model), shape.replicas * shape.copies)
+    )
     return None if zero == MOST_SPLIT else replace(buckets, whole_first_step=options["whole_first_step"])
 
 
@@ -300,9 +302,11 @@ def _read_reshard(zero: int, shape: Shape, one_place: bool, given: object) -> st
         raise RequestError("reshard", f"{problem}; give yes or step")
     if not ranks:
         return "step" if word == "no" and not one_place else word
-    if shape.shard % ranks or ranks == shape.shard:
-        problem = f"to {ranks} ranks, which is no part of the {shape.shard} that share parameters"
-        raise RequestError("reshard", f"{problem}; give a smaller divisor of {shape.shard}, or {', '.join(RESHARD)}")
+    sharers = shape.sharers
+    if sharers % ranks or ranks == sharers or ranks % shape.copies:
+        problem = f"to {ranks} ranks, which is no part of the {sharers} that share parameters"
+        fits = f"a smaller divisor of {sharers}" + f", of whole groups of {shape.copies}" * (shape.copies > 1)
+        raise RequestError("reshard", f"{problem}; give {fits}, or {', '.join(RESHARD)}")
     return ranks
 
 
@@ -314,7 +318,7 @@ def _read_gather(schedule: Schedule, zero: int, given: str | None) -> str:
 
 
 def _read_padding(shape: Shape, model: Model | None, given: str | None) -> str | None:
-    if given is None or shape.shard == 1 or model is None:
+    if given is None or shape.sharers == 1 or model is None:
         return None
     _refuse_without_shapes(model.stages, "padding")
     return given

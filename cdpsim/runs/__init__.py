@@ -88,7 +88,7 @@ def message_columns(program: Program, costs: Costs, start: Times, end: Times, no
         columns["step"] = np.where(made, program.update_of_step[columns["step"]], -1)
     columns |= {"op": names_of(Op)[columns["op"]], "content": names_of(Content)[columns["content"]]}
     if not is_single.all():
-        groups = ["|".join(map(str, members.tolist())) for members in program.groups]
+        groups = ["|".join(map(str, program.members_of(k).tolist())) for k in range(len(program.groups))]
         pairs = zip(is_single.tolist(), columns["dst"].tolist(), strict=True)
         columns["dst"] = np.array([str(to) if single else groups[to] for single, to in pairs], dtype=object)
     columns |= {"start": start[node], "end": end[node], "rounds": costs.rounds[order]}
@@ -241,7 +241,7 @@ class Run(Trace):
         held |= {"steady_peak_memory": steady_state.run.peaks} if later else {}
         rare |= {"untied": [list(stages) for stages in program.untied]} if program.untied else {}
         rare |= {"places": self._places()} if self.request.shape.layers else {}
-        ranks = self.request.model.mesh.tensor
+        ranks = self.request.model.mesh.team
         return {
             "cdpsim": __version__,
             "request": self.request.to_builtins(),

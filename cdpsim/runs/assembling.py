@@ -28,42 +28,45 @@ from cdpsim.request import Request
 from cdpsim.request.options import MEGATRON, OPTIONS, TRAINING, CountRows
 from cdpsim.schedules.state import When
 from cdpsim.timing.collective_times import are_alike
-from cdpsim.timing.costs import Costs, disturbed_costs, node_costs, slowed_times
+from cdpsim.timing.costs import Costs, Loads, Machine, disturbed_costs, node_costs, seen_by_ranks, slowed_times
 from cdpsim.timing.engine import find_engine, refuse_stalled
 from cdpsim.timing.expand import expand, is_unrolled, unchanged_origins, with_piece_times
 from cdpsim.timing.round_times import RoundTimes, counts_by_times, play_program, play_rounds
 
 
 @once_a_program
-def are_replicas_alike(program: Program, cluster: Cluster) -> bool:
+def are_replicas_alike(program: Program, cluster: Cluster, machine: Machine | None) -> bool:
     """Return whether all replicas are alike on a cluster: their devices, and the links that their messages take."""
     cluster = cluster.sized(program.all_devices)
     if not cluster.has_alike_devices(program.all_devices):
         return False
     if not (cluster.is_joined or cluster.links):
         return True
-    return _are_laid_out_alike(program, cluster.laid_out) or _have_alike_ways(program, cluster)
+    if program.copies:
+        return _have_alike_ways(program, cluster, machine)
+    return _are_laid_out_alike(program, cluster.laid_out) or _have_alike_ways(program, cluster, None)
 
 
 @once_a_program
 def _are_laid_out_alike(program: Program, cluster: Cluster) -> bool:
     """Return whether replicas have alike ways in a layout, so that costs do not tell them apart."""
-    return _have_alike_ways(program, cluster)
+    return _have_alike_ways(program, cluster, None)
 
 
-def _have_alike_ways(program: Program, cluster: Cluster) -> bool:
+def _have_alike_ways(program: Program, cluster: Cluster, machine: Machine | None) -> bool:
     """Return whether the messages of all replicas take alike links."""
     first = program.devices * np.arange(program.fold)[:, None]
     links = cluster.link_costs(*(ends + first for ends in program.messages.ways[:2]))
     same = all((cost == cost[0]).all() for cost in links)
-    return same and all(are_alike(cluster, program.alike_groups(group)) for group in range(len(program.groups)))
+    seen = [seen_by_ranks(program, cluster, machine, program.copies_of(group)) for group in range(len(program.groups))]
+    return same and all(are_alike(each, program.alike_groups(group)) for group, each in enumerate(seen))
 
 
 def assemble_one(request: Request) -> Program:
     """Return the program of a request with its counts, of one replica for all where these are alike."""
     if request.may_fold:
         program = assemble_replicas(request, folded=True)
-        if are_replicas_alike(program, request.cluster):
+        if are_replicas_alike(program, request.cluster, request.pricing):
             return program
     return assemble_replicas(request)
 
@@ -78,9 +81,10 @@ def assemble_replicas(request: Request, *, folded: bool = False) -> Program:
     origin = unchanged_origins(program)
     algorithms: tuple[Any, ...] = ()
     if request.expands:
+        _refuse_ranks_of_devices(request, program)
         costs = unexpanded_costs(program, request)
         refuse_large_expansion(program, costs, request.memory_engine, request.max_memory, slots=request.in_slots)
-        (program, origin), algorithms = expand(program, costs), algorithms_by_collective(costs)
+        (program, origin), algorithms = expand(program, costs, request.cluster), algorithms_by_collective(costs)
         check_columns(program)
     overlaps = request.cluster.overlaps(program.devices)
     if request.meeting(program.devices):
@@ -89,6 +93,16 @@ def assemble_replicas(request: Request, *, folded: bool = False) -> Program:
         program = occupy_streams(program, overlaps, without_queues, *origin)
     made_for = partial(program_key, request, program.devices, algorithms)
     return replace(program, request=request, unexpanded=whole if request.expands else None, made_for=made_for)
+
+
+def _refuse_ranks_of_devices(request: Request, program: Program) -> None:
+    """Refuse messages of single ranks where a device is a group of ranks, several of which sum with others."""
+    if program.copies:
+        option, mesh = "contention" if request.contends else "expand-collectives", request.model.mesh
+        problem = (
+            f"runs sums as messages between devices, and {mesh.team} ranks are one here, of which several take part"
+        )
+        raise RequestError(option, f"{problem}; leave it out, or --context and --expert")
 
 
 def _refuse_turns(request: Request, program: Program) -> None:
@@ -136,7 +150,7 @@ def _sends(program: Program) -> bool:
 def resolve_request(request: Request, program: Program) -> Request:
     """Return a request with its collective chosen for an unexpanded program; refuse devices that are not there."""
     name = request.schedule.name
-    ranks = program.all_devices * request.model.mesh.tensor
+    ranks = program.all_devices * request.model.mesh.team
     request.machine.require(ranks, name)
     request.disorder_of_ranks.require(max(ranks, request.machine.count or 0), name)
     sums = bool(is_unrolled(program).any())
@@ -162,6 +176,7 @@ def program_key(request: Request, devices: int, algorithms: tuple[Any, ...]) -> 
         "shape": request.shape,
         "steps": request.steps,
         "sizes": model.all_sizes,
+        "mesh": model.mesh,
         "ties": (request.local_ties, model.tied),
         "runtime": request.runtime,
         "updates": (model.updates_in_lanes, model.updates_take_time, model.outer_updates_take_time),
@@ -191,7 +206,9 @@ class KnownPrograms(Kept[Program]):
             return assemble_one(request)
         structure = structure_of(request)
         for key in (structure, True), (structure, False):
-            if key in self and ((program := self[key]).fold == 1 or are_replicas_alike(program, request.cluster)):
+            if key in self and (
+                (program := self[key]).fold == 1 or are_replicas_alike(program, request.cluster, request.pricing)
+            ):
                 return program
         program = assemble_one(request)
         self.keep((structure, program.fold > 1), program, program.nodes)
@@ -267,8 +284,21 @@ def price_resolved(program: Program, request: Request, collapsed: Costs | None =
         for factor, model in slow.items()
         if model is not None
     }
-    costs = replace(costs, slowed=times)
+    costs = replace(
+        costs, slowed=times, loads=_loads_of(program, request, costs) if request.disorder.imbalance else None
+    )
     return replace(disturbed_costs(program, costs, request.disorder, request.seed, request.run), undisturbed=costs)
+
+
+def _loads_of(program: Program, request: Request, costs: Costs) -> Loads | None:
+    """Return what experts' products take of tasks: what twice their load adds."""
+    twice, model = request.loaded_model(2.0), request.timed_model
+    if twice is None or request.model.mesh.expert == 1:
+        return None
+    seconds = slowed_times(program, costs.duration, model, twice, 1.0) - costs.duration[: len(program.tasks)]
+    mesh, places = request.model.mesh, program.devices // request.shape.simulated
+    group = np.arange(program.devices) // places // max(1, mesh.expert // mesh.team)
+    return Loads(seconds, np.array([stage.mixtures for stage in model.stages]), mesh.expert, group)
 
 
 def request_of(made: Program | Costs) -> Request:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cdpsim.model import Model
-from cdpsim.model.layers import ALL_REDUCE, Exchange, Layers
+from cdpsim.model.layers import ALL_REDUCE, ALL_TO_ALL, Exchange, Layers
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Kind, Program
 from cdpsim.request import Request
@@ -18,7 +18,7 @@ from cdpsim.timing.costs import (
     gathering_tasks,
     kinds_of_times,
     parts_of_backward,
-    sum_of_partial,
+    sums_of_step,
 )
 from cdpsim.trace.table import ExchangeRow, Table, exchange_table
 
@@ -40,7 +40,7 @@ def table_of_exchanges(program: Program, request: Request) -> Table[ExchangeRow]
             "stage": stage,
             "kind": Kind(kind).name,
             **{name: getattr(each, name) for name in ("axis", "op", "size")},
-            "sent": sent_by_rank(each, machine.ranks),
+            "sent": sent_by_rank(each, machine.mesh.ranks(each.axis)),
             "times": _as_whole(times * program.fold / program.steps),
             "seconds": machine.exchange_seconds(each),
             "exposed": exposed,
@@ -61,21 +61,23 @@ def exchanged_bytes(program: Program, request: Request) -> Ints:
         return sent
     of_place = np.zeros((len(Kind) + 1, len(request.counted_model.stages)), dtype=np.int64)
     for place, (each, times, _) in _of_stages(request, machine):
-        of_place[place] += round(times) * sent_by_rank(each, machine.ranks)
+        of_place[place] += round(times) * sent_by_rank(each, machine.mesh.ranks(each.axis))
     sent += of_place[kinds_of_times(program), program.tasks.stage]
     if request.model.mesh.gathers_boundaries:
         message, reader = gathering_tasks(program)
-        np.add.at(sent, reader, program.messages.size[message].astype(np.int64) * (machine.ranks - 1))
+        np.add.at(sent, reader, program.messages.size[message].astype(np.int64) * (machine.mesh.tensor - 1))
     return sent
 
 
 def machine_of_groups(request: Request) -> Machine | None:
     """Return the machine of groups of ranks that share tasks; None where each task is of one rank."""
-    return request.pricing if request.pricing is not None and request.pricing.ranks > 1 else None
+    return request.pricing if request.pricing is not None and request.model.mesh.axes else None
 
 
 def sent_by_rank(exchange: Exchange, ranks: int) -> int:
     """Return the bytes that each of some ranks sends in an exchange, in the parts that a ring cuts the tensor into."""
+    if exchange.op == ALL_TO_ALL:
+        return (ranks - 1) * exchange.size // ranks**2
     return (1 + (exchange.op == ALL_REDUCE)) * (ranks - 1) * exchange.size // ranks
 
 
@@ -109,8 +111,7 @@ def _of_stages(request: Request, machine: Machine) -> Iterator[tuple[KindOfStage
             for each, times in getattr(part, "exchanges", ()):
                 if times:
                     yield (kind, j), (each, times, machine.exposed(each, whole=whole))
-        if stage.partial:
-            each = sum_of_partial(stage)
+        for each in sums_of_step(stage, machine):
             yield (Kind.U, j), (each, 1, machine.exchange_seconds(each))
 
 
@@ -129,7 +130,7 @@ def rates_of_run(request: Request, rate: float, devices: int) -> dict[str, Any]:
         "sample_rate": samples,
         "sample_time": 1 / samples if samples else None,
         "token_rate": tokens,
-        "per_device": (tokens or samples or rate) / (devices * model.mesh.tensor),
+        "per_device": (tokens or samples or rate) / (devices * model.mesh.team),
         "mfu": useful * rate / peak if useful and peak else None,
         "hfu": hardware * rate / peak if hardware and peak else None,
         "flops": computed * rate / devices if computed else None,
@@ -142,7 +143,7 @@ def _useful_and_hardware(model: Model) -> tuple[float | None, float | None]:
     The first leave out copies and padding in a group. The second take a core that is computed again three times where
     it is not fused and nothing else is, as Korthikanti et al. 2022 do (appendix A: s/3h in place of 2s/9h).
     """
-    flop, computed, ranks = model.flop, model.computed_flop, model.mesh.tensor
+    flop, computed, ranks = model.flop, model.computed_flop, model.mesh.team
     if model.layers is None or flop is None or computed is None:
         return flop, computed
     whole, core = _whole_flop(model.layers, model.samples or 1, model.precision)

@@ -240,10 +240,15 @@ class Schedule:
         """Return whether backwards have a part of their own for the weights."""
         return self.order.lists is not None and self.actions(shape).splits
 
+    def devices(self, shape: Shape) -> int:
+        """Return the number of devices of a replica."""
+        return self.actions(shape).devices if self.order.lists else self.placement.devices(shape)
+
     def has_copies(self, shape: Shape) -> bool:
-        """Return whether several devices of a pipeline have the same stage: those of replicas, or of two directions."""
-        if shape.replicas > 1 or self.order.lists is None:
-            return shape.replicas > 1
+        """Return whether several ranks of a pipeline have the same stage: those of replicas, or of two directions."""
+        several = shape.replicas * shape.copies * shape.expert_copies > 1
+        if several or self.order.lists is None:
+            return several
         return self.actions(shape).places > shape.n
 
     def actions(self, shape: Shape) -> Actions:
@@ -448,6 +453,7 @@ _ALL = (*_TABLE_1_SCHEDULES, *_OTHER_SCHEDULES)
 TABLE_1 = tuple(schedule.name for schedule in _TABLE_1_SCHEDULES)
 SCHEDULES: dict[str, Schedule] = {schedule.name: schedule for schedule in _ALL}
 NAMES = (*SCHEDULES, *ZERO_NAMES)  # that a request takes
+USUAL = "dp", "1f1b"  # of one stage, and of several
 
 
 class _Callable(ModuleType):

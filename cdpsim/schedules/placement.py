@@ -27,6 +27,8 @@ class Shape:
     widths: Widths = ()  # for placements that need them, and for lists that take others than one
     workers: int = 0  # of cyclic orders, where worker i takes micro-batches i, i + workers, ...; 0: one for each
     shard: int = 1  # consecutive replicas in a sharding group
+    copies: int = 1  # ranks of a device, where it stands for several that have the same weights
+    expert_copies: int = 1  # of these, those that have the same experts
     layers: tuple[int, ...] = ()  # where stages are layers: the first one of each stage as the schedule has them
     warm_up: int = 0  # steps before the rounds of a schedule whose workers do not wait for each other in each step
     local_steps: int = 0  # of each worker alone in a round, where the schedule has such
@@ -37,6 +39,11 @@ class Shape:
         return self.workers or self.m
 
     folded: bool = False  # whether the first replica stands for all, which are alike
+
+    @property
+    def sharers(self) -> int:
+        """The number of ranks in a sharding group."""
+        return self.shard * self.copies
 
     @property
     def simulated(self) -> int:

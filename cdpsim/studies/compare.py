@@ -45,8 +45,9 @@ class Measured:
     micro-batch has; `sample_time` is the time for one. `token_rate` is the number of tokens, if the model says how many
     a sample has. `per_device` is the last of these rates that the model allows, for each device.
 
-    A device is a group of `tensor` ranks that share each task, and `ranks` are those of all devices: `per_device` and
-    `flops` (in a second) are of each rank, `sent` is of all, and memory and messages of one rank of each group.
+    A device is a group of ranks that share each task, `tensor` of them its tensors, and `ranks` are those of all
+    devices: `per_device` and `flops` (in a second) are of each rank, `sent` is of all, and memory and messages of one
+    rank of each group.
 
     `n`, `m`, `chunks` and `replicas` are the numbers with which the schedule ran, `micro_batches` those of all replicas
     in a training step, of rounds about, and `batch` their samples, or themselves if the model does not say how many
@@ -160,7 +161,7 @@ def measured_of(
     """Return the row of a comparison for a request with these metrics."""
     rate, peaks = float(metrics.passes / metrics.period), metrics.peaks.max(axis=0).tolist()
     micro_batches = request.shape.micro_batches if request.schedule.order.waits else round(metrics.passes)
-    model, cluster, tensor = request.model, request.cluster, request.model.mesh.tensor
+    model, cluster, mesh = request.model, request.cluster, request.model.mesh
     limits = cluster.memory_bytes(len(metrics.peaks))
     return Measured(
         schedule=request.schedule.name,
@@ -178,9 +179,9 @@ def measured_of(
         staleness=metrics.staleness,
         messages=metrics.messages,
         rounds=metrics.rounds,
-        sent=metrics.sent if request.in_slots else float(metrics.sent) * tensor,
-        tensor=tensor,
-        ranks=devices * tensor,
+        sent=metrics.sent if request.in_slots else float(metrics.sent) * mesh.team,
+        tensor=mesh.tensor,
+        ranks=devices * mesh.team,
         **rates_of_run(request, rate, devices),
         **_imbalance(request),
         **{name: getattr(request.shape, name) for name in ("n", "m", "chunks", "replicas")},
@@ -228,7 +229,7 @@ def overview(run: Run, runs: int | None = None) -> dict[str, str]:
     row, shape, unit = measure(run, runs), run.request.shape, "stage-activation" if run.in_slots else "B"
     stages = counted(shape.parts, "stage") + f" of {counted(shape.n, 'layer')}" * bool(shape.layers)
     sizes = ", ".join((stages, counted(shape.m, "micro-batch"), counted(row.devices, "device")))
-    sizes += f" of {row.tensor} ranks" * (row.tensor > 1)
+    sizes += f" of {row.ranks // row.devices} ranks" * (row.ranks > row.devices)
     zero = f" --zero {run.request.zero}" if accepts(run.request.schedule, "zero") and run.request.zero else ""
     steps = "step" if row.staleness == 1 else "steps"
     age = f"{row.staleness:.4g} {steps}, the mean age of the versions that forwards read"
@@ -258,7 +259,9 @@ def _exchanges_text(row: Measured, exchanges: Table[ExchangeRow]) -> str:
     """Return how many exchanges of ranks a step has, and which share of the devices' time they add to tasks."""
     many, added = float(exchanges.times.sum()), float((exchanges.times * exchanges.exposed).sum())
     share = short_text(added / (float(row.step) * row.devices), "%")
-    return f"{_amount_text(many)} a step in groups of {row.tensor} ranks; tasks wait for them {share} of the time"
+    team = row.ranks // row.devices
+    groups = f"in groups of {team} ranks" if team > 1 else "among ranks that share experts"
+    return f"{_amount_text(many)} a step {groups}; tasks wait for them {share} of the time"
 
 
 def _step_text(run: Run, row: Measured) -> str:

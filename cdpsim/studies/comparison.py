@@ -222,7 +222,7 @@ class Comparison:
     @property
     def _in_groups(self) -> bool:
         """Whether any device is a group of ranks."""
-        return any(row.tensor > 1 for row in self.measured)
+        return any(row.ranks > row.devices for row in self.measured)
 
     @property
     def _sample(self) -> str:

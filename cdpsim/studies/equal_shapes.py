@@ -8,6 +8,7 @@ from typing import Any
 from cdpsim.errors import RequestError, whole_number
 from cdpsim.files.units import counted, in_number
 from cdpsim.model import UNIT_MODELS, Model
+from cdpsim.model.layers import CONTEXT, TENSOR
 from cdpsim.presets import find_model
 from cdpsim.request import Request
 from cdpsim.request.reading import read_stage_replicas
@@ -25,13 +26,11 @@ def equal_shape(
     share states; with n, or with devices for each stage, it has the replicas for which there are devices. Data
     parallelism has a data rank on each device. Of other schedules, n and m decide on the devices. A schedule that
     cannot run on these devices is refused, and so is a batch that its micro-batches do not divide. A schedule that
-    takes no m keeps its own, and so does a cyclic one whose workers cannot share that m. Of --tensor T, `devices` are
-    the ranks, of which T are one device of the schedule.
+    takes no m keeps its own, and so does a cyclic one whose workers cannot share that m. With --tensor T and
+    --context C, `devices` are the ranks, of which T x C are one device of the schedule.
     """
-    if devices is not None and (group := tensor_of(options)) > 1:
-        if devices % group:
-            raise RequestError("tensor", f"{group} do not divide {devices} devices into groups; give a divisor of them")
-        devices //= group
+    if devices is not None:
+        devices = teams_among(options, devices)
     if devices is None:
         shape = {}
     elif accepts(schedule, "replicas"):
@@ -63,13 +62,29 @@ def _can_share(schedule: Schedule, n: object, options: Mapping[str, Any], m: int
 
 def samples_of(options: Mapping[str, Any]) -> int:
     """Return the samples of a micro-batch of a request's model; 1 where it does not say."""
-    model = _model_of(options)
-    return 1 if model is None else options.get("micro_batch") or model.samples or 1
+    model, given = _model_of(options), options.get("micro_batch")
+    if model is None or given is None:
+        return 1 if model is None else model.samples or 1
+    return whole_number("micro-batch", given, at_least=1)
 
 
-def tensor_of(options: Mapping[str, Any]) -> int:
+def ranks_of(options: Mapping[str, Any], axis: str) -> int:
+    """Return how many ranks an axis of a request's mesh has."""
+    return whole_number(axis, options.get(axis) or 1, at_least=1)
+
+
+def team_of(options: Mapping[str, Any]) -> int:
     """Return how many ranks share each task of a request."""
-    return whole_number("tensor", options.get("tensor") or 1, at_least=1)
+    return ranks_of(options, TENSOR) * ranks_of(options, CONTEXT)
+
+
+def teams_among(options: Mapping[str, Any], ranks: int) -> int:
+    """Return how many devices of a schedule so many ranks are; refuse ranks that are left over."""
+    teams, rest = divmod(ranks, group := team_of(options))
+    if rest:
+        subject = TENSOR if ranks_of(options, CONTEXT) == 1 else CONTEXT
+        raise RequestError(subject, f"{group} do not divide {ranks} devices into groups; give a divisor of them")
+    return teams
 
 
 def _micro_batches(options: Mapping[str, Any], batch: int, replicas: int) -> int:

@@ -84,7 +84,7 @@ def sample_runs(trace: Trace, runs: int) -> SampledRuns:
     chunk, done = max(8, DURATIONS_AT_ONCE // program.nodes), ticker(runs, "runs")
     for low in range(0, runs, chunk):
         numbers = range(low, min(low + chunk, runs))
-        drawn = jittered_durations(program, steady.duration, request.disorder, request.seed, numbers)
+        drawn = jittered_durations(program, steady, request.disorder, request.seed, numbers)
         makespan[low : numbers.stop], ends[low : numbers.stop] = sweep(drawn)
         done(len(numbers))
     done(0)

@@ -6,6 +6,7 @@ through the rounds; only others are played. Neither way uses an engine: tests co
 """
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import inf
@@ -360,12 +361,14 @@ def are_alike(cluster: Cluster, groups: Ints) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def fastest_in_group(op: Op, name: str, cluster: Cluster, group: AlikeGroup, size: int) -> tuple[Algorithm, float]:
-    """Return what `fastest_algorithm` returns for a group of members."""
-    allowed = _allowed(op, name, cluster, group)
+def fastest_in_group(
+    op: Op, name: str, cluster: Cluster, group: AlikeGroup, size: int, *, between: Fraction = Fraction(1)
+) -> tuple[Algorithm, float]:
+    """Return what `fastest_algorithm` returns for a group of members; `between` is a share as in `candidates`."""
+    allowed = _allowed(op, name, cluster, group, between)
     if len(group.members) == 1 or cluster.is_free:
         return allowed[0], 0.0
-    laid_out, (fixed, by_byte) = _choices(op, name, cluster, group)
+    laid_out, (fixed, by_byte) = _choices(op, name, cluster, group, between)
     bounds, least, best = (fixed + size * by_byte).max(axis=1), inf, 0
     for k in np.argsort(bounds, kind="stable").tolist():
         if bounds[k] > least * (1 + _EQUAL):
@@ -374,16 +377,16 @@ def fastest_in_group(op: Op, name: str, cluster: Cluster, group: AlikeGroup, siz
     return allowed[best], least
 
 
-def _allowed(op: Op, name: str, cluster: Cluster, group: AlikeGroup) -> list[Algorithm]:
-    return candidates(op, name, len(group.members), cluster.cards(np.array(group.members)))
+def _allowed(op: Op, name: str, cluster: Cluster, group: AlikeGroup, between: Fraction) -> list[Algorithm]:
+    return candidates(op, name, len(group.members), cluster.cards(np.array(group.members)), between)
 
 
 @lru_cache(maxsize=256)
 def _choices(
-    op: Op, name: str, cluster: Cluster, group: AlikeGroup
+    op: Op, name: str, cluster: Cluster, group: AlikeGroup, between: Fraction
 ) -> tuple[list[CollectiveOnLinks], tuple[Floats, Floats]]:
     """Return the allowed algorithms on their links, and their bounds: a row for each, filled up by zeros."""
-    found = [collective_on_links(how, cluster, group) for how in _allowed(op, name, cluster, group)]
+    found = [collective_on_links(how, cluster, group) for how in _allowed(op, name, cluster, group, between)]
     bounds = np.zeros((2, len(found), max(len(each.least[0]) for each in found)))
     for k, each in enumerate(found):
         bounds[:, k, : len(each.least[0])] = each.least

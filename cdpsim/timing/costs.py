@@ -34,23 +34,27 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 from math import fsum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import structs
 
 from cdpsim.cluster import Cluster
 from cdpsim.cluster.disorder import Disorder, read_jitter
-from cdpsim.cluster.topology import Devices, Link
+from cdpsim.cluster.topology import Devices, Kernels, Link
 from cdpsim.errors import RequestError
 from cdpsim.files.units import LEAST_SECONDS, MOST_SECONDS, Work, counted
 from cdpsim.model import Model
 from cdpsim.model.layers import (
     ALL_GATHER,
     ALL_REDUCE,
+    ALL_TO_ALL,
+    CONTEXT,
+    EXPERT,
+    GROUPED,
     PASS,
     PRODUCT,
-    REDUCE_SCATTER,
+    RING,
     TENSOR,
     Exchange,
     Kernel,
@@ -58,7 +62,7 @@ from cdpsim.model.layers import (
 )
 from cdpsim.model.splitting import Mesh
 from cdpsim.model.stage import Stage
-from cdpsim.numeric.columns import Floats, Ints, Times
+from cdpsim.numeric.columns import Floats, Ints, Times, group_numbers, group_starts, sort_by
 from cdpsim.numeric.disturbances import DISTRIBUTIONS, Calendar, merge_stops, never, uniforms
 from cdpsim.program import Content, Kind, Op, Program, Stream, once_a_program
 from cdpsim.program.collectives import Algorithm, payload_factor
@@ -90,11 +94,18 @@ def times_of_stages(model: Model, speed: float | None, bandwidth: float | None, 
     weights, backward = _times(model, "weight_backward", speed), pass_times(model, "backward", speed)
     update = _update_times(model, speed, bandwidth)
     if shard > 1:
-        update = update / shard
+        update = update * _shares_updated(model, shard)
     if model.updates_in_lanes:
         update = update + [stage.group_sum for stage in model.stages]
     forward, outer = pass_times(model, "forward", speed), _times(model, "outer_update", speed)
     return np.stack([update, forward, backward - weights if splits else backward, weights, outer])
+
+
+def _shares_updated(model: Model, shard: int) -> Floats:
+    """Return the share of each stage that one of so many ranks updates; of experts other ranks have copies."""
+    of_experts = np.array([stage.expert_parameters / (stage.parameters or 1) for stage in model.stages])
+    mesh = model.mesh
+    return (1 - of_experts) / shard + of_experts * min(1.0, mesh.expert / (shard * mesh.tensor))
 
 
 def pass_times(model: Model, kind: str, speed: float | None) -> Times:
@@ -120,10 +131,12 @@ class Machine:
 
     device: Devices
     precision: str
-    cluster: Cluster
-    ranks: int  # of a tensor group: the first ones of the cluster, as any others
+    cluster: Cluster  # whose first ranks are those of each axis' group, as any others
+    mesh: Mesh
+    places: int  # groups of ranks from one data rank to the next
     collective: str
     factor: float = 1.0  # as slow as this are its devices; its links are not
+    sums_context: bool = False  # whether the ranks of a group sum gradients of weights, and not data ranks
 
     def seconds(self, work: Operations, *, whole: bool = True) -> float:
         """Return the time of operations and of what exchanges add; a backward in two parts hides no exchange."""
@@ -139,9 +152,12 @@ class Machine:
         )
         assert peak is not None, "the cluster has been asked for it"
         if kernels is None:
-            return self.factor * row.flop / (peak * (self.device.achieved or 1.0))
+            load = self.mesh.imbalance if row.kind == GROUPED else 1.0
+            return self.factor * load * row.flop / (peak * (self.device.achieved or 1.0))
         assert bandwidth is not None, "kernels need it"
         moved = row.moved / (bandwidth * kernels.passes)
+        if row.kind == GROUPED:
+            return self.factor * self.mesh.imbalance * max(row.flop / (peak * kernels.grouped), moved)
         if row.kind == PRODUCT:
             return self.factor * max(row.flop / (peak * kernels.products), moved)
         core = row.done * row.flop / (peak * kernels.core)
@@ -149,8 +165,24 @@ class Machine:
 
     def exchange_seconds(self, exchange: Exchange) -> float:
         """Return the time of an exchange alone: until its ranks have met, and of its messages."""
-        meet = self.device.kernels.meet if self.device.kernels else 0.0
-        return meet + _group_seconds(self.cluster, self.ranks, exchange.op, exchange.size, self.collective)
+        kernels, size, (cluster, members) = self.device.kernels or Kernels(), exchange.size, self._group(exchange.axis)
+        if exchange.op == ALL_TO_ALL:
+            size = int(size / kernels.all_to_all)
+        collective = "ring" if exchange.op == RING else self.collective
+        between = self.mesh.between if exchange.axis == EXPERT else Fraction(1)
+        return kernels.meet + _group_seconds(cluster, members, exchange.op, size, collective, between)
+
+    def _group(self, axis: str) -> tuple[Cluster, tuple[int, ...]]:
+        """Return the members of a group, on the cluster as they see it: ranks between them send at once."""
+        ranks, team, topology = self.mesh.ranks(axis), self.mesh.team, self.cluster.topology
+        if axis == CONTEXT:
+            return self.cluster.team(self.mesh.tensor), tuple(range(ranks))
+        if axis == TENSOR or ranks <= team or self.places == 1:
+            return self.cluster, tuple(range(ranks))
+        node = topology.per_node if topology else None
+        beside = min(self.places, max(1, node // team)) if node else 1  # other places' groups in a node
+        apart = self.places * team // beside
+        return self.cluster.team(beside), tuple(k * apart + x for k in range(ranks // team) for x in range(team))
 
     def exposed(self, exchange: Exchange, *, whole: bool = True) -> float:
         """Return what an exchange adds to its task, beside the product that may hide it."""
@@ -158,21 +190,25 @@ class Machine:
         if exchange.beside is None or not whole:
             return alone
         beside = self.device.kernels.beside if self.device.kernels else 1.0
+        if exchange.op == RING:  # the last block is computed when nothing is on its way
+            beside *= 1 - 1 / self.mesh.context
         return max(0.0, alone - beside * self.row_seconds(exchange.beside))
 
 
 @lru_cache(maxsize=4096)
-def _group_seconds(cluster: Cluster, ranks: int, op: str, size: int, collective: str) -> float:
-    """Return the time of a collective of the first ranks of a cluster."""
-    cluster = cluster.sized(ranks)
-    group = alike_group(cluster, np.arange(ranks))
-    return fastest_in_group(_EXCHANGES[op], collective, cluster, group, size)[1]
+def _group_seconds(
+    cluster: Cluster, members: tuple[int, ...], op: str, size: int, collective: str, between: Fraction
+) -> float:
+    """Return the time of a collective of some ranks of a cluster."""
+    cluster = cluster.sized(members[-1] + 1)
+    group = alike_group(cluster, np.array(members))
+    return fastest_in_group(_EXCHANGES[op], collective, cluster, group, size, between=between)[1]
 
 
-_EXCHANGES = {ALL_REDUCE: Op.ALL_REDUCE, ALL_GATHER: Op.ALL_GATHER, REDUCE_SCATTER: Op.REDUCE_SCATTER}
+_EXCHANGES = {op.name.lower().replace("_", "-"): op for op in Op} | {RING: Op.ALL_GATHER}
 
 
-def machine_of(model: Model, cluster: Cluster, collective: str) -> Machine | None:
+def machine_of(model: Model, cluster: Cluster, collective: str, places: int) -> Machine | None:
     """Return the machine of a model of operations; None where nothing says a speed.
 
     Refuse devices of several kinds: the ranks of a group do the same at the same time.
@@ -184,7 +220,7 @@ def machine_of(model: Model, cluster: Cluster, collective: str) -> Machine | Non
     cluster.speeds(1, model.precision)
     (device,) = groups
     peak = device.peak_in(model.precision)
-    return None if peak is None else Machine(device, model.precision, cluster, model.mesh.tensor, collective)
+    return None if peak is None else Machine(device, model.precision, cluster, model.mesh, places, collective)
 
 
 def with_operation_times(model: Model, machine: Machine, *, splits: bool) -> Model:
@@ -208,8 +244,8 @@ def _with_seconds(stage: Stage, machine: Machine, *, splits: bool) -> Stage:
     if not splits:
         costs["weight_backward"] = min(parts[1], costs["backward"])
     costs = {name: max(seconds, LEAST_SECONDS) for name, seconds in costs.items()}  # passes may take no time
-    if stage.partial:
-        costs["group_sum"] = machine.exchange_seconds(sum_of_partial(stage))
+    if sums := sums_of_step(stage, machine):
+        costs["group_sum"] = fsum(map(machine.exchange_seconds, sums))
     return structs.replace(stage, **costs)
 
 
@@ -220,9 +256,13 @@ def parts_of_backward(stage: Stage) -> tuple[Operations, Operations]:
     return Operations([*backward.counted, *((each, -times) for each, times in weights.counted)]), weights
 
 
-def sum_of_partial(stage: Stage) -> Exchange:
-    """Return the exchange that sums a stage's partial gradients, once a step."""
-    return Exchange(TENSOR, ALL_REDUCE, stage.gradient_bytes * stage.partial // stage.parameters)
+def sums_of_step(stage: Stage, machine: Machine) -> list[Exchange]:
+    """Return the exchanges that sum a stage's gradients in a group of ranks, once a step."""
+    partial = stage.gradient_bytes * stage.partial // max(stage.parameters, 1)
+    sums = [Exchange(TENSOR, ALL_REDUCE, partial)] * bool(partial)
+    return sums + [Exchange(CONTEXT, ALL_REDUCE, stage.gradient_bytes)] * (
+        machine.sums_context and stage.parameters > 0
+    )
 
 
 def _update_times(model: Model, speed: float | None, bandwidth: float | None) -> Times:
@@ -290,6 +330,15 @@ def _with_times(stage: Stage, host: Link | None, nvme: Link | None, ranks: int, 
     return stage
 
 
+class Loads(NamedTuple):
+    """What experts' products take of tasks, which all wait for the busiest of the ranks that share the experts."""
+
+    seconds: Times  # of each task, in all layers of its stage
+    layers: Ints  # with experts, of each stage
+    ranks: int
+    group: Ints  # of each device, the ranks with which it shares them
+
+
 @dataclass(frozen=True, eq=False)
 class Wires:
     """The directed edges that messages share: those of their routes that have a bandwidth limit."""
@@ -325,6 +374,7 @@ class Costs:
     slowed: Mapping[float, Times] = field(default_factory=dict)  # of each task, by its device's factor; {}: all of it
     quantum: float = 0.0  # of which times are to be whole numbers; 0: of one that suits the run
     undisturbed: "Costs | None" = None  # the costs without disorder; None: there is none
+    loads: "Loads | None" = None  # of experts, where these are drawn
 
     def __repr__(self) -> str:
         unit = "slots" if self.duration.dtype.kind == "i" else "s"
@@ -352,7 +402,7 @@ def node_costs(
         sent = program.messages.size[message]
         whole = {size: machine.exchange_seconds(gather_of(size, model.mesh)) for size in set(sent.tolist())}
         np.add.at(duration, reader, [whole[size] for size in sent.tolist()])
-    collective_times, rounds, algorithms, runs_by = _collective_times(program, cluster, collective)
+    collective_times, rounds, algorithms, runs_by = _collective_times(program, cluster, collective, machine)
     if not exact:  # in slots messages take no time
         duration[program.message_nodes] = collective_times + _point_to_point_times(program, cluster)
     duration[program.message_nodes.stop :] = program.parts.times(duration[program.message_nodes])
@@ -426,38 +476,50 @@ def _point_to_point_times(program: Program, cluster: Cluster) -> Times:
 
 
 def _collective_times(
-    program: Program, cluster: Cluster, collective: str
+    program: Program, cluster: Cluster, collective: str, machine: Machine | None
 ) -> tuple[Times, Ints, tuple[Algorithm, ...], Ints]:
     """Return the time of each collective alone, its rounds, all algorithms, and the one that each runs by."""
     messages = program.messages
     rounds, times = np.ones(len(messages), dtype=np.int32), np.zeros(len(messages))
     runs_by = np.full(len(messages), -1, dtype=np.int32)
     numbers: dict[Algorithm, int] = {}
-    for op, group, size, rows in _collectives_alike(program, cluster.laid_out):
-        members = len(group.members)
-        how, times[rows] = fastest_in_group(op, collective, cluster, group, payload_factor(op, members) * size)
+    for op, copies, group, size, rows in _collectives_alike(program, cluster.laid_out, machine):
+        members, seen = len(group.members), seen_by_ranks(program, cluster, machine, copies)
+        how, times[rows] = fastest_in_group(op, collective, seen, group, payload_factor(op, members) * size)
         rounds[rows], runs_by[rows] = how.rounds(members), numbers.setdefault(how, len(numbers))
     return times, rounds, tuple(numbers), runs_by
 
 
+def seen_by_ranks(program: Program, cluster: Cluster, machine: Machine | None, copies: int) -> Cluster:
+    """Return the cluster as so many ranks of each device see it, which take part in one collective."""
+    if copies == 1 or machine is None:
+        return cluster
+    teams = machine.cluster.team(machine.mesh.team // copies).numbered(*cluster.grid[:2], copies)
+    return teams.sized(program.all_devices * copies)
+
+
 @once_a_program
-def _collectives_alike(program: Program, cluster: Cluster) -> list[tuple[Op, AlikeGroup, int, list[int]]]:
-    """Return the operation, the members, its root first, the size and the rows of collectives that are alike."""
+def _collectives_alike(
+    program: Program, cluster: Cluster, machine: Machine | None
+) -> list[tuple[Op, int, AlikeGroup, int, list[int]]]:
+    """Return the operation, the ranks of a device, the members, its root first, the size and the rows of alike ones."""
     messages = program.messages
     together = np.flatnonzero(messages.op != Op.P2P)
     columns = (column[together].tolist() for column in (messages.op, messages.dst, messages.src, messages.size))
     equal: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for row, *key in zip(together.tolist(), *columns, strict=True):
         equal[tuple(key)].append(row)
-    alike: dict[tuple[Op, AlikeGroup, int], list[int]] = defaultdict(list)
-    for (op, _, _, size), rows in equal.items():
-        alike[Op(op), alike_group(cluster, root_first(program, rows[0])), size] += rows
+    alike: dict[tuple[Op, int, AlikeGroup, int], list[int]] = defaultdict(list)
+    for (op, group, _, size), rows in equal.items():
+        copies = program.copies_of(group)
+        seen = cluster if copies == 1 else seen_by_ranks(program, cluster, machine, copies).laid_out
+        alike[Op(op), copies, alike_group(seen, root_first(program, rows[0], seen)), size] += rows
     return [(*key, rows) for key, rows in alike.items()]
 
 
-def root_first(program: Program, row: int) -> Ints:
-    """Return the members of a collective, its root first."""
-    members, root = program.ranks_of(program.messages.dst[row]), program.messages.src[row]
+def root_first(program: Program, row: int, cluster: Cluster) -> Ints:
+    """Return the members of a collective in their order on a cluster, its root first."""
+    members, root = cluster.in_order(program.ranks_of(program.messages.dst[row])), program.messages.src[row]
     return members if root < 0 else np.roll(members, -int(np.flatnonzero(members == root)[0]))
 
 
@@ -477,7 +539,7 @@ def lay_out(program: Program, cluster: Cluster, contention: str) -> Wires:
     return Wires(contention, latency[which], messages.size.astype(np.float64), first, edges[edges >= 0], bandwidth)
 
 
-_TASK_STREAM, _MESSAGE_STREAM, _UPDATE_STREAM = 0, 1, 2  # of random numbers
+_TASK_STREAM, _MESSAGE_STREAM, _UPDATE_STREAM, _LOAD_STREAM = range(4)  # of random numbers
 _DRAWN_AT_ONCE = 2**15  # numbers that stay in a processor's cache while they are made into factors
 
 
@@ -488,7 +550,7 @@ def disturbed_costs(program: Program, costs: Costs, disorder: Disorder, seed: in
     steady = steady_costs(program, costs, disorder)
     if not disorder.is_random:
         return steady
-    duration, wires = jittered_durations(program, steady.duration, disorder, seed, range(run, run + 1))[0], steady.wires
+    duration, wires = jittered_durations(program, steady, disorder, seed, range(run, run + 1))[0], steady.wires
     if wires is not None:
         now, alone = duration[program.message_nodes], steady.duration[program.message_nodes]
         factor = np.divide(now, alone, out=np.ones_like(alone), where=alone > 0)  # of wait and size
@@ -508,6 +570,8 @@ def steady_costs(program: Program, costs: Costs, disorder: Disorder) -> Costs:
             duration[tasks] *= duration.dtype.type(slow.factor)
         else:
             duration[tasks] = slowed[tasks]
+        if costs.loads is not None:
+            costs.loads.seconds[tasks] *= slow.factor
     return replace(costs, duration=duration, calendar=_calendar(program, disorder, duration.dtype))
 
 
@@ -532,7 +596,7 @@ def times_of_passes(model: Model, splits: bool) -> Times:
     return np.stack([0 * forward, forward, backward - weights if splits else backward, weights])
 
 
-def jittered_durations(program: Program, duration: Times, disorder: Disorder, seed: int, runs: range) -> Floats:
+def jittered_durations(program: Program, costs: Costs, disorder: Disorder, seed: int, runs: range) -> Floats:
     """Return the durations of several runs, a row for each: a node's duration times its own factor of mean 1.
 
     Tasks are drawn in the order of their numbers, by training step, micro-batch and phase, and messages from another
@@ -540,8 +604,11 @@ def jittered_durations(program: Program, duration: Times, disorder: Disorder, se
     unlike numbers of micro-batches, factors are drawn as if each had the most, so that no step changes those of others.
     Where the number of a round's is found in the run, each device has a stream of its own.
     """
-    result = np.tile(duration, (len(runs), 1))
+    result = np.tile(costs.duration, (len(runs), 1))
     sent = program.message_nodes
+    if costs.loads is not None:
+        for row, run in enumerate(runs):
+            result[row, : program.compute] += _drawn_loads(program, costs.loads, disorder.imbalance, seed, run)
     for text, stream, nodes in (
         (disorder.jitter, _TASK_STREAM, slice(sent.start)),
         (disorder.link_jitter, _MESSAGE_STREAM, sent),
@@ -560,6 +627,27 @@ def jittered_durations(program: Program, duration: Times, disorder: Disorder, se
     if disorder.link_jitter:
         result[:, sent.stop :] = program.parts.times(result[:, sent].T).T
     return result
+
+
+def _drawn_loads(program: Program, loads: Loads, text: str, seed: int, run: int) -> Floats:
+    """Draw how much longer tasks take than with even loads: by training step, micro-batch and layer of each group."""
+    name, variation = read_jitter("imbalance", text)
+    tasks, row = program.tasks, np.arange(program.passes) * program.phases
+    device = tasks.device[row]
+    order = sort_by(program.pass_step, device, program.pass_micro_batch)
+    head = group_starts(program.pass_step[order], device[order])
+    number = np.empty(len(order), dtype=np.int64)
+    number[order] = np.arange(len(order)) - head[group_numbers(head, len(order))]  # of a micro-batch on its device
+    key = np.stack([program.pass_step, number, loads.group[device]])
+    keys, which = np.unique(key, axis=1, return_inverse=True)
+    drawn = uniforms(seed, run, _LOAD_STREAM, keys.shape[1] * int(loads.layers.sum()) * loads.ranks)
+    load = DISTRIBUTIONS[name][0](drawn, variation).reshape(keys.shape[1], -1, loads.ranks).max(axis=2)
+    ends = np.cumsum(loads.layers)
+    sums = np.concatenate([np.zeros((len(load), 1)), np.cumsum(load, axis=1)], axis=1)
+    more = (sums[:, ends] - sums[:, ends - loads.layers]) / np.maximum(loads.layers, 1) - (loads.layers > 0)
+    each = np.arange(program.compute)
+    longer: Floats = loads.seconds[: program.compute] * more[which.ravel()[each // program.phases], tasks.stage[each]]
+    return longer
 
 
 def _drawn_by_device(program: Program, seed: int, run: int) -> Floats:

@@ -128,15 +128,15 @@ def unchanged_origins(program: Program) -> Origins:
     return Origins(np.arange(program.nodes), np.zeros(len(program.messages), dtype=np.int64))
 
 
-def expand(program: Program, costs: Costs) -> tuple[Program, Origins]:
-    """Replace each collective by the messages of the algorithm that it was costed with.
+def expand(program: Program, costs: Costs, cluster: Cluster) -> tuple[Program, Origins]:
+    """Replace each collective by the messages of the algorithm that it was costed with on a cluster.
 
     Return the new program, and where its nodes come from.
     """
     count, several = len(program.tasks), is_unrolled(program)
     if not several.any():
         return program, unchanged_origins(program)
-    kept, collectives = np.flatnonzero(~several), _place_collectives(program, costs, several)
+    kept, collectives = np.flatnonzero(~several), _place_collectives(program, costs, several, cluster)
     channels = [np.zeros(len(kept), dtype=np.int64), *(each.unrolled.rounds.channel for each in collectives)]
     parts = [np.full(len(each.unrolled.rounds.src), each.node) for each in collectives]
     number = np.full(program.nodes, -1, dtype=np.int64)
@@ -158,7 +158,7 @@ def with_piece_times(program: Program, costs: Costs, whole: Program, collapsed: 
     are the costs of the `whole` program, whose collectives are in one piece.
     """
     cluster, nodes, duration = cluster.sized(whole.devices), program.message_nodes, costs.duration.copy()
-    for each in _place_collectives(whole, collapsed, is_unrolled(whole)):
+    for each in _place_collectives(whole, collapsed, is_unrolled(whole), cluster):
         row = each.node - len(whole.tasks)
         how = collapsed.algorithms[collapsed.runs_by[row]]
         size = int(whole.messages.size[row]) * payload_factor(each.op, len(each.members))
@@ -171,18 +171,17 @@ def with_piece_times(program: Program, costs: Costs, whole: Program, collapsed: 
 @once_a_program
 def is_unrolled(program: Program) -> Flags:
     """Return which messages are collectives of several devices: over one device one is free, and stays."""
-    size = np.array([len(program.ranks_of(group)) for group in range(len(program.groups))], dtype=np.int64)
     several: Flags = program.messages.op != Op.P2P
-    several[several] = size[program.messages.dst[several]] > 1
+    several[several] = program.sizes_of_groups[program.messages.dst[several]] > 1
     return several
 
 
-def _place_collectives(program: Program, costs: Costs, several: Flags) -> list[_Placed]:
+def _place_collectives(program: Program, costs: Costs, several: Flags, cluster: Cluster) -> list[_Placed]:
     """Return the collectives with the places of their messages, behind the messages that stay."""
     count, messages = len(program.tasks), program.messages
     collectives, first = [], count + int((~several).sum())
     for row in np.flatnonzero(several).tolist():
-        members = root_first(program, row)
+        members = root_first(program, row, cluster)
         unrolled = unroll(costs.algorithms[costs.runs_by[row]], len(members))
         collectives.append(_Placed(count + row, first, members, unrolled, Op(int(messages.op[row]))))
         first += len(unrolled.rounds.src)

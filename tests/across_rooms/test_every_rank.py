@@ -15,7 +15,8 @@ from cdpsim.program import Content, Op
 from cdpsim.runs import Run
 from tests.helpers.every_rank import play_ranks
 
-CASES, RANKS = 300, 16
+CASES, RANKS = 300, 32
+EXCHANGES = ("gather", "ring", "all-to-all")
 SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "dp", "pp-cdp")
 
 
@@ -49,11 +50,11 @@ class Case(NamedTuple):
 
 
 def drawn(random: Random) -> Case:
-    """Draw a case of at most 16 ranks; cards are shared by whole groups, or belong to ranks of one group."""
-    schedule, tensor = random.choice(SCHEDULES), random.choice([1, 2, 4, 8])
-    most = RANKS // tensor
-    places = random.choice([p for p in (2, 4) if p <= most]) if schedule != "dp" else 1
-    replicas = 1 if schedule == "dp" else random.choice([d for d in (1, 2, 4) if places * d <= most])
+    """Draw a case of at most 32 ranks; cards are shared by whole groups, or belong to ranks of one group."""
+    schedule, tensor, context = random.choice(SCHEDULES), random.choice([1, 2, 4, 8]), random.choice([1, 1, 2, 4])
+    most = RANKS // (tensor * context)
+    places = random.choice([p for p in (1, 2, 4) if p <= most]) if schedule != "dp" else 1
+    replicas = 1 if schedule == "dp" else random.choice([d for d in (1, 2, 4, 8) if places * d <= most])
     m = random.choice([1, 2, 4, 8]) * (1 if schedule == "dp" else places)
     asked: dict[str, Any] = {
         "schedule": schedule,
@@ -61,6 +62,7 @@ def drawn(random: Random) -> Case:
         "collective": "ring",
         "tensor": tensor,
     }
+    asked |= {"context": context, "attention_exchange": random.choice(EXCHANGES)} if context > 1 else {}
     if schedule == "dp":
         asked |= {"n": random.randint(1, 3), "m": random.choice([d for d in (1, 2, 4, 8, 16) if d <= most])}
     else:
@@ -69,20 +71,27 @@ def drawn(random: Random) -> Case:
         asked |= {"replicas": replicas} if replicas > 1 else {}
     if schedule == "pp-cdp":
         asked |= {"n": places, "m": places}
+    mixed = schedule != "pp-cdp" and random.random() < 0.5
+    if mixed:
+        asked |= {"expert": random.choice([e for e in (1, 2, 4, 8) if e <= tensor * context * replicas])}
     if tensor > 1:
-        asked |= {random.choice(["sequence", "whole_boundaries"]): True}
+        asked |= {"sequence": True} if mixed else {random.choice(["sequence", "whole_boundaries"]): True}
+    if random.random() < 0.7:
+        asked |= {"ranks": random.choice(["tp-cp-dp-pp", "tp-cp-pp-dp"])}
     shape: dict[str, Any] = {
         "layers": random.choice([6, 8, 9]),
         "width": 64,
-        "heads": 8,
-        "length": 32,
+        "heads": 32,
+        "length": 64,
         "vocabulary": 500,
     }
     shape |= {"attention": random.choice(["flash", "eager"]), "dropout": random.random() < 0.5}
+    shape |= {"experts": 8, "top_k": 2, "shared_ffn": random.choice([0, 64]), "dense_layers": 1} if mixed else {}
     asked["model"] = {"name": "drawn", "layers": shape}
     size = random.choice([4, 8])
     cards = random.choice([c for c in (1, 2, 4, 8) if c <= size])
     kernels: dict[str, Any] = {"products": 0.5, "passes": 0.7, "core": 0.4, "launch": random.choice([0.0, 1e-6])}
+    kernels |= {"grouped": 0.3}
     kernels |= {"meet": random.choice([0.0, 2e-6]), "beside": random.choice([0.0, 0.6, 1.0])}
     topology: dict[str, Any] = {
         "kind": "nodes",
@@ -104,7 +113,8 @@ def cases() -> list[Case]:
 
 def ranks_of(case: Case) -> int:
     """Return the number of ranks of a case."""
-    return case.run("full", slow={0: 2.0}).program.devices * int(case.asked["tensor"])
+    run = case.run("full", slow={0: 2.0})
+    return run.program.devices * run.request.model.mesh.team
 
 
 def test_the_draw_has_every_schedule_group_and_overlap() -> None:

@@ -52,6 +52,12 @@ SHAPED: dict[str, Any] = {
         "topology": {"kind": "nodes", "per_node": 2, "link": {"bandwidth": 1e8}, "network": {"bandwidth": 1e7}},
     },
 }
+MIXED: dict[str, Any] = SHAPED | {
+    "model": {"layers": SHAPED["model"]["layers"] | {"biases": False, "experts": 4, "top_k": 2}},
+    "replicas": 2,
+}
+# Data ranks whose numbers decide which messages cross nodes.
+NODES = {"kind": "nodes", "per_node": 2, "link": {"bandwidth": 50.0}, "network": {"latency": 1.0, "bandwidth": 5.0}}
 # Values of each option, with what else they need to be asked for.
 JITTER = {"jitter": "lognormal:0.2"}
 VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
@@ -63,6 +69,7 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "stage_replicas": [({}, "2,1,1,3"), ({}, [1, 1, 2, 1])],
     "shard": [({}, 2)],
     "zero": [({"replicas": 2}, level) for level in (1, 2, 3)],
+    "ranks": [({"replicas": 2, "cluster": {"topology": NODES}}, "tp-cp-dp-pp")],
     "buckets": [({"replicas": 2}, "25 B"), ({"replicas": 2}, "25 B,50 B")],
     "whole_first_step": [({"replicas": 2, "buckets": "25 B"}, True)],
     "reduce": [(needs, when) for needs in ({}, {"replicas": 2}) for when in ("end", "last", "each")],
@@ -101,6 +108,11 @@ VALUES: dict[str, list[tuple[dict[str, Any], Any]]] = {
     "stop": [({}, ["0:0:3"]), ({}, ["0:0 s:3 s"])],
     "tensor": [(SHAPED, 2)],
     "sequence": [(SHAPED | {"tensor": 2}, True)],
+    "context": [(SHAPED, 2)],
+    "attention_exchange": [(SHAPED | {"context": 2}, "ring"), (SHAPED | {"context": 2}, "all-to-all")],
+    "expert": [(MIXED, 2)],
+    "node_limit": [(MIXED | {"expert": 4, "replicas": 4}, 1)],
+    "imbalance": [(MIXED | {"expert": 2}, 1.5), (MIXED | {"expert": 2}, "lognormal:0.2")],
     "whole_boundaries": [(SHAPED | {"tensor": 2}, True)],
     "split_checkpoints": [(SHAPED | {"tensor": 2, "recompute": "layer"}, True)],
     "micro_batch": [(SHAPED, 3)],
@@ -129,7 +141,7 @@ IDLE = {
     *("rendezvous", "collective", "runtime", "seed", "run", "prefetch", "rule", "by_layer"),
     *("reduce", "reshard", "gather", "update_in", "padding", "clip", "whole_first_step"),
     *("expand_collectives", "contention", "link_jitter", "buckets", "zero", "replicas", "slot_order"),
-    *("whole_boundaries", "cuts"),
+    *("whole_boundaries", "cuts", "ranks", "node_limit"),
 }
 
 

@@ -28,6 +28,7 @@ COMMANDS = [
     "superpose vit-b16 -n 32",
     "models",
     "clusters",
+    "mesh -n 2 --tensor 2 --replicas 2 --model llama2-13b --cluster a100-nodes",
     "pyramid -n 4",
 ]
 
@@ -73,7 +74,7 @@ def test_csv_has_the_numbers_of_json(line: str, command: Command, toy: Path, mon
         for heading, cell in row.items():
             value = numbers[heading]
             if isinstance(value, str):
-                assert cell == value
+                assert cell.removeprefix("'") == value  # which keeps a minus from being a formula
             else:
                 assert (json.loads(cell) if cell else None) == value, heading
             assert not PEOPLE.fullmatch(cell), heading

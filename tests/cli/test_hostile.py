@@ -33,6 +33,7 @@ SERVED = {
     "schedules": "",
     "table1": "-n 2",
     "simulate": "mp-cdp -n 2 -o out",
+    "mesh": "-n 2 --replicas 2",
     "pyramid": "-n 2",
     "rounds": "acco -n 1 --replicas 2",
     "compare": "multi-dp 1f1b -n 2",

@@ -39,8 +39,10 @@ def test_help_explains_the_options_of_layers_by_themselves(command: Command, mon
     _, _, group = text.partition("\na --model of [layers], and the ranks that share its tensors:\n")
     flags = [line.split("  ")[1] for line in group.split("\n\n")[0].splitlines() if line.startswith("  -")]
     assert flags[:2] == ["--tensor T, --tp T", "--sequence, --sp"]
-    assert flags[2:4] == ["--whole-boundaries", "--split-checkpoints"]
-    assert flags[4:] == ["--micro-batch B", "--length S", "--cuts L,L,..."]
+    assert flags[2:4] == ["--context C, --cp C", "--attention-exchange HOW"]
+    assert flags[4:6] == ["--expert E, --ep E", "--node-limit M"]
+    assert flags[6:8] == ["--whole-boundaries", "--split-checkpoints"]
+    assert flags[8:] == ["--micro-batch B", "--length S", "--cuts L,L,..."]
 
 
 UNEVEN = {

@@ -46,6 +46,7 @@ PARTS = {
     "freed_output": "kept_output",
     "retained_gradients": "retained_input_transient",
     "partial": "parameters",
+    "expert_parameters": "parameters",
     "sent": "boundary",
 }
 # Of parts of attention one needs the other, and is part of a third; only --zero 3 takes parameters from hosts.

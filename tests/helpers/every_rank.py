@@ -1,8 +1,10 @@
-"""A player of every rank of tensor groups, each with a clock of its own: teams must come to its times.
+"""A player of every rank of groups that share tasks, each with a clock of its own: teams must come to its times.
 
-It is written from the rules alone. Ranks T k to T k + T - 1 are those of device k of a program. Each of them does the
-device's tasks and sends its own messages, on the links of the whole cluster. Members of a collective wait for each
+It is written from the rules alone. Ranks T k to T k + T - 1 are those of group k of the machine: of device k of a
+program, or of the place k // D of data rank k % D where the D data ranks of a place are neighbours. Each of them does
+the device's tasks and sends its own messages, on the links of the whole cluster. Members of a collective wait for each
 other: those of a group at the end of each task and where they gather a boundary, those of data ranks in each sum.
+Tensor ranks are neighbours, then those of context; experts are split over neighbours of one place, data ranks last.
 A slow rank computes slowly, and its links do not. The time of an operation, of a message and of a ring is worked out
 here from the cluster's numbers. `message_turn_player` says what a device does in which order.
 """
@@ -77,10 +79,26 @@ class Machine:
 
     def __init__(self, run: Run, slow: Mapping[int, float]) -> None:
         request = run.request
-        self.wires, self.tensor = Wires(request.machine), request.model.mesh.tensor
+        mesh = request.model.mesh
+        self.wires, self.tensor, self.context, self.expert = (
+            Wires(request.machine),
+            mesh.tensor,
+            mesh.context,
+            mesh.expert,
+        )
+        self.team = self.tensor * self.context
         self.devices, self.model = run.program.devices, request.model
+        data = request.shape.replicas
+        order = request.get("ranks") or ("tp-cp-dp-pp" if max(self.team, self.expert) > 1 else "tp-cp-pp-dp")
+        digits = [(rank, place) for rank in range(data) for place in range(self.devices // data)]
+        self.groups = [place * data + rank if order == "tp-cp-dp-pp" else k for k, (rank, place) in enumerate(digits)]
+        self.places = self.devices // data
         (self.device,) = request.machine.devices
-        self.factors = [[slow.get(k * self.tensor + x, 1.0) for x in range(self.tensor)] for k in range(self.devices)]
+        self.factors = [[slow.get(rank, 1.0) for rank in self.ranks(k)] for k in range(self.devices)]
+
+    def ranks(self, device: int) -> list[int]:
+        """Return the ranks of the machine that are a device of the program."""
+        return [self.groups[device] * self.team + x for x in range(self.team)]
 
     def row(self, row: Kernel) -> float:
         kernels, peak = self.device.kernels, self.device.speed
@@ -91,19 +109,39 @@ class Machine:
         moved = row.moved / self.device.memory_bandwidth / kernels.passes
         if row.kind == "core":
             return row.flop * row.done / peak / kernels.core
-        return kernels.launch + moved if row.kind == "pass" else max(row.flop / peak / kernels.products, moved)
+        reached = kernels.grouped if row.kind == "grouped" else kernels.products
+        return kernels.launch + moved if row.kind == "pass" else max(row.flop / peak / reached, moved)
+
+    def groups_of(self, axis: str) -> list[list[int]]:
+        """Return the ranks of all groups of an axis."""
+        t, c = self.tensor, self.context
+        if axis == "expert":
+            data = range(self.devices // self.places)
+            rows = [[r for d in data for r in self.ranks(d * self.places + place)] for place in range(self.places)]
+            return [row[k : k + self.expert] for row in rows for k in range(0, len(row), self.expert)]
+        first = [k * self.team for k in range(self.devices)]
+        if axis == "tensor":
+            return [[low + j * t + x for x in range(t)] for low in first for j in range(c)]
+        return [[low + j * t + x for j in range(c)] for low in first for x in range(t)]
 
     @cache  # noqa: B019 - of one run
-    def exchange(self, op: str, size: float) -> float:
+    def exchange(self, axis: str, op: str, size: float) -> float:
         """Return the time of a collective of one group, which all groups of the machine do at once."""
-        meet = self.device.kernels.meet if self.device.kernels else 0.0
-        groups = [range(k * self.tensor, (k + 1) * self.tensor) for k in range(self.devices)]
-        return meet + self.wires.ring(Op[op.upper().replace("-", "_")], groups, size)
+        meet, groups = self.device.kernels.meet if self.device.kernels else 0.0, self.groups_of(axis)
+        if op != "all-to-all":
+            return meet + self.wires.ring(
+                Op.ALL_GATHER if op == "ring" else Op[op.upper().replace("-", "_")], groups, size
+            )
+        members = len(groups[0])  # a power of two: in round r member i and member i xor r exchange
+        rounds = [[(group[i], group[i ^ r]) for group in groups for i in range(members)] for r in range(1, members)]
+        return meet + fsum(max(self.wires.times(ways, size / members**2)) for ways in rounds)
 
     def exposed(self, exchange: Exchange, factor: float) -> float:
-        alone, hidden = self.exchange(exchange.op, exchange.size), 0.0
+        alone, hidden = self.exchange(exchange.axis, exchange.op, exchange.size), 0.0
         if exchange.beside is not None:
             hidden = (self.device.kernels.beside if self.device.kernels else 1.0) * self.row(exchange.beside) * factor
+        if exchange.op == "ring":  # in rounds, each beside a block, and the last block beside none
+            hidden *= (self.context - 1) / self.context
         return max(0.0, alone - hidden)
 
     @cache  # noqa: B019 - of one run
@@ -118,7 +156,7 @@ class EveryRank(TurnPlayer):
 
     def __init__(self, run: Run, overlaps: Sequence[str], slow: Mapping[int, float]) -> None:
         self.machine = Machine(run, slow)
-        self.zero: Clocks = np.zeros(self.machine.tensor)
+        self.zero: Clocks = np.zeros(self.machine.team)
         super().__init__(run, overlaps)
         self.duration = [self._message(node) for node in range(self.program.nodes)]
         self.release = {
@@ -139,14 +177,19 @@ class EveryRank(TurnPlayer):
         device = self.program.tasks.device[node]
         rows = [r for r in rows if messages.op[r] == Op.P2P and messages.dst[r] == device]
         rows = [r for r in rows if messages.content[r] in (Content.ACTIVATION, Content.ACTIVATION_GRADIENT)]
-        return [self.machine.exchange("all-gather", int(messages.size[r]) * self.machine.tensor) for r in rows]
+        return [
+            self.machine.exchange("tensor", "all-gather", int(messages.size[r]) * self.machine.tensor) for r in rows
+        ]
 
     def _work(self, node: int, factor: float) -> float:
         """Return what a rank takes for a task without gathers of boundaries."""
         tasks, stages = self.program.tasks, self.machine.model.stages
         stage, kind = stages[int(tasks.stage[node])], tasks.kind[node]
         if kind == Kind.U:
-            return self.machine.exchange("all-reduce", stage.partial) if stage.partial else 0.0
+            sums = [("tensor", stage.partial)]
+            if self.machine.context > 1 and not self.program.state.streams:  # else data ranks sum these, too
+                sums.append(("context", stage.gradient_bytes))
+            return fsum(self.machine.exchange(axis, "all-reduce", size) for axis, size in sums if size)
         work = stage.forward if kind == Kind.F else stage.backward
         assert isinstance(work, Operations)
         return self.machine.of_rank(work, factor)
@@ -158,14 +201,15 @@ class EveryRank(TurnPlayer):
         """Return the time of each rank's message, or of its collective of data ranks; 0 for tasks."""
         if node < self.count:
             return self.zero
-        messages, row, ranks = self.program.messages, node - self.count, range(self.machine.tensor)
-        t, size, dst = self.machine.tensor, int(messages.size[row]), int(messages.dst[row])
+        messages, row, ranks = self.program.messages, node - self.count, self.machine.ranks
+        size, dst = int(messages.size[row]), int(messages.dst[row])
         if messages.op[row] == Op.P2P:
-            return np.array(
-                self.machine.wires.times([(int(messages.src[row]) * t + x, dst * t + x) for x in ranks], size)
-            )
-        groups = [[int(device) * t + x for device in self.program.groups[dst]] for x in ranks]
-        return np.full(t, self.machine.wires.ring(Op(messages.op[row]), groups, size))
+            ways = list(zip(ranks(int(messages.src[row])), ranks(dst), strict=True))
+            return np.array(self.machine.wires.times(ways, size))
+        apart = self.machine.team // self.program.copies_of(dst)  # ranks of a device that have the same weights
+        members = [ranks(int(device)) for device in self.program.groups[dst]]
+        groups = [sorted(rank for each in members for rank in each[x::apart]) for x in range(apart)]
+        return np.full(self.machine.team, self.machine.wires.ring(Op(messages.op[row]), groups, size))
 
     def _time(self, node: int, earliest: Clocks) -> None:
         ready = np.maximum.reduce([self.zero + earliest, *(self.end[before] for before in self.needs[node])])

@@ -75,6 +75,12 @@ EXAMPLES = {
     "simulate 1f1b -n 4 --tensor 2 --sequence --model llama2-13b --cluster a100-nodes": (
         "exchanges 1636 a step in groups of 2 ranks"  # 4 (40 * 10 + 2 + 6): layers, embedding, head; 4 of norms
     ),
+    "simulate dp -m 2 --context 8 --zero 1 --model llama3-8b --cluster h100-node": (
+        "exchanges 384 a step in groups of 8 ranks"  # 2 * 32 * 6: keys and values, two times three
+    ),
+    "simulate dp -m 2 --shard 16 --expert 8 --model qwen3-30b-a3b --cluster h100-nodes": (
+        "exchanges 6144 a step among ranks that share experts"  # 16 * 2 * 48 * 4: there and back, two times
+    ),
     "simulate multi-dp -n 4 --slow 3:4 -o slow": '"slow": [ "3:4" ], … "period": 32,',  # 4 times 2n slots
     "simulate multi-dp --model toy.toml --jitter lognormal:0.1 --runs 1000 -o runs": (
         'run,makespan,period 0,0. … 999,0. … "jitter": "lognormal:0.1"'
@@ -115,13 +121,13 @@ EXAMPLES = {
     ),
     # plan: which rows are the best is held against simulations of all candidates in tests/studies/test_plan.py
     "plan --devices 8 --batch 64 --model gpt2 --cluster a100-nodes": (
-        "8 devices, 64 samples … proved: no synchronous candidate is better than row 1; … row 1: cdpsim compare"
+        "8 ranks, 64 samples … proved: no synchronous candidate is better than row 1; … row 1: cdpsim compare"
     ),
     "plan --model llama3-8b --cluster a100-nodes --devices 16 --batch 64 --seconds 5": (
-        "16 devices, 64 samples in a training step … candidates:"
+        "16 ranks, 64 samples in a training step … candidates:"
     ),
     "plan --model llama2-13b --cluster selene --devices 8 --batch 8 -m 8 --tensor 4,8": (
-        "8 devices, 8 samples … proved: … row 1: cdpsim compare … --tensor 4"
+        "8 ranks, 8 samples … proved: … row 1: cdpsim compare … --tensor 4"
     ),
     "plan --devices 8 --batch 16 --memory 8": "at most 8 on a device … proved: … 1 gems 8 16",
     "plan --model gpt2 --cluster a100-nodes --devices 8 --batch 256 -o plan.svg": (
@@ -134,7 +140,7 @@ EXAMPLES = {
         '"proved": true, "objective": "memory", … "command": "cdpsim compare gems -n 8 -m 16'
     ),
     "plan --model gpt2 --cluster a100-nodes --devices 8 --batch 64 --fewer": (
-        "at most 8 devices, 64 samples in a training step … proved: … row 1: cdpsim compare"
+        "at most 8 ranks, 64 samples in a training step … proved: … row 1: cdpsim compare"
     ),
     # sweep: 2 * 3 * 2 * 2 points without 4, in eight parts of two or three
     "sweep sweep.toml --dry-run": "1f1b 2 12.5 GB/s 16 2 … 20 points, 0 of them done",
@@ -144,7 +150,7 @@ EXAMPLES = {
     "sweep sweep.toml -o sweep --part 3/8": "20 points, 3 here, … 3 done, 0 refused, 0 failed, 0 to do in part 3/8",
     "sweep sweep.toml -o sweep --workers 1 --limit 100": "20 done, 0 refused, 0 failed, 0 to do",
     "sweep retry sweep": "0 failures forgotten",
-    # breakeven, pyramid, rounds, import-schedule
+    # breakeven, mesh, pyramid, rounds, import-schedule
     "breakeven -n 8 --model gpt2 --cluster a100-nodes": "multi-dp dp 8 8 8 39.94 ms … mp-dp dp 8 8 64 39.94 ms",
     "breakeven multi-dp multi-cdp -n 4 8 --model toy.toml --cluster box.toml -o b.svg": (
         "multi-dp dp 4 4 4 240 ms … multi-cdp cdp-v2 8 8 8 240 ms … bandwidth from which on messages are hidden"
@@ -154,6 +160,13 @@ EXAMPLES = {
     ),
     "breakeven multi-dp -n 1 -m 32 --model llama2-7b --cluster a100-nodes --share 4": (
         "multi-dp dp 1 32 32 1.62 s 3.403 s"  # 13.48 GB * (1.5 / 12 + 1.75 / 240) more: four nodes, eight devices each
+    ),
+    # groups of 2 ranks, of which nodes of 8 have the 4 data ranks of a place; 80 % of 300 GB/s
+    "mesh -n 4 --tensor 2 --replicas 4 --model llama2-13b --cluster a100-nodes": (
+        "tensor 2 16 0 1, … in a node, 240 GB/s, … replicas 4 8 0 2 4 6, … in a node, … place 4 8 0 8 16 24, … across"
+    ),
+    "mesh --expert 8 --shard 16 --model mixtral-8x7b --cluster h100-nodes -o who.svg": (
+        "expert 8 2 0-7, … expert copies 2 8 0 8, … across nodes, … tokens for experts: 2 shares, 8 ranks each"
     ),
     "pyramid -n 4": "all 10 10 10 10",
     "pyramid -n 8": "all 36 36 36 36",

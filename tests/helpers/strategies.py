@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, Tie, rounds, simulate
+from cdpsim import SCHEDULES, Cluster, Model, Request, RequestError, Stage, Tie, assemble, rounds, simulate
 from cdpsim.cluster import Devices, Link, PairLink
 from cdpsim.cluster.topology import OVERLAPS
 from cdpsim.files.units import Work
@@ -25,6 +25,7 @@ from cdpsim.schedules import Schedule
 from cdpsim.schedules.order import CYCLIC
 from cdpsim.schedules.placement import BY_MICRO_BATCH, SINGLE, Shape, pyramid_widths
 from cdpsim.schedules.rule import CDP_V1, CDP_V2, Rule, matrix_rule
+from cdpsim.schedules.state import When
 
 KEPT = 10**6  # the most: every stage's activation and boundary have room for it
 MOST_IN_ROUNDS = 1000  # micro-batches
@@ -315,7 +316,9 @@ def compressing(draw: st.DrawFn, asked: dict[str, Any]) -> dict[str, Any]:
     if str(options["compress"]).startswith("powersgd"):
         options["model"] = with_shapes(options["model"])
     try:
-        Request(**options)
+        request = Request(**options)
+        if request.state.reduce is When.EACH:  # of matrices there are more sums, whose order has to be found
+            assemble(request)
     except RequestError:
         return asked
     return options

@@ -15,7 +15,7 @@ from cdpsim.model.layers import Layers
 
 FAMILIES = [
     *("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "granite"),
-    *("gpt_neox", "falcon", "starcoder2"),
+    *("gpt_neox", "falcon", "starcoder2", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3"),
 ]
 COMMON = {
     "hidden_size": 64,
@@ -37,14 +37,26 @@ def parameters(fields: dict[str, Any]) -> int:
     ffn, up = fields.get("ffn", 4 * h), 2 if fields.get("gated") else 1
     qkv, biases = (heads + 2 * kv) * d, fields["biases"]
     norm = 1 if fields.get("norm") == "rms" else 2
-    layer = h * qkv + heads * d * h + (up + 1) * h * ffn + fields["norms"] * norm * h
+    attention = h * qkv + heads * d * h
+    if latent := fields.get("key_value_rank"):
+        query, turns, value = fields.get("query_rank"), fields["rope_width"], fields["value_width"]
+        attention = query * (h + 1 + heads * (d + turns)) if query else h * heads * (d + turns)
+        attention += h * (latent + turns) + latent + latent * heads * (d + value) + heads * value * h
+    layer = attention + fields["norms"] * norm * h
     layer += qkv * bool(biases) + (2 * h + up * ffn) * (biases is True) + 2 * norm * d * fields.get("head_norms", False)
+    first, every = fields.get("dense_layers", 0), fields.get("frequency", 1)
+    mixed = sum(k >= first and (k + 1) % every == 0 for k in range(fields["layers"]) if "experts" in fields)
+    experts = fields.get("experts", 0) * (1 + 3 * fields.get("expert_ffn", ffn)) + 3 * fields.get("shared_ffn", 0)
     tables = (1 if fields["tied"] else 2) * fields["vocabulary"] + fields["positions"]
-    return int(fields["layers"] * layer + (tables + norm) * h)
+    mlps = (fields["layers"] - mixed) * (up + 1) * ffn + mixed * experts
+    return int(fields["layers"] * layer + (tables + norm + mlps) * h)
 
 
 def counted(config: Any) -> int:
-    """Count the parameters of a model of transformers, without their memory."""
+    """Count the parameters of a model of transformers, without their memory.
+
+    A router's `e_score_correction_bias` is a buffer there, not a parameter.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -59,9 +71,10 @@ def test_default_configurations_have_the_parameters_of_transformers(family: str)
     """Read from all fields, from those that differ from a bare configuration, and from the name alone."""
     from transformers import CONFIG_MAPPING
 
-    config = CONFIG_MAPPING[family]()
+    more = {"num_experts_per_tok": 6} if family == "deepseek_v2" else {}  # without which it cannot compute
+    config = CONFIG_MAPPING[family](**more)
     expected = counted(config)
-    for content in (config.to_dict(), config.to_diff_dict(), {"model_type": family}):
+    for content in (config.to_dict(), config.to_diff_dict(), {"model_type": family} | more):
         fields: dict[str, Any] = shape_fields(content, "config.json")
         assert Layers(**fields).numbers == parameters(fields) == expected
 
@@ -96,12 +109,24 @@ def test_other_configurations_have_the_parameters_of_transformers(family: str, d
             del extra["num_ln_in_parallel_attn"]  # read by the new decoder alone
     elif family == "gpt_neox":
         extra |= {"use_parallel_residual": flag}
+    elif family.startswith("deepseek"):
+        extra |= {name: data.draw(st.integers(1, 9)) for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")}
+        extra |= {"q_lora_rank": data.draw(st.sampled_from([None, 12])), "qk_rope_head_dim": 2}
+        extra |= {"n_shared_experts": data.draw(st.integers(1, 2)), "n_routed_experts": data.draw(st.integers(2, 9))}
+        extra |= {"first_k_dense_replace": data.draw(st.integers(0, content["num_hidden_layers"] - 1))}
     else:
         extra |= {"num_key_value_heads": kv, "head_dim": data.draw(st.sampled_from([8, 32]))}
         if family in ("llama", "granite"):
             extra |= {"attention_bias": flag, "mlp_bias": flag}
         if family == "starcoder2":
             extra |= {"use_bias": flag}
+    if family == "mixtral":
+        extra |= {"num_local_experts": data.draw(st.integers(2, 9))}
+    elif family == "qwen3_moe":
+        extra |= {"num_experts": data.draw(st.integers(8, 9))}
+        extra |= {"decoder_sparse_step": data.draw(st.integers(1, content["num_hidden_layers"]))}
+    if family.startswith("deepseek") or family == "qwen3_moe":
+        extra |= {"moe_intermediate_size": data.draw(st.integers(1, 50)), "num_experts_per_tok": 2}
     content |= extra
     config = CONFIG_MAPPING[family](**content)
     expected = counted(config)
@@ -124,6 +149,12 @@ def test_other_configurations_have_the_parameters_of_transformers(family: str, d
         ({"model_type": "falcon"}, {"parallel": True, "norms": 1, "key_value_heads": 1}),
         ({"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 1}, {"parallel": True, "norms": 2}),
         ({"model_type": "falcon", "parallel_attn": False, "alibi": True}, {"parallel": False, "norms": 2}),
+        ({"model_type": "mixtral"}, {"experts": 8, "top_k": 2, "ffn": 14336}),
+        ({"model_type": "qwen3_moe", "num_experts": 64}, {"experts": 64, "frequency": 1}),  # as in published files
+        ({"model_type": "qwen3_moe", "num_local_experts": 64, "mlp_only_layers": []}, {"experts": 64}),
+        ({"model_type": "deepseek_v3", "moe_layer_freq": 1}, {"dense_layers": 3, "shared_ffn": 2048, "rope_width": 64}),
+        ({"model_type": "deepseek_v3", "head_dim": 64}, {"head_width": 128}),  # there of what turns
+        ({"model_type": "deepseek_v3", "n_shared_experts": 0}, {"shared_ffn": 0}),
     ],
 )
 def test_families_have_their_own_names_and_rules(content: dict[str, object], expected: dict[str, object]) -> None:
@@ -159,8 +190,17 @@ def test_an_unknown_family_is_read_with_a_note(
     [
         ({}, "model_type None is unknown, and fields are missing: hidden_size, num_hidden_layers"),
         ({"model_type": "t5", "hidden_size": 8}, "python -m validation profile module:function"),
-        ({"model_type": "mixtral", "num_local_experts": 8}, "num_local_experts: mixtures of experts come later"),
-        ({"model_type": "deepseek_v3", "n_routed_experts": 256}, "n_routed_experts: mixtures of experts"),
+        ({"model_type": "dbrx", "num_local_experts": 8}, "num_local_experts: a mixture of experts of a family without"),
+        ({"model_type": "llama", "n_routed_experts": 256}, "n_routed_experts: a mixture of experts"),
+        ({"model_type": "qwen3_moe", "mlp_only_layers": [0]}, "mlp_only_layers: single layers without experts"),
+        ({"model_type": "qwen3_moe", "num_experts": 0}, "num_experts: expected `int` >= 1"),
+        ({"model_type": "deepseek_v3", "moe_layer_freq": 2}, "moe_layer_freq: experts in every so many-th layer"),
+        ({"model_type": "deepseek_v3", "kv_lora_rank": None}, "kv_lora_rank: expected `int`, got `null`"),
+        ({"model_type": "deepseek_v2"}, "num_experts_per_tok: expected `int`, got `null`"),
+        (
+            {"model_type": "qwen2_moe", "num_experts": 60, "shared_expert_intermediate_size": 5632},
+            "shared_expert_intermediate_size: a gate of the shared expert",
+        ),
         ({"model_type": "gemma3", "text_config": {"hidden_size": 8}}, "give the content of text_config"),
         ({"model_type": "x", "vision_config": {"hidden_size": 8}}, "vision_config: a model of images"),
         ({"model_type": "gpt2", "add_cross_attention": True}, "a decoder that reads an encoder"),

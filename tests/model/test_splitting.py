@@ -28,7 +28,7 @@ STREAM = 2 * TOKENS * 64  # bytes of the values between the products
 AR, AG, RS = "all-reduce", "all-gather", "reduce-scatter"
 
 
-def stages_on(shape: Layers, tensor: int = 1, sequence: bool = False, **habits: bool) -> tuple[Stage, ...]:
+def stages_on(shape: Layers, tensor: int = 1, sequence: bool = False, **habits: Any) -> tuple[Stage, ...]:
     """Return the stages of one rank, of two samples in 16 bits."""
     return Model.of_layers(shape, Mesh(tensor, sequence, **habits), samples=2).stages
 

@@ -15,7 +15,8 @@ from cdpsim.cluster import Cluster
 from cdpsim.model import Model, Stage
 from tests.conftest import Command
 
-CLUSTERS = ["a100-nodes", "h100-node", "h100-nodes", "h200-node", "pcie-box", "selene", "v100-node"]
+CLUSTERS = ["a100-nodes", "b200-node", "grand-teton", "h100-node", "h100-nodes", "h200-node", "pcie-box", "selene"]
+CLUSTERS += ["v100-node"]
 
 
 def test_names() -> None:
@@ -34,7 +35,7 @@ def test_what_ships_is_read_and_grouped_once() -> None:
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_a_cluster_says_its_sources(name: str) -> None:
     about = presets.preset_comment("clusters", name)
-    assert re.search(r"NVIDIA \w+ data sheet \(.*20\d\d\)", about)
+    assert re.search(r"NVIDIA (HGX )?\w+ data sheet \(.*20\d\d\)", about)
     for subject in ("Speeds", "Memory", "Links", "Latency", "Achieved", "Reached of links"):
         assert f"\n{subject}: " in about
     assert max(map(len, presets.preset_text("clusters", name).splitlines())) <= 120
@@ -51,11 +52,15 @@ def test_a_cluster_is_named_as_its_file_and_survives_it(name: str, tmp_path: Pat
 
 
 # From NVIDIA's white papers on Volta (2017), Ampere (2020) and Hopper (2022): multiprocessors, fused multiply-adds that
-# each does in a cycle (CUDA cores in fp32; tensor cores in fp16, dense), and the boost clocks of both in GHz.
+# each does in a cycle (CUDA cores in fp32; tensor cores in fp16, dense), and the boost clocks of both in GHz. No white
+# paper has them for the B200: sellers print 148 and 1.98; tensor cores are twice as wide as a Hopper's, and their clock
+# is what its sheet's peak leaves.
 CHIPS = {
     "v100-node": (80, 64, 8 * 64, 1.53, 1.53),
     "a100-nodes": (108, 64, 4 * 256, 1.41, 1.41),
     "selene": (108, 64, 4 * 256, 1.41, 1.41),
+    "b200-node": (148, 128, 8 * 512, 1.98, 1.855),
+    "grand-teton": (132, 128, 4 * 512, 1.98, 1.83),
     "h100-node": (132, 128, 4 * 512, 1.98, 1.83),
     "h200-node": (132, 128, 4 * 512, 1.98, 1.83),
     "h100-nodes": (132, 128, 4 * 512, 1.98, 1.83),
@@ -76,8 +81,9 @@ def test_peaks_are_those_of_the_chip_without_sparsity(name: str) -> None:
         assert speeds.bf16 == speeds.fp16
         assert speeds.tf32 == pytest.approx(half / 2, rel=0.005)
     assert speeds.fp8 == (None if name in ("v100-node", "a100-nodes", "selene") else pytest.approx(2 * half, rel=0.005))
-    # Vector fp64 at half of fp32's rate; tensor cores, from the A100 on, at all of it.
-    assert speeds.fp64 == pytest.approx((speeds.fp32 or 0) / (2 if name == "v100-node" else 1), rel=0.02)
+    # Vector fp64 at half of fp32's rate; tensor cores of the A100 and H100 at all of it.
+    halved = 2 if name in ("v100-node", "b200-node") else 1
+    assert speeds.fp64 == pytest.approx((speeds.fp32 or 0) / halved, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +92,7 @@ def test_peaks_are_those_of_the_chip_without_sparsity(name: str) -> None:
         # Twelve NVLinks, of whose 25 GB/s each way NCCL takes 20 to be reached; of 100 Gb/s, 12 GB/s.
         ("a100-nodes", 80e9, 12 * 20e9, 12e9),
         ("h100-nodes", 80e9, 18 * 20.6e9, 4 * 12e9),
+        ("grand-teton", 80e9, 18 * 20.6e9, 4 * 12e9),
         ("h100-node", 80e9, 18 * 20.6e9, None),
         ("h200-node", 141e9, 18 * 20.6e9, None),
     ],
@@ -102,6 +109,15 @@ def test_bandwidths_are_one_ways(name: str, memory: float, inside: float, betwee
         assert bandwidth == pytest.approx(between)
         assert latency == pytest.approx(14e-6)
         assert cluster.nodes(np.arange(16)).tolist() == [0] * 8 + [1] * 8
+
+
+def test_a_b200_reaches_what_was_measured() -> None:
+    """SimuMax 1.2, configs/system/b200_bf16_ceperm.json: of 900 GB/s, gathers reach 67.3 %, all to all 59.7 %."""
+    cluster = presets.cluster("b200-node")
+    (latency,), (bandwidth,) = cluster.link_costs(np.zeros(1, int), np.ones(1, int))
+    assert latency == pytest.approx(9e-6) and bandwidth == pytest.approx(0.673 * 900e9)
+    kernels = cluster.devices[0].kernels
+    assert kernels is not None and kernels.all_to_all * bandwidth == pytest.approx(0.597 * 900e9, rel=1e-3)
 
 
 def test_a_v100_has_six_links() -> None:

@@ -58,6 +58,31 @@ def test_these_ship() -> None:
     assert plain == sorted(set(NAMES) - set(SHAPES))
 
 
+# Parameters in 10⁹, all and those that a token goes through, as papers print them. Llama: Grattafiori et al. 2024,
+# table 1; Mixtral: Jiang et al. 2024, section 1; DeepSeek-V2 and V3: DeepSeek-AI 2024, abstracts; Qwen3-30B-A3B: its
+# model card.
+PRINTED = {
+    "llama3-70b": (70, 70),
+    "llama3-405b": (405, 405),
+    "mixtral-8x7b": (47, 13),
+    "deepseek-v2": (236, 21),
+    "deepseek-v3": (671, 37),
+    "qwen3-30b-a3b": (30.5, 3.3),
+}
+# To the last one, as transformers counts them in the published weights.
+COUNTED = {"llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800, "mixtral-8x7b": 46_702_792_704}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_large_shapes_have_the_parameters_of_their_papers(name: str) -> None:
+    shape = presets.model(name).layers
+    assert shape is not None
+    total, active = PRINTED[name]
+    assert shape.numbers == COUNTED.get(name, shape.numbers)
+    assert shape.numbers / 1e9 == pytest.approx(total, rel=5e-4 if name == "deepseek-v3" else 0.01)
+    assert shape.active_numbers / 1e9 == pytest.approx(active, rel=0.02)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_says_what_its_numbers_are_in(name: str) -> None:
     model = Model.load(file_of(name))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from math import ceil, floor, log2
 
 import numpy as np
@@ -16,6 +17,7 @@ from cdpsim.program.collectives import (
     ALL_REDUCE,
     BROADCAST,
     COLLECTIVES,
+    PAIRWISE,
     REDUCE,
     REDUCE_SCATTER,
     REDUCE_SCATTER_GATHER,
@@ -23,6 +25,7 @@ from cdpsim.program.collectives import (
     Algorithm,
     Nodes,
     algorithm,
+    all_to_all_by_nodes,
     candidates,
     hierarchical_all_reduce,
     payload_factor,
@@ -30,6 +33,7 @@ from cdpsim.program.collectives import (
     ring_of_cards,
 )
 from cdpsim.timing.collective_times import alike_group, collective_on_links, fastest_algorithm
+from cdpsim.timing.expand import unroll
 
 SIZES = range(1, 65)
 NODES = [
@@ -208,6 +212,81 @@ def test_an_all_gather_brings_every_part_to_all(name: str) -> None:
         assert all(member == list(map(share, range(k))) for member in done), f"{name} of {k}"
 
 
+Pairs = set[tuple[int, int]]  # what goes from a member to one
+
+
+def exchanged(how: Algorithm, k: int, carried: Callable[[Pairs, int, int, int], Pairs]) -> list[Pairs]:
+    """Run the rounds of an all-to-all; `carried` says what a message takes of what its sender has before the round."""
+    held = [{(member, to) for to in range(k)} for member in range(k)]
+    for one in how.schedule(k):
+        rows = list(zip(*(column.tolist() for column in one), strict=True))
+        taken = [carried(held[src], src, dst, first) for src, dst, first, _ in rows]
+        assert [len(each) for each in taken] == [parts for *_, parts in rows]
+        for each, (src, dst, *_) in zip(taken, rows, strict=True):
+            held[src] -= each
+            held[dst] |= each
+    return held
+
+
+def numbered(k: int, has: Pairs, src: int, dst: int, first: int) -> Pairs:
+    """Part k i + j is for member i from member j."""
+    return has & {(first % k, first // k)}
+
+
+def test_a_pairwise_exchange_brings_each_what_is_for_it() -> None:
+    """In every size to 9, every part goes once (Thakur et al. 2005, section 4.3)."""
+    for k in range(1, 10):
+        done = exchanged(PAIRWISE, k, partial(numbered, k))
+        assert done == [{(member, to) for member in range(k)} for to in range(k)], f"of {k}"
+        assert np.array_equal(PAIRWISE.sends(k) * k * k, np.full(k, (k - 1) * PAIRWISE.parts(k)))
+
+
+def even_nodes(across: int, inside: int) -> Nodes:
+    """Nodes whose members are not neighbours."""
+    return tuple(tuple(range(node, across * inside, across)) for node in range(across))
+
+
+EVEN = [(2, 2), (2, 4), (2, 8), (3, 2), (3, 5), (4, 4), (5, 1)]
+
+
+@pytest.mark.parametrize(("across", "inside"), EVEN)
+def test_an_exchange_by_nodes_brings_each_what_is_for_it(across: int, inside: int) -> None:
+    """Between nodes a message takes what is for the receiver's node, and inside one what is for the receiver."""
+    k, nodes = across * inside, even_nodes(across, inside)
+    how = all_to_all_by_nodes(nodes, Fraction(1))
+
+    def carried(has: Pairs, src: int, dst: int, first: int) -> Pairs:
+        through, alike = first // k, src % across == dst % across
+        assert through == (src if alike else dst)
+        return {(member, to) for member, to in has if (to == dst if alike else to in nodes[dst % across])}
+
+    assert exchanged(how, k, carried) == [{(member, to) for member in range(k)} for to in range(k)]
+    check_counts(how, k)
+
+
+@pytest.mark.parametrize("between", [Fraction(1), Fraction(1, 2), Fraction(3, 8)])
+@pytest.mark.parametrize(("across", "inside"), EVEN)
+def test_an_exchange_by_nodes_sends_a_share_between_them(across: int, inside: int, between: Fraction) -> None:
+    """(n-1)/n of a member's k-th of the payload goes to other nodes, or a share of that, and (g-1)/g of it inside.
+
+    What is passed on inside a node waits for all that comes there from others.
+    """
+    k, nodes = across * inside, even_nodes(across, inside)
+    how = all_to_all_by_nodes(nodes, between)
+    sent = np.zeros((2, k), dtype=np.int64)
+    for one in how.schedule(k):
+        np.add.at(sent, ((one.src % across == one.dst % across).astype(np.int64), one.src), one.parts)
+    for parts, share in zip(
+        sent.tolist(), (between * Fraction(across - 1, across), Fraction(inside - 1, inside)), strict=True
+    ):
+        assert [Fraction(each, how.parts(k)) for each in parts] == [share / k] * k
+    layout = unroll(how, k)
+    first, count = k * (across - 1), k * (across + inside - 2)
+    needs = {(a, b) for a in range(first) for b in range(first, count) if layout.rounds.dst[a] == layout.rounds.src[b]}
+    assert set(zip(*map(np.ndarray.tolist, layout.data), strict=True)) == needs
+    assert how.rounds(k) == across + inside - 2
+
+
 def two(k: int) -> int:
     """The largest power of two up to k."""
     return 1 << floor(log2(k))
@@ -231,6 +310,8 @@ TEXTBOOK: dict[str, tuple[Algorithm, Callable[[int], int], Callable[[int], Fract
     "all-gather": (ALL_GATHER["recursive-doubling"], lambda k: ceil(log2(k)), lambda k: Fraction(k - 1, k)),
     "reduce-scatter ring": (REDUCE_SCATTER["ring"], lambda k: k - 1, lambda k: Fraction(k - 1, k)),
     "reduce-scatter": (REDUCE_SCATTER["recursive-halving"], lambda k: ceil(log2(k)), lambda k: Fraction(k - 1, k)),
+    # Thakur et al. 2005, section 4.3: (p-1) a + n b, of the (p-1)/p n that a member of all with n/p sends to others.
+    "all-to-all": (PAIRWISE, lambda k: k - 1, lambda k: Fraction(k - 1, k * k)),
     # Thakur et al. 2005, section 4.5: log2 p (a + n b); two more rounds of all where p is no power of two.
     "recursive-doubling": (
         ALL_REDUCE["recursive-doubling"],
@@ -369,16 +450,29 @@ def test_each_name_stands_for_algorithms_that_fit_the_operation() -> None:
     assert not any(how.members for how in candidates(Op.ALL_REDUCE, "best", 5, one_card_each(NODES[1])))
 
 
-def test_after_a_reduce_scatter_each_has_one_of_k_parts() -> None:
+def test_all_to_alls_have_two_levels_on_even_nodes() -> None:
+    """For the best; for every name where only a share goes between the nodes. Elsewhere they go pairwise."""
+    even = one_card_each(NODES[0])
+    levels, shared = (all_to_all_by_nodes(NODES[0], between) for between in (Fraction(1), Fraction(1, 2)))
+    assert shared != levels
+    assert candidates(Op.ALL_TO_ALL, "best", 8, even) == [PAIRWISE, levels]
+    for name in COLLECTIVES:
+        assert name == "best" or candidates(Op.ALL_TO_ALL, name, 8, even) == [PAIRWISE]
+        assert candidates(Op.ALL_TO_ALL, name, 8, even, Fraction(1, 2)) == [shared]
+        for nodes in NODES[1:4]:  # of one member, one node, uneven ones
+            assert candidates(Op.ALL_TO_ALL, name, 5, one_card_each(nodes), Fraction(1, 2)) == [PAIRWISE]
+
+
+def test_after_a_reduce_scatter_or_an_all_to_all_each_has_one_of_k_parts() -> None:
     """So the payload is k times what a member ends with, and elsewhere what it ends with."""
-    ops = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_REDUCE, Op.BROADCAST)
-    assert [payload_factor(op, 6) for op in ops] == [6, 1, 1, 1]
+    ops = (Op.REDUCE_SCATTER, Op.ALL_TO_ALL, Op.ALL_GATHER, Op.ALL_REDUCE, Op.BROADCAST)
+    assert [payload_factor(op, 6) for op in ops] == [6, 6, 1, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["recursive-doubling", "ring", "tree", "halving-doubling", "double-tree"])
 def test_a_collective_over_one_device_is_free(name: str) -> None:
     """No rounds, no bytes, no seconds."""
-    for op in (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER):
+    for op in (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE, Op.ALL_GATHER, Op.REDUCE_SCATTER, Op.ALL_TO_ALL):
         how = algorithm(op, name)
         assert (how.rounds(1), how.carried(1), how.sends(1).tolist(), how.schedule(1)) == (0, 0, [0], [])
         links = Cluster(link=Link(latency=1.0, bandwidth=1.0))

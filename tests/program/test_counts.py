@@ -22,7 +22,7 @@ from cdpsim.program.collectives import DEFAULT
 from cdpsim.request.sharing import accepts
 from cdpsim.schedules.placement import Shape
 from cdpsim.studies.compare import measure
-from cdpsim.timing.costs import jittered_durations, node_costs
+from cdpsim.timing.costs import Costs, jittered_durations, node_costs
 from cdpsim.timing.engine import ENGINES
 
 COUNTS = [[3, 2], [1, 3]]  # of two replicas in two steps
@@ -160,7 +160,8 @@ def test_a_shorter_step_does_not_change_the_factors_of_others() -> None:
 
     def factors(counts: list[list[int]]) -> dict[str, float]:
         program = derive(SCHEDULES["pp-cdp"], Model.unit(3), 2, counts=np.array(counts))
-        drawn = jittered_durations(program, np.ones(program.nodes), disorder, 7, range(1))[0]
+        none = np.zeros(0, dtype=np.int64)
+        drawn = jittered_durations(program, Costs(np.ones(program.nodes), none, none), disorder, 7, range(1))[0]
         return {program.describe(node): drawn[node] for node in range(len(program.tasks))}
 
     whole, short = factors([[3], [3]]), factors([[2], [3]])

@@ -12,6 +12,8 @@ from msgspec.structs import replace
 from cdpsim import SCHEDULES, Cluster, Measured, Model, Request, RequestError, Stage, evaluate, simulate
 from cdpsim.cluster import Devices, Link
 from cdpsim.errors import Stalled
+from cdpsim.model import Recipe
+from cdpsim.model.layers import Layers
 from cdpsim.numeric.columns import Ints, Times
 from cdpsim.program import Content, Op, Program
 from cdpsim.program.assembly.build import Builder, Location
@@ -32,7 +34,8 @@ def bound_of(asked: dict[str, Any]) -> Bound:
     """Return the bound of a candidate, by the request without its data ranks."""
     if asked.get("zero") and asked.get("shard") is None:
         asked = {**asked, "replicas": 1, "shard": asked.get("replicas", 1)}
-    return Bounds([case_of(asked)]).of(0, {name: value for name, value in asked.items() if value is not None})
+    data = (asked.get("replicas") or 1) * (asked.get("shard") or 1)
+    return Bounds([case_of(asked, data)]).of(0, {name: value for name, value in asked.items() if value is not None})
 
 
 def try_law(
@@ -75,6 +78,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "rule": ("cdp-v1", "cdp-v2", "vertical-sync"),
     "prefetch": (0, 1, 3),
     "slot_order": ("backward-first",),
+    "ranks": ("tp-cp-dp-pp", "tp-cp-pp-dp"),
     "buckets": ("torch", "deepspeed", "20 MB", "none"),
     "whole_first_step": (True,),
     "reduce": ("end", "last", "each"),
@@ -87,6 +91,11 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "by_layer": (True, False),
     "tensor": (2, 4),
     "sequence": (True,),
+    "context": (2,),
+    "attention_exchange": ("gather", "ring", "all-to-all"),
+    "expert": (2, 4),
+    "node_limit": (1,),
+    "imbalance": (1.25,),
     "whole_boundaries": (True,),
     "split_checkpoints": (True,),
     "micro_batch": (2,),
@@ -146,6 +155,48 @@ def test_bounds_hold_with_all_options_of_a_plan(examples: Examples) -> None:
     @seed(11)
     @settings(max_examples=examples(120), database=None, suppress_health_check=list(HealthCheck), print_blob=False)
     @given(candidates())
+    def law(asked: dict[str, Any]) -> None:
+        try:
+            measured = evaluate(**asked, ignore_memory=True)
+        except (RequestError, Stalled):
+            reject()
+        least = bound_of(asked)
+        assert least.step <= float(measured.step) * RATIO, asked
+        assert least.memory <= measured.memory, asked
+
+    law()
+
+
+SPLIT = Layers(layers=3, width=64, heads=8, ffn=96, length=32, vocabulary=64)
+EXPERTS = replace(SPLIT, experts=8, top_k=2, expert_ffn=512)
+
+
+@st.composite
+def meshes(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a candidate of a small model of layers, often of experts, that ranks of all three axes split."""
+    name = draw(st.sampled_from(["dp", "1f1b", "interleaved-1f1b", "zb-h1", "gpipe", "pp-cdp", "multi-cdp"]))
+    data = {"replicas": draw(st.sampled_from([1, 2, 4]))} if accepts(SCHEDULES[name], "replicas") else {}
+    if data and (zero := draw(st.sampled_from([0, 0, 1, 2, 3]))):
+        data |= {"zero": zero, "shard": draw(st.sampled_from([1, 2, 4]))}
+    mesh = {axis: draw(st.sampled_from([1, 2])) for axis in ("tensor", "context")}
+    layers, expert = draw(st.sampled_from([(SPLIT, 1), *((EXPERTS, ranks) for ranks in (1, 2, 4, 8))]))
+    asked = options_of(name, 2) | data | mesh | {"expert": expert, "m": draw(st.sampled_from([2, 4, 6]))}
+    if mesh["tensor"] > 1 and (layers is EXPERTS or draw(st.booleans())):
+        asked["sequence"] = True
+    if mesh["context"] > 1:
+        asked["attention_exchange"] = draw(st.sampled_from(["gather", "ring", "all-to-all"]))
+    asked |= {"recompute": draw(st.sampled_from(["none", "layer"])), "cluster": "a100-nodes"}
+    facts: dict[str, Any] = {"samples": 1, "precision": "bf16", "training": Recipe(optimizer="adam")}
+    return asked | {"model": Model.of_layers(layers, name="split", **facts)}
+
+
+@pytest.mark.slow
+def test_bounds_hold_for_meshes(examples: Examples) -> None:
+    """The mesh of a case is that of its candidates, and its data ranks are the fewest that split experts."""
+
+    @seed(12)
+    @settings(max_examples=examples(80), database=None, suppress_health_check=list(HealthCheck), print_blob=False)
+    @given(meshes())
     def law(asked: dict[str, Any]) -> None:
         try:
             measured = evaluate(**asked, ignore_memory=True)

@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import cdpsim
 from cdpsim import SCHEDULES, Cluster, Measured, Model, Plan, Stage, evaluate, plan
 from cdpsim.cluster import Devices, Link
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
+from cdpsim.model.layers import Layers
 from cdpsim.studies.plan.bounds import Bound, Bounds
 from cdpsim.studies.plan.plan_table import plan_table
 from cdpsim.studies.plan.space import FATES, OPEN, REFUSED, SIMULATED, TOO_LARGE, WORSE, Candidate, find_candidates
@@ -29,7 +31,7 @@ from cdpsim.studies.plan.wanted import read_wanted
 from tests.helpers.every_row import every_row
 
 WAITING = [name for name, schedule in SCHEDULES.items() if schedule.order.waits]
-FIGURES = ("step", "memory", "devices", "staleness")
+FIGURES = ("step", "memory", "ranks", "staleness")
 OBJECTIVES = dict(zip(("samples", "memory", "devices", "staleness"), FIGURES, strict=True))
 
 
@@ -55,6 +57,21 @@ def box(bandwidth: float = 1e4, memory: int | None = None) -> Cluster:
     return Cluster(
         name="box", devices=(Devices(speed=10e12, memory=memory),), link=Link(latency=1e-3, bandwidth=bandwidth)
     )
+
+
+DENSE = Layers(layers=3, width=64, heads=12, head_width=16, ffn=96, length=32, vocabulary=64)
+OF_EXPERTS = replace(DENSE, experts=8, top_k=2, expert_ffn=32)
+
+
+def shaped(layers: Layers) -> Model:
+    """A small model of layers."""
+    return Model.of_layers(layers, name="toy", samples=1, precision="bf16")
+
+
+def mesh_of(options: Mapping[str, Any]) -> tuple[int, int, int]:
+    """The ranks of tensors, of context and of experts."""
+    tensor, context, expert = (options.get(name) or 1 for name in ("tensor", "context", "expert"))
+    return tensor, context, expert
 
 
 def metrics(one: Measured) -> tuple[float, ...]:
@@ -156,6 +173,79 @@ def test_a_plan_is_what_the_simulations_of_all_candidates_say(options: dict[str,
     if not limited.rows:
         assert limited.smallest is not None
         assert limited.smallest.measured.memory == sizes[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layers", "options"),
+    [
+        (DENSE, {"schedules": "dp,1f1b", "context": [1, 2], "attention_exchange": ["gather", "ring"], "n": [1, 4]}),
+        (OF_EXPERTS, {"schedules": "dp,zb-h1", "sequence": True, "n": [1, 2]}),
+        (OF_EXPERTS, {"schedules": "1f1b,pp-cdp", "sequence": True, "context": [1, 2], "fewer": True, "n": 2}),
+    ],
+    ids=["dense", "experts", "all axes"],
+)
+def test_a_plan_over_meshes_is_what_the_simulations_of_all_candidates_say(
+    layers: Layers, options: dict[str, Any]
+) -> None:
+    """Over ranks of tensors, context and experts; bounds are at most what these simulations give."""
+    asked: dict[str, Any] = {"devices": 8, "batch": 8, "zero": [0, 2], "recompute": "none", "top": 5}
+    asked |= options
+    found = plan(shaped(layers), "h100-nodes", **asked)
+    every = simulated_all(found)
+    for k, one in every.items():
+        least = found.search.space.candidates[k].least
+        assert least.step <= float(one.step) * (1 + 1e-12) and least.memory <= one.memory
+        assert one.batch == 8 and (one.ranks == 8 or "fewer" in options)
+    check_against_all(found, float("inf"), 5, "samples")
+    assert sum(found.searched[fate] for fate in FATES if fate != REFUSED) == len(every)
+    assert {mesh_of(one.options) for one in found.search.space.candidates} >= {(2, 1, 1), (4, 1, 1)}
+
+
+@pytest.mark.parametrize("layers", [DENSE, OF_EXPERTS], ids=["dense", "experts"])
+def test_meshes_are_all_that_fit(layers: Layers) -> None:
+    """By loops over all degrees: t divides 12 heads and a node, E divides 8 experts and the ranks of a stage."""
+    found = listed(shaped(layers), "h100-nodes", devices=8, batch=8, schedules=["1f1b"], zero=0, recompute="none")
+    asked = {(*mesh_of(one.options), one.options["n"]) for one in found if one.options["schedule"] == "1f1b"}
+    expected = {
+        (t, 1, e, n)
+        for t, e, n in product(range(1, 9), range(1, 9), range(2, 9))
+        if 12 % t == 0 and 8 % (t * n) == 0
+        if e == 1 or (layers.experts and 8 % e == 0 and (8 // n) % e == 0)
+    }
+    assert asked == expected
+    assert {one.devices for one in found} == {8}
+
+
+def test_meshes_are_searched_where_a_model_is_of_layers_and_nodes_have_groups() -> None:
+    def degrees(model: Any, cluster: Any, **options: Any) -> set[tuple[int, int, int]]:
+        found = listed(model, cluster, devices=4, batch=8, schedules=["dp"], recompute="none", **options)
+        return {mesh_of(one.options) for one in found}
+
+    assert degrees(shaped(DENSE), "h100-nodes") == {(1, 1, 1), (2, 1, 1), (4, 1, 1)}
+    assert degrees(shaped(DENSE), "h100-nodes", tensor=2, context=[1, 2]) == {(2, 1, 1), (2, 2, 1)}
+    assert degrees(shaped(OF_EXPERTS), "h100-nodes", tensor=1) == {(1, 1, e) for e in (1, 2, 4)}
+    assert degrees(shaped(DENSE), box()) == degrees(stages(4, 1), "h100-nodes") == {(1, 1, 1)}
+    assert degrees("unit", "unit") == {(1, 1, 1)}
+
+
+def test_ranks_that_a_request_refuses_are_counted_and_said() -> None:
+    restricted: dict[str, Any] = {"schedules": "1f1b", "zero": 0, "recompute": "none"}
+    found = plan(shaped(DENSE), "h100-nodes", devices=8, batch=8, tensor=[1, 8], **restricted)
+    refused = [one for one in found.search.space.candidates if mesh_of(one.options)[0] == 8]
+    assert found.searched[REFUSED]["tensor"] == len(refused) > 0
+    assert "\ntensor 8 is left out: tensor: 8 does not divide the 12 heads of toy; 4" in str(found)
+
+
+def test_options_of_groups_are_tried_once_where_no_group_is() -> None:
+    alone = listed(shaped(DENSE), "h100-nodes", devices=4, batch=8, schedules=["1f1b"], tensor=1)
+    ways = {"sequence": [False, True], "attention_exchange": ["gather", "ring", "all-to-all"]}
+    found = listed(shaped(DENSE), "h100-nodes", devices=4, batch=8, schedules=["1f1b"], context=[1, 2], **ways)
+    of_mesh = Counter(mesh_of(one.options) for one in found)
+    assert of_mesh[1, 1, 1] == len(alone)
+    for mesh, many in ((2, 1, 1), 2), ((1, 2, 1), 3), ((2, 2, 1), 6):
+        tried = [one.options for one in found if mesh_of(one.options) == mesh]
+        assert len({tuple(options.get(name) for name in ways) for options in tried}) == many
 
 
 def every_request(model: Model, cluster: Cluster, devices: int, batch: int) -> Iterator[dict[str, Any]]:

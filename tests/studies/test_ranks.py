@@ -93,6 +93,17 @@ def test_devices_are_ranks() -> None:
         assert row.to_builtins()["ranks"] == 8
 
 
+def test_groups_of_context_are_devices_too() -> None:
+    """T x C ranks are one, of the same samples; all of 8 ranks, which share the tokens of these."""
+    rows = compared(tensor=[1, 2], context=["1", "2"], micro_batch="2").measured
+    found = {(row.schedule, row.tensor, int(row.asked["context"])): row for row in rows}
+    assert {key: row.devices for key, row in found.items()} == {(name, t, c): 8 // (t * c) for name, t, c in found}
+    assert {("dp", t, c) for t in (1, 2) for c in (1, 2)} <= found.keys()
+    for row in rows:
+        assert (row.ranks, row.batch) == (8, 16)
+        assert row.per_device * 8 == pytest.approx(16 * S / float(row.step), rel=1e-12)
+
+
 def test_tables_show_ranks() -> None:
     text = str(compared())
     assert text.startswith("8 ranks, 16 samples")
@@ -103,6 +114,8 @@ def test_tables_show_ranks() -> None:
 def test_a_group_divides_the_devices() -> None:
     with pytest.raises(RequestError, match="tensor: 4 do not divide 6 devices into groups; give a divisor of them"):
         compared(devices=6, tensor=4, batch=12)
+    with pytest.raises(RequestError, match="context: 4 do not divide 6 devices into groups; give a divisor of them"):
+        compared(devices=6, tensor=2, context=2, batch=12)
     with pytest.raises(RequestError, match="tensor: 4 do not divide 6 devices into groups; give a divisor of them"):
         plan(SMALL, cluster=NODES, devices=6, batch=12, tensor=4, schedules=["1f1b"])
 

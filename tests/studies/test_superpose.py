@@ -457,7 +457,7 @@ REFUSALS = {
     "superpose vit-b16 -n 1.5": ["n=1.5 must be a whole number"],
     "superpose vit-b16 -n 1000000000000000000": ["astronomically large"],
     "superpose vit-b15 -n 2": ["unknown model 'vit-b15'; did you mean 'vit-b16'?"],
-    "superpose unit -n 2": ["unknown model 'unit'; known are gpt2"],
+    "superpose unit -n 2": ["unknown model 'unit'; known are deepseek-v2"],
     "superpose lost.toml -n 2": ["lost.toml: no such file"],
     "superpose box.toml -n 2": ["box.toml"],
     "superpose vit-b16 -n 2 --axis flop": ["unknown axis 'flop'; did you mean 'flops'?"],

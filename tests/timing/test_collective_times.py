@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,14 @@ import simpy
 from cdpsim import Model, RequestError, Stage, simulate
 from cdpsim.cluster import Cable, Cluster, Devices, Edge, Link, PairLink, Topology
 from cdpsim.program import Op
-from cdpsim.program.collectives import COLLECTIVES, Algorithm, candidates, ring_of_cards
-from cdpsim.timing.collective_times import alike_group, collective_on_links, fair_rates, fastest_algorithm
+from cdpsim.program.collectives import COLLECTIVES, PAIRWISE, Algorithm, ExchangeByNodes, candidates, ring_of_cards
+from cdpsim.timing.collective_times import (
+    alike_group,
+    collective_on_links,
+    fair_rates,
+    fastest_algorithm,
+    fastest_in_group,
+)
 from cdpsim.timing.costs import Wires
 from cdpsim.timing.engine.discrete import Carrier
 from cdpsim.timing.expand import unroll
@@ -113,8 +120,11 @@ def groups(count: int) -> list[np.ndarray]:
 
 
 def algorithms(op: Op, cluster: Cluster, members: np.ndarray) -> list[Algorithm]:
-    found = (how for name in COLLECTIVES for how in candidates(op, name, len(members), cluster.cards(members)))
-    return [how for how in dict.fromkeys(found) if how.parts(len(members)) < 128]  # long trees add nothing new
+    cards, shares = cluster.cards(members), [Fraction(1), Fraction(1, 2)][: 1 + (op == Op.ALL_TO_ALL)]
+    found = (
+        how for name in COLLECTIVES for share in shares for how in candidates(op, name, len(members), cards, share)
+    )
+    return [how for how in dict.fromkeys(found) if how.parts(len(members)) <= 128]  # long trees add nothing new
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -122,7 +132,7 @@ def test_a_price_is_when_the_last_message_arrives(name: str) -> None:
     """Every algorithm, group and size, to 1e-9; each message, too; and bounds are no more than that."""
     cluster = CLUSTERS[name]
     for members in groups(cluster.count or 0):
-        for op in (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE):
+        for op in (Op.ALL_REDUCE, Op.BROADCAST, Op.REDUCE, Op.ALL_TO_ALL):
             for how in algorithms(op, cluster, members):
                 one = collective_on_links(how, cluster, alike_group(cluster, members))
                 for size in SIZES:
@@ -139,7 +149,7 @@ def test_a_price_is_when_the_last_message_arrives(name: str) -> None:
 def test_the_best_is_never_slower_than_another(name: str) -> None:
     cluster = CLUSTERS[name]
     for members in groups(cluster.count or 0):
-        for op in (Op.ALL_REDUCE, Op.BROADCAST):
+        for op in (Op.ALL_REDUCE, Op.BROADCAST, Op.ALL_TO_ALL):
             for size in SIZES:
                 best = fastest_algorithm(op, "best", cluster, members, size)[1]
                 others = [fastest_algorithm(op, other, cluster, members, size)[1] for other in COLLECTIVES]
@@ -164,14 +174,18 @@ def test_in_one_piece_and_in_messages_takes_as_long(name: str, collective: str) 
 
 
 def test_groups_whose_ways_are_alike_have_one_price() -> None:
-    """Of the same nodes and cards as they come; not of others, nor where each pair has links of its own."""
+    """Of the same nodes and cards, or edges, as they come; not of others, nor where each pair has links of its own."""
     cluster = CLUSTERS["two cards"]
     places = [cluster.ways_between(np.array(members)) for members in ([0, 1, 8], [9, 10, 16], [0, 7, 8], [8, 0, 1])]
     assert places[0] == places[1]
     assert len(set(places)) == 3
-    for name in ("meshes", "fat tree", "links"):
+    for name in ("meshes", "fat tree"):
         cluster = CLUSTERS[name]
-        assert cluster.ways_between(np.array([0, 1])) != cluster.ways_between(np.array([4, 5]))
+        inside, alike, across = (cluster.ways_between(np.array(members)) for members in ([0, 1], [4, 5], [0, 4]))
+        assert inside == alike != across
+        assert cluster.group_link(np.array([0, 1])) == cluster.group_link(np.array([4, 5]))
+    cluster = CLUSTERS["links"]
+    assert cluster.ways_between(np.array(cluster.links[0].between)) != cluster.ways_between(np.array([4, 5]))
     assert CLUSTERS["link"].ways_between(np.array([0, 1])) == CLUSTERS["link"].ways_between(np.array([4, 5]))
 
 
@@ -210,6 +224,41 @@ def test_rails_are_three_phases(nodes: int, nics: int) -> None:
     inside = (g - 1) * (2 * US + size / g / (100 * GB))
     along = 2 * (nodes - 1) * (10 * US + size / g / nodes * (g / nics) / (10 * GB))
     assert seconds == pytest.approx(2 * inside + along, rel=1e-12)
+
+
+@pytest.mark.parametrize("k", [2, 3, 8, 9])
+def test_an_all_to_all_at_a_switch_takes_k_minus_1_rounds(k: int) -> None:
+    """By hand: k-1 times the latency of two cables and the bytes of a k-th of a k-th."""
+    cluster, size = joined(k, kind="switch", link=cable(1, 10)), 10**9
+    how, seconds = fastest_algorithm(Op.ALL_TO_ALL, "best", cluster, np.arange(k), size)
+    assert how == PAIRWISE
+    assert seconds == pytest.approx((k - 1) * (2 * US + size / k**2 / (10 * GB)), rel=1e-12)
+
+
+@pytest.mark.parametrize("nics", [1, 2, 4])
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+def test_all_to_alls_over_slow_cards(nodes: int, nics: int) -> None:
+    """By hand: in a node, and between nodes, where cards are shared; of two levels with all, or with a share, between.
+
+    Pairs of powers of two have g-1 rounds in a node, and then all members of a node exchange with those of another one.
+    """
+    g, size, k, inside, across = 4, 10**9, 4 * nodes, 100 * GB, nics / 4 * 10 * GB
+    cluster = joined(k, kind="nodes", per_node=g, nics=nics, link=cable(1, 100), network=cable(5, 10))
+    part, group = size / k**2, alike_group(cluster, np.arange(k))
+    pairs = fastest_in_group(Op.ALL_TO_ALL, "ring", cluster, group, size)[1]
+    if nodes != 3:
+        by_hand = (g - 1) * (2 * US + part / inside) + (k - g) * (10 * US + part / across)
+        assert pairs == pytest.approx(by_hand, rel=1e-12)
+    for between in (Fraction(1, 2), Fraction(3, 8), Fraction(1)):
+        how, seconds = fastest_in_group(Op.ALL_TO_ALL, "best", cluster, group, size, between=between)
+        along = (nodes - 1) * (10 * US + g * float(between) * part / across)
+        by_hand = along + (g - 1) * (2 * US + nodes * part / inside)
+        assert seconds == pytest.approx(by_hand if between < 1 else min(by_hand, pairs), rel=1e-12)
+        assert between == 1 or how.layout == ExchangeByNodes(between)
+        one_node = alike_group(cluster, np.arange(g))
+        how, seconds = fastest_in_group(Op.ALL_TO_ALL, "best", cluster, one_node, size, between=between)
+        assert how == PAIRWISE
+        assert seconds == pytest.approx((g - 1) * (2 * US + size / g**2 / inside), rel=1e-12)
 
 
 def test_recursive_doubling_shares_a_card() -> None:

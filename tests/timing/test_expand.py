@@ -193,7 +193,7 @@ def test_a_program_without_collectives_stays_as_it_is() -> None:
     """Cyclic schedules have none, and one device has no other to exchange with."""
     for name, n in (("multi-cdp", 3), ("multi-dp", 1)):
         run = simulate(name, n)
-        assert expand(run.program, run.costs)[0] is run.program
+        assert expand(run.program, run.costs, run.request.cluster)[0] is run.program
 
 
 def test_slots_cannot_be_cut() -> None:

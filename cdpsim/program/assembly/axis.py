@@ -1,6 +1,6 @@
 """`DataAxis`: the copies of stages on data ranks, the bytes of each, and the groups of ranks that exchange them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -55,6 +55,7 @@ class DataAxis:
     whole: CopySizes  # in tasks and messages
     stored: CopySizes  # between uses: of split values a share
     shard: int  # how many ranks share split values
+    run: int  # how many data ranks do, where others are ranks of the same device
     groups: Groups  # of ranks that share split values; where nothing is split, of all copies of a stage
     several: Flags  # whether copies of each step and stage exchange something
     owned: bool  # whether one copy of each stage makes the update
@@ -62,19 +63,34 @@ class DataAxis:
     is_hosted: bool  # whether hosts have parameters between their uses
     stays: bool  # whether devices have parameters between their uses
     waits_for_end: bool  # whether sums wait for the end of the step on each device
+    part: CopySizes  # of each stage, what its messages carry: all, or all but what experts have
+    experts: "DataAxis | None" = None  # the exchanges of what experts have, among other ranks
+    of_experts: bool | None = None  # whether these are of what experts have, or of all else; None: of all
 
     @cached_property
     def keeping(self) -> Keeping:
         """The time for which passes keep what they make."""
         return Keeping(self.updates, self.model, self.behaviours, self.build, self.passes)
 
+    @property
+    def parts(self) -> "tuple[DataAxis, ...]":
+        """The exchanges of what experts have, if any, and of all else, in the order in which they go."""
+        return (self,) if self.experts is None else (self.experts, self)
+
     def share(self, size: Ints) -> Ints:
         """Return the bytes of a share; the last one may be padded."""
         return -(-size // self.shard)
 
-    def group_copies(self, key: str, run: int) -> Groups:
+    def shares_of(self, kind: str, size: Ints, stage: Ints) -> Ints:
+        """Return the bytes of shares of one of stages' `CopySizes`, of which experts' are among other ranks."""
+        if self.experts is None:
+            return self.share(size)
+        of_experts = getattr(self.experts.part, kind)[stage]
+        return self.share(size - of_experts) + self.experts.share(of_experts)
+
+    def group_copies(self, key: str, run: int, copies: int = 1) -> Groups:
         """Group the data ranks `run` by `run`, or those at equal places of such runs."""
-        return _group(self.tables, self.build, key, run)
+        return _group(self.tables, self.build, key, run, copies)
 
 
 class Ends(NamedTuple):
@@ -106,32 +122,31 @@ class Brought(NamedTuple):
     """Arrivals of new versions at their copies."""
 
     producer: Ints  # of the next version of each copy: a message, or the update that makes it there
+    of_experts: Ints | None = None  # the same of what experts have, where that comes by itself
 
 
 def find_axis(updates: Updates, model: Model, behaviours: Behaviours, build: Builder) -> DataAxis:
     """Find the copies that exchange something, their bytes, and their groups."""
     tables, passes, copies = updates.tables, updates.tables.passes, updates.tables.copies
     state, order = passes.schedule.state, passes.schedule.order
-    shard = passes.shape.shard if state.splits else 1
+    run, shard = (passes.shape.shard, passes.shape.sharers) if state.splits else (1, 1)
     if state.padding and shard > 1:
         model = model.padded(shard, state.padding)
     whole, is_hosted = copy_sizes(tables, model), any(stage.host_parameters for stage in model.stages)
     if is_hosted:
         whole = whole._replace(parameters=np.zeros_like(whole.parameters))
     placements = {"parameters": state.parameters, "optimizer": state.optimizer}
-    shares = {
-        name: -(-getattr(whole, name) // shard) for name, placement in placements.items() if placement is Placed.SPLIT
-    }
-    groups = _group(tables, build, "run" if state.splits else "all", shard)
+    groups = _group(tables, build, "run" if state.splits else "all", run, passes.copies)
     several, owned = np.tile(groups.members[groups.first] > 1, passes.steps), state.optimizer is Placed.OWNED
-    return DataAxis(
+    axis = DataAxis(
         *(updates, model, behaviours, build, tables, passes, copies, state),
         stage=copies.stage[: copies.in_step],
         device=copies.device[: copies.in_step],
         update=_consumers(updates),
         whole=whole,
-        stored=whole._replace(**shares),
+        stored=whole,
         shard=shard,
+        run=run,
         groups=groups,
         several=several,
         owned=owned,
@@ -139,7 +154,31 @@ def find_axis(updates: Updates, model: Model, behaviours: Behaviours, build: Bui
         is_hosted=is_hosted,
         stays=state.parameters is Placed.COPIED or not (several.any() or is_hosted),
         waits_for_end=order.together and state.reduce is When.END,
+        part=CopySizes(*(model.size(kind) for kind in CopySizes._fields)),
     )
+    axis = _with_experts(axis)
+    split = [name for name, placement in placements.items() if placement is Placed.SPLIT]
+    shares = {name: axis.shares_of(name, getattr(whole, name), copies.stage) for name in split}
+    return replace(axis, stored=whole._replace(**shares))
+
+
+def _with_experts(axis: DataAxis) -> DataAxis:
+    """Return the axis with the exchanges of what experts have, whose copies other ranks have than of all else."""
+    mesh, has = axis.model.mesh, any(stage.expert_parameters for stage in axis.model.stages)
+    if not has or not axis.state.streams or mesh.expert == mesh.tensor:  # then the same ranks have copies
+        return axis
+    part = CopySizes(*(np.array([stage.of_experts(kind) for stage in axis.model.stages]) for kind in CopySizes._fields))
+    rest = CopySizes(*(size - less for size, less in zip(axis.part, part, strict=True)))
+    apart, copies = max(1, mesh.expert // mesh.team), max(1, mesh.team // mesh.expert)
+    shard, state = axis.run * copies // apart if axis.state.splits else 1, axis.state
+    if state.splits and shard == 1:  # no rank of a sharding group has a copy, and those of other groups sum
+        state = replace(state, parameters=Placed.COPIED, gradients=Placed.COPIED, optimizer=Placed.COPIED)
+        groups = axis.group_copies("place", axis.run)
+    else:
+        ranks = axis.run if state.splits else axis.passes.shape.replicas
+        groups = _group(axis.tables, axis.build, "some", ranks, copies, apart)
+    experts = replace(axis, part=part, groups=groups, shard=shard, state=state, of_experts=True)
+    return replace(axis, part=rest, experts=experts, of_experts=False)
 
 
 def _consumers(updates: Updates) -> Ints:
@@ -153,23 +192,27 @@ def _consumers(updates: Updates) -> Ints:
     return update.ravel()
 
 
-def _group(tables: Tables, build: Builder, key: str, run: int) -> Groups:
-    """Group the copies of each stage: all, those in one "run" of ranks, or those at one "place" of such runs."""
+def _group(tables: Tables, build: Builder, key: str, run: int, each: int, apart: int = 1) -> Groups:
+    """Group the copies of each stage: all, those in one "run" of ranks, or those at one "place" of such runs.
+
+    Of a run, "some" are those `apart` from each other. Of `each` device so many ranks are members.
+    """
     passes, copies = tables.passes, tables.copies
     stage, device = copies.stage[: copies.in_step], copies.device[: copies.in_step]
     rank, own = np.divmod(device, passes.replica_devices)
-    columns = {"all": (), "run": (own, rank // run), "place": (rank % run,)}[key]
-    run, apart = {"all": (0, 1), "run": (run, 1), "place": (0, run)}[key]
+    some = (*[own] * bool(tables.passes.schedule.state.splits), rank // run, rank % apart)
+    columns = {"all": (), "run": (own, rank // run), "place": (rank % run,), "some": some}[key]
+    run, apart = {"all": (0, 1), "run": (run, 1), "place": (0, run), "some": (run, apart)}[key]
     order = sort_by(stage, *columns, device)
     head = group_starts(stage[order], *(column[order] for column in columns))
     members = np.diff(np.append(head, len(order)))
     of = np.empty(len(order), dtype=np.int32)
     of[order] = np.repeat(np.arange(len(head), dtype=np.int32), members)
     number = np.full(len(head), -1, dtype=np.int32)
-    whole = members * ((run or passes.fold) // apart) if passes.shape.folded else members
+    whole = each * members * (((run or passes.fold) // apart) if passes.shape.folded else 1)
     for k in np.flatnonzero(whole > 1).tolist():
         here = device[order[head[k] : head[k] + members[k]]]
-        number[k] = build.group(here, passes.alike_ranks(here, run, apart))
+        number[k] = build.group(here, passes.alike_ranks(here, run, apart), each)
     many = np.bincount(stage[order[head]], minlength=passes.n)
     first = np.cumsum(many) - many
     return Groups(of, whole, number, np.arange(len(head)) - first[stage[order[head]]], first, many)
@@ -197,7 +240,9 @@ def order_updates(axis: DataAxis, brought: Brought) -> None:
         build.link(updates.barrier, updates.node, EdgeKind.BARRIER)
     for reader, _, row in readers(axis) if axis.stays else ():
         made = row >= axis.copies.in_step
-        build.link(brought.producer[row[made] - axis.copies.in_step], reader[made])
+        for producer in (brought.producer, brought.of_experts):
+            if producer is not None:
+                build.link(producer[row[made] - axis.copies.in_step], reader[made])
 
 
 def earlier_sums(axis: DataAxis) -> list[tuple[int, int]]:

@@ -79,6 +79,7 @@ class Builder:
     def __init__(self, tasks: int) -> None:
         self.groups: list[Ints] = []
         self.ranks: list[Ints] = []
+        self.copies: list[int] = []
         self._group_numbers: dict[tuple[object, ...], int] = {}
         self._tasks = tasks
         self.messages = _GrowingColumns(np.int8, np.int8, *[np.int32] * 5, np.int64, np.int8, np.int32, np.int8)
@@ -86,14 +87,29 @@ class Builder:
         self.buffers = _GrowingColumns(np.int8, *[np.int32] * 3, np.int64, np.int32, np.int32)
         self.kept = _GrowingColumns(np.int32, np.int32)
 
-    def group(self, members: Ints, ranks: Ints | None = None) -> int:
-        """Return the number of the group of these devices; it stands for groups of these `ranks`, a row for each."""
-        known = members.tobytes(), () if ranks is None else (ranks.shape, ranks.tobytes())
+    def group(self, members: Ints, ranks: Ints | None = None, copies: int = 1) -> int:
+        """Return the number of the group of these devices; it stands for groups of these `ranks`, a row for each.
+
+        Where a device stands for several ranks, so many `copies` of them are members.
+        """
+        known = members.tobytes(), () if ranks is None else (ranks.shape, ranks.tobytes()), copies
         number = self._group_numbers.setdefault(known, len(self.groups))
         if number == len(self.groups):
+            devices = members[None] if ranks is None else ranks
             self.groups.append(members)
-            self.ranks.append(members[None] if ranks is None else ranks)
+            self.ranks.append((devices[:, :, None] * copies + np.arange(copies)).reshape(len(devices), -1))
+            self.copies.append(copies)
         return number
+
+    def columns_of_groups(self, *, folded: bool) -> dict[str, Any]:
+        """Return the groups as fields of the program."""
+        several = max(self.copies, default=1) > 1
+        copies = tuple(self.copies) if several else ()
+        return {
+            "groups": tuple(self.groups),
+            "ranks": tuple(self.ranks) if folded or several else None,
+            "copies": copies,
+        }
 
     def send(
         self,

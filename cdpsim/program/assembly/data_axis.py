@@ -77,7 +77,9 @@ def _hold_sums_and_shares(axis: DataAxis, sums: Sums, gathered: Gathered | None)
     begin = end(sums.taken[0])
     if axis.behaviours.gradients == "kept":
         begin = np.append(np.full(copies.in_step, -1), end(axis.update[: -copies.in_step]))
-    build.hold(Category.GRADIENTS, copies.where, axis.share(size), begin, end(axis.update))
+    build.hold(
+        Category.GRADIENTS, copies.where, axis.shares_of("gradients", size, copies.stage), begin, end(axis.update)
+    )
 
 
 def _hold_whole_sums(axis: DataAxis, consumer: Ints, producer: Ints) -> None:

@@ -45,16 +45,22 @@ class _Use(NamedTuple):
 
 
 def gather_for_uses(axis: DataAxis, prefetch: int, once: Sequence[Tie]) -> Gathered:
+    """Gather parameters from shares before their uses: what experts have, and all else."""
+    each = [_gather_part(part, prefetch, once) for part in axis.parts if part is axis or part.shard > 1]
+    return Gathered(*(np.sum(column, axis=0) for column in zip(*each, strict=True)))
+
+
+def _gather_part(axis: DataAxis, prefetch: int, once: Sequence[Tie]) -> Gathered:
     """Gather parameters from shares, or fetch them from hosts, before their uses; drop them after these.
 
     `once` are tied tensors that the model counts in their first stages alone: these stay for later stages.
     """
     build, lanes, copies = axis.build, axis.tables.lanes, axis.copies
-    ranks = axis.state.reshard if isinstance(axis.state.reshard, int) else axis.shard  # that gather for backwards
-    back_groups = axis.groups if ranks == axis.shard else axis.group_copies("run", ranks)
+    ranks, one = axis.state.reshard if isinstance(axis.state.reshard, int) else axis.shard, axis.passes.copies
+    back_groups = axis.groups if ranks == axis.shard else axis.group_copies("run", ranks // one, one)  # for backwards
     use = _list_uses(axis, back_groups, [tie.stages[0] for tie in once])
     step, stage, where = copies.step[use.copy], copies.stage[use.copy], copies.where.take(use.copy)
-    size, members = axis.model.size("parameters")[stage], np.where(use.back, ranks, axis.shard)
+    size, members = axis.part.parameters[stage], np.where(use.back, ranks, axis.shard)
     share, ahead = -(-size // members), _ahead(axis, use, prefetch)
     each = fetched = _fetch(axis, use, where, share, ahead) if axis.is_hosted else None
     if axis.shard > 1:
@@ -142,7 +148,7 @@ def _list_uses(axis: DataAxis, backward: Groups, producers: Sequence[int]) -> _U
     if reshard == "step" or not passes.schedule.order.one_place:
         number[stays] = 0
     order = sort_by(copy, number, back, rank[task])
-    order = order[axis.model.size("parameters")[copies.stage[copy[order]]] > 0]
+    order = order[axis.part.parameters[copies.stage[copy[order]]] > 0]
     first = group_starts(copy[order], number[order], back[order])
     last = order[np.append(first[1:], len(order))[: len(first)] - 1]
     first = order[first]
@@ -311,7 +317,10 @@ def hold_given(axis: DataAxis, gathered: Gathered | None, sums: Sums, held: Ints
     there += np.append(keeping.boundary[:-1], 0)[stage]
     if gathered is not None:
         there += gathered.dropped[task] + gathered.ahead[task]
-    below, share = np.append(0, keeping.boundary[:-1])[stage], behaviours.collective_copies * axis.share(size)
+    below, share = (
+        np.append(0, keeping.boundary[:-1])[stage],
+        behaviours.collective_copies * axis.shares_of("gradients", size, where.stage),
+    )
     more = np.maximum(2 * size + share + below - there, 0)
     build.hold(Category.COMMUNICATION, where, more, start(task), end(task))
 

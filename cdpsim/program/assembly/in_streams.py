@@ -47,7 +47,8 @@ class UnitPlan(NamedTuple):
 def plan_messages(axis: DataAxis, units: Units) -> UnitPlan:
     """Number the messages of a step in which these units go inside groups of several members."""
     groups = axis.groups
-    units = Units(*(column[groups.members[groups.first[units.first]] > 1] for column in units))
+    sent = (groups.members[groups.first[units.first]] > 1) & ((units.size > 0) | (axis.of_experts is not True))
+    units = Units(*(column[sent] for column in units))
     unit, group, first = groups.messages_of(units)
     of, covered = expand_ranges(units.first, units.last + 1)
     pair, row = matching_pairs((covered,), (axis.stage,))
@@ -96,13 +97,19 @@ def _giving(axis: DataAxis) -> Ints:
 def sum_in_streams(axis: DataAxis) -> Sums:
     """Sum gradients to where updates are made."""
     copies, build, steps = axis.copies, axis.build, axis.passes.steps
-    sizes, given, ends, parts = unshared_gradients(axis.tables, axis.model), _giving(axis), [], []
-    tensors = _list_tensors(axis, sizes)
+    given, ends, tables = _giving(axis), [], []
+    shared = axis.model.size("gradients") - unshared_gradients(axis.tables, axis.model)
     for t, buckets in _eras(axis):
-        part, last = sum_units(axis, plan_messages(axis, units_of(axis, sizes, buckets, tensors)), t, given)
-        parts.append(part)
-        ends += last
-    taken = np.concatenate(parts)
+        paced: list[tuple[Ints, ...]] = []
+        for part in axis.parts:  # of which the last takes the gradients of all copies that exchange any
+            sizes = part.part.gradients - (shared if part is axis else 0)
+            units = units_of(part, sizes, buckets, _list_tensors(part, sizes))
+            table, last = sum_units(part, plan_messages(part, units), t, given, paced)
+            ends += last
+        tables.append(table)
+        if paced:
+            _pace_tasks(axis, *(np.concatenate(column) for column in zip(*paced, strict=True)))
+    taken = np.concatenate(tables)
     for message, devices in sum_shared(axis.updates, axis.model, build, wait=axis.waits_for_end, stream=Stream.REDUCE):
         rows = np.flatnonzero(np.isin(copies.device, devices))
         if axis.state.one_step:
@@ -120,14 +127,17 @@ def _list_tensors(axis: DataAxis, sizes: Ints) -> list[list[tuple[int, ...]]]:
     """Return the bytes of the tensors of each stage, each with its parts, if any go by themselves."""
     if axis.state.compress is not None and axis.state.in_factors:
         return [split_tensors(axis.state.compress, stage) for stage in unshared_stages(axis.tables, axis.model)]
-    each = zip(gradient_tensors(axis.model), sizes.tolist(), strict=True)
+    own = gradient_tensors(axis.model, of_experts=axis.of_experts)
+    each = zip(own, sizes.tolist(), strict=True)
     return [[(part,) for part in own] if sum(own) == size else [(size,)] for own, size in each]  # some share others
 
 
-def sum_units(axis: DataAxis, plan: UnitPlan, t: Ints, given: Ints) -> tuple[Ints, list[Ends]]:
+def sum_units(
+    axis: DataAxis, plan: UnitPlan, t: Ints, given: Ints, paced: list[tuple[Ints, ...]] | None = None
+) -> tuple[Ints, list[Ends]]:
     """Send the sums of a plan in steps t, of what tasks have `given`: a table by step, round and copy.
 
-    Return what takes them, as such a table of steps t, and the last messages.
+    Return what takes them, as such a table of steps t, and the last messages. Sums go to `paced`, if given.
     """
     build, row = axis.build, plan.row
     across = _plan_across(axis, plan)
@@ -150,7 +160,9 @@ def sum_units(axis: DataAxis, plan: UnitPlan, t: Ints, given: Ints) -> tuple[Int
     if axis.waits_for_end:
         build.link(axis.tables.lanes.step_ends[t][:, None, device], mine, EdgeKind.BARRIER)
     build.link(final, update[:, :, row])
-    _pace_tasks(axis, device, given, mine, final)
+    if paced is not None:
+        columns = np.broadcast_arrays(device, given, mine, final)
+        paced.append(tuple(column.ravel() for column in columns))
     _hold_encoded(axis, plan, across, t, (given, mine, final))
     if axis.state.one_step:
         _join_updates(axis, plan, across, final[:, -1], update[:, 0])
@@ -165,7 +177,7 @@ def _plan_across(axis: DataAxis, plan: UnitPlan) -> UnitPlan:
     row = plan.row
     if not axis.state.splits:
         return plan._replace(message=np.full(len(row), -1))
-    across = axis.group_copies("place", axis.shard)
+    across = axis.group_copies("place", axis.run)
     unit, group, first = across.messages_of(plan.units)
     several = across.members[group] > 1
     number = np.where(several, np.cumsum(several) - 1, -1)
@@ -221,8 +233,8 @@ def _pace_tasks(axis: DataAxis, device: Ints, given: Ints, inside: Ints, final: 
     task has given its gradients, the next one waits for the sums of the tasks before.
     """
     build, lanes, rank = axis.build, axis.tables.lanes, axis.tables.lanes.rank
-    columns = [np.broadcast_to(column, given.shape).ravel() for column in (device, given, inside, final)]
-    order = sort_by(columns[0], columns[2], rank[columns[1]])
+    columns = device, given, inside, final
+    order = sort_by(device, inside, rank[given])
     last = np.append(group_starts(columns[0][order], columns[2][order])[1:], len(order)) - 1  # gradient of each sum
     order = order[last]
     order = order[sort_by(columns[0][order], rank[columns[1][order]], columns[2][order])]
@@ -256,11 +268,12 @@ def sum_norms(axis: DataAxis, sums: Sums) -> None:
     """Sum the norm of all gradients over the devices that have some of them, before any of these updates."""
     copies, build, passes, steps = axis.copies, axis.build, axis.passes, axis.passes.steps
     places, none = passes.replica_devices, np.full(steps, -1)
-    rank = np.arange(passes.devices, dtype=np.int32) // places // axis.shard
+    rank, each = np.arange(passes.devices, dtype=np.int32) // places // axis.run, passes.copies
     groups = np.split(np.arange(len(rank), dtype=np.int32), np.flatnonzero(np.diff(rank)) + 1)
     node, step, device = (np.concatenate(column) for column in zip(*sums.ends, strict=True))
-    for members in groups if places * axis.shard > 1 else ():
-        of, group = without_root(none, np.arange(steps)), build.group(members, passes.alike_ranks(members, axis.shard))
+    for members in groups if places * axis.run * each > 1 else ():
+        of = without_root(none, np.arange(steps))
+        group = build.group(members, passes.alike_ranks(members, axis.run), each)
         message = build.send(Op.ALL_REDUCE, Content.NORM, of, group, _NORM_BYTES, stream=Stream.REDUCE)
         mine = np.isin(device, members)
         build.link(*np.unique(np.stack([node[mine], message[step[mine]]]), axis=1))
@@ -272,6 +285,7 @@ def plan_parameters(axis: DataAxis) -> tuple[UnitPlan, Ints]:
     """Plan the messages in which the parameters of all stages go, and return the bytes of each stage, too."""
     size = np.zeros(axis.passes.n, dtype=np.int64)
     np.maximum.at(size, axis.copies.stage, axis.whole.parameters)  # a device has a tied tensor once
+    size -= axis.model.size("parameters") - axis.part.parameters
     return plan_messages(axis, units_of(axis, size, axis.state.buckets)), size
 
 
@@ -283,6 +297,13 @@ def gather_updated(axis: DataAxis, plan: UnitPlan, t: Ints, number: Ints) -> Int
 
 def gather_versions(axis: DataAxis) -> Brought:
     """Bring new versions that tasks read from shares to all copies."""
+    experts = axis.experts
+    of_experts = None if experts is None or experts.shard == 1 else _gather_versions_of(experts).producer
+    return _gather_versions_of(axis)._replace(of_experts=of_experts)
+
+
+def _gather_versions_of(axis: DataAxis) -> Brought:
+    """Bring new versions of what goes among the same ranks."""
     copies, build, in_step, steps = axis.copies, axis.build, axis.copies.in_step, axis.passes.steps
     producer, (plan, size) = axis.update.copy(), plan_parameters(axis)
     read = np.zeros((steps + 1) * in_step, dtype=bool)

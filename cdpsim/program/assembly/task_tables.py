@@ -160,6 +160,11 @@ class Passes:
         """The number of replicas for which each one that is there stands."""
         return self.shape.replicas // self.shape.simulated
 
+    @property
+    def copies(self) -> int:
+        """The number of ranks of each device that take part in exchanges of data ranks."""
+        return self.shape.copies if self.schedule.state.streams else 1
+
     def alike_ranks(self, members: Ints, run: int = 0, apart: int = 1) -> Ints | None:
         """Return the ranks of all groups like one of the first replica (`fold_group`); None if nothing is folded."""
         if not self.shape.folded:

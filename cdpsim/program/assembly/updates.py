@@ -375,9 +375,11 @@ def sum_shared(
     for number, tie in enumerate(_shared_ties(tables, model)):
         shared, steps = _find_copies(tables, tie), np.arange(tables.passes.steps)
         devices = np.unique(copies.device[shared.row])
-        group = build.group(devices, tables.passes.alike_ranks(devices))
+        group = build.group(devices, tables.passes.alike_ranks(devices), tables.passes.copies)
         of = without_root(np.full(len(steps), -1 - number), steps)
-        copied = (copies.count[list(tie.stages)] * tables.passes.fold > 1).any()  # else one data rank sums
+        copied = (
+            copies.count[list(tie.stages)] * tables.passes.fold * tables.passes.copies > 1
+        ).any()  # else one data rank sums
         compress = tables.passes.schedule.state.compress if copied else None
         op, size, held = carry(compress, Op.ALL_REDUCE, np.array([tie.gradient_bytes]), build.ranks[group].shape[1])
         message = build.send(op, Content.GRADIENT, of, group, size, stream=stream)

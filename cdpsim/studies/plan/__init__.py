@@ -48,8 +48,8 @@ def plan(
     bounds, until no other one can be better by the `objective`: samples, memory, devices or staleness. `memory` is what
     a device may hold, and `staleness` the most that is allowed. With `fewer`, runs may have any number of devices that
     divides `devices`. A search that `seconds` or a user ends says what it knows; `max_memory` is that of this machine.
-    A value or a list for a size, a rule or a recomputation restricts what is searched; a list for any other option is
-    searched, too. Several models are one network, profiled at other batches.
+    A value or a list for a size, a rule, a recomputation, ranks of tensors or of experts restricts what is searched; a
+    list for any other option is searched, too. Several models are one network, profiled at other batches.
     """
     begun = monotonic()
     refuse_unknown("plan", options, PLAN_OPTIONS, refuse_renamed)

@@ -9,6 +9,7 @@ split parameters, a program of few micro-batches shows what comes layer by layer
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ import numpy as np
 from cdpsim.cluster.topology import NONE
 from cdpsim.errors import RequestError, Stalled
 from cdpsim.limits import UNLIMITED
+from cdpsim.model import Model
+from cdpsim.model.layers import EXPERT
 from cdpsim.numeric.columns import Floats, Ints, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op, Program
 from cdpsim.request import Request
@@ -25,6 +28,7 @@ from cdpsim.runs.micro_batches import fold_micro_batches
 from cdpsim.runs.playing import run
 from cdpsim.runs.steady_metrics import steady_steps
 from cdpsim.schedules.state import MOST_SPLIT, ZERO, Placed
+from cdpsim.studies.equal_shapes import ranks_of, team_of
 
 ROUNDING = 1 - 1e-9  # of seconds, which sums in another order may miss by less
 STASHES = len(Category)  # the column behind those of categories: the part of activations kept for backwards
@@ -40,11 +44,16 @@ class Bound(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """The step of a run without data ranks, that of its passes alone, and what its `m` micro-batches hold in tasks."""
+    """The step of a run without data ranks, that of its passes alone, and what its `m` micro-batches hold in tasks.
+
+    `held` has a row for tasks that hold the same parameters, gradients and optimizer states, with the most of each
+    other column; `most` is the most that a task holds.
+    """
 
     step: float
     passes: float
     held: Ints
+    most: int = 0
     m: int = 0
 
 
@@ -62,10 +71,10 @@ class Bounds:
         if case not in self._probes:
             self._probes[case] = _probe(request)
         probe, zero, shard = self._probes[case], options.get("zero", request.zero), options.get("shard", 1)
-        if options.get("replicas", 1) * shard == 1 and not request.zero:
-            return Bound(probe.step, float(probe.held[:, :STASHES].sum(axis=1).max(initial=0)))
-        memory = float(np.floor((probe.held @ kept(zero, shard)).max(initial=0)))
-        if memory <= self._most and ZERO[zero][1] is Placed.SPLIT and probe.m:
+        if options.get("replicas", 1) * shard == 1 and not zero:
+            return Bound(probe.step, float(probe.most))
+        memory = float(np.floor((probe.held @ kept(zero, shard * _sharing(request.model))).max(initial=0)))
+        if memory <= self._most and ZERO[zero][1] is Placed.SPLIT and probe.m and shard > 1:
             memory = max(memory, self._in_shares(case, {**options, "zero": zero}))
         return Bound(probe.passes, memory)
 
@@ -76,18 +85,34 @@ class Bounds:
         if key not in self._held_in_shares:
             self._held_in_shares[key] = _held_in_shares({**options, "replicas": 1, "shard": key[-1]}, probe.m)
         parameters = probe.held[:, Category.PARAMETERS].min() if options["zero"] < MOST_SPLIT else 0
+        shard *= _sharing(self._cases[case].model)
         return float(self._held_in_shares[key] + parameters + probe.held[:, Category.OPTIMIZER].min() // shard)
 
 
-def case_of(options: Mapping[str, Any]) -> Request:
-    """Return the request of a case: without data ranks, each message alone on its links."""
+def _sharing(model: Model) -> int:
+    """Return the most ranks of a data rank that have a copy of the same parameters, and may share states."""
+    mesh, of_experts = model.mesh, model.layers is not None and model.layers.experts
+    return max(mesh.context, mesh.team // mesh.expert if of_experts else 1)
+
+
+def case_of(options: Mapping[str, Any], data: int = 1) -> Request:
+    """Return the request of a case: one of `data` ranks on its own devices, each message alone on its links.
+
+    Where experts are split over data ranks, it has as few as that takes.
+    """
     few = {name: value for name, value in options.items() if name not in _BETWEEN_RANKS}
+    if (ranks := (expert := ranks_of(options, EXPERT)) // gcd(expert, team_of(options))) > 1:
+        few["replicas"] = ranks
     try:
-        return Request(**{**few, "ignore_memory": True, "max_memory": UNLIMITED})
+        return Request(**{**few, "ignore_memory": True, "max_memory": UNLIMITED}).first_of(data)
     except RequestError as error:
-        if error.subject != "offload":
+        if error.subject not in ("offload", EXPERT):
             raise
-    return Request(**{**few, "zero": 3, "shard": 1, "ignore_memory": True, "max_memory": UNLIMITED})  # parameters'
+        splits_least = {"zero": 3, "shard": 1}  # parameters'
+        if error.subject == EXPERT:  # where nothing but shares can be apart
+            splits_least = {"zero": 1, "shard": max(ranks, 2), "replicas": 1}
+    few |= splits_least
+    return Request(**{**few, "ignore_memory": True, "max_memory": UNLIMITED}).first_of(data)
 
 
 def kept(zero: int, shard: int) -> Floats:
@@ -125,8 +150,20 @@ def _probe(case: Request) -> Probe:
         least = work
     else:
         least = float(settled.period + step - rest.period)
-    exact = 1.0 if case.in_slots else ROUNDING
-    return Probe(exact * float(step), exact * float(least), certainly_held(one.program), one.request.shape.m)
+    exact, held = 1.0 if case.in_slots else ROUNDING, certainly_held(one.program)
+    most = int(held[:, :STASHES].sum(axis=1).max(initial=0))
+    for each in (one, rest.run, settled.run):  # their longer programs are large, and of no use for other requests
+        each.program.lengthened.clear()
+        vars(each).pop("steady_state", None)  # which has the run, and would stay with it for long
+    return Probe(exact * float(step), exact * float(least), _of_states(held), most, one.request.shape.m)
+
+
+def _of_states(held: Ints) -> Ints:
+    """Return a row for all tasks that hold the same states, with the most of each other column."""
+    states = held[:, [Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER]]
+    changes = (states[1:] != states[:-1]).any(axis=1)
+    found: Ints = np.unique(np.maximum.reduceat(held, [0, *np.flatnonzero(changes) + 1]), axis=0)
+    return found
 
 
 def _exchanges(program: Program) -> Ints:

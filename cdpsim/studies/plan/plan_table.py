@@ -14,7 +14,7 @@ from cdpsim.request import MEMORY_NOTE
 from cdpsim.request.options import DEFAULTS, flag_of
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison import SPLIT_NOTE
-from cdpsim.studies.equal_shapes import tensor_of
+from cdpsim.studies.equal_shapes import team_of
 from cdpsim.studies.plan.search import INTERRUPTED, Search
 from cdpsim.studies.plan.space import FATES, REFUSED, TOO_LARGE, WORSE, Candidate, values_left_out
 from cdpsim.studies.plan.wanted import SIZE_AXES, Wanted
@@ -292,7 +292,7 @@ def _head_lines(plan: Plan) -> list[str]:
     """Return what all candidates have in common, the counts of candidates, and the status."""
     wanted, searched = plan.wanted, plan.searched
     what = "micro-batch" if plan.in_slots else "sample"
-    unit = "rank" if any(tensor_of({"tensor": each}) > 1 for each in wanted.values().get("tensor", ())) else "device"
+    unit = "rank" if any(team_of(variant.options) > 1 for variant in wanted.variants) else "device"
     asked = ["at most " * wanted.fewer + counted(wanted.devices, unit)]
     asked += [f"{counted(wanted.batch, what)} in a training step"]
     asked += [] if wanted.memory is None else [f"at most {_size_text(plan, wanted.memory)} on a device"]

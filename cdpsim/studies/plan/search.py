@@ -8,6 +8,7 @@ from cdpsim.errors import RequestError, Stalled
 from cdpsim.files.notes import ticker
 from cdpsim.numeric.paths import expect_many_runs
 from cdpsim.studies.compare import evaluate
+from cdpsim.studies.equal_shapes import team_of
 from cdpsim.studies.plan.bounds import Bounds
 from cdpsim.studies.plan.space import OPEN, REFUSED, SIMULATED, TOO_LARGE, WORSE, Candidate, Point, Space
 from cdpsim.studies.plan.wanted import Wanted
@@ -145,7 +146,7 @@ class Search:
 
         def size(one: Candidate) -> tuple[float, ...]:
             shape, whole = self.space.cases[one.case].shape, one.options.get("recompute", "none") == "none"
-            places = shape.parts // shape.chunks * one.options.get("shard", 1)
+            places = shape.parts // shape.chunks * one.options.get("shard", 1) * team_of(one.options)
             return (one.staleness > 0, whole, -places, -one.options.get("zero", 0), self._passes(one))
 
         begun = monotonic()

@@ -9,6 +9,7 @@ from cdpsim.errors import RequestError
 from cdpsim.files.units import counted
 from cdpsim.limits import UNLIMITED
 from cdpsim.model import UNIT_MODELS
+from cdpsim.model.layers import CONTEXT, EXPERT
 from cdpsim.program.assembly import check_causal
 from cdpsim.request import Request
 from cdpsim.request.sharing import SHARING, accepts
@@ -16,9 +17,9 @@ from cdpsim.schedules import SCHEDULES, Schedule
 from cdpsim.schedules.rule import RULES
 from cdpsim.schedules.state import MOST_SPLIT
 from cdpsim.studies.compare import Measured
-from cdpsim.studies.equal_shapes import equal_shape, samples_of, tensor_of
+from cdpsim.studies.equal_shapes import equal_shape, ranks_of, samples_of, team_of, teams_among
 from cdpsim.studies.plan.bounds import case_of
-from cdpsim.studies.plan.wanted import OBJECTIVES, SIZE_AXES, Variant, Wanted
+from cdpsim.studies.plan.wanted import OBJECTIVES, Variant, Wanted, divisors
 
 Found = TypeVar("Found")
 REFUSED, TOO_LARGE, WORSE, SIMULATED, OPEN = FATES = (
@@ -132,16 +133,6 @@ def find_candidates(wanted: Wanted) -> Space:
     return _Lister(replace(wanted, variants=variants)).space()
 
 
-def divisors(number: int) -> list[int]:
-    """Return the divisors of a number, ascending.
-
-    >>> divisors(12)
-    [1, 2, 3, 4, 6, 12]
-    """
-    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)})
-
-
 class _Lister:
     """A list of candidates in the making: what has been read serves all that have it in common."""
 
@@ -181,7 +172,7 @@ class _Lister:
     def _with_data_ranks(self, structure: _Structure, variant: Variant) -> Iterator[tuple[object, Candidate]]:
         """Yield the candidates of a structure with each data axis, each behind what tells it from others."""
         sizes = structure.schedule.name, *structure[1:7]
-        ranks = structure.devices * tensor_of(variant.options)
+        ranks = structure.devices * team_of(variant.options)
         if structure.refusal:
             options = {**structure.options, **variant.options}
             one = Candidate(options, ranks, refusal=structure.refusal, near=structure.near)
@@ -191,7 +182,8 @@ class _Lister:
             options = {**structure.options, **data, **variant.options}
             case, staleness, refusal = -1, 0.0, None
             key: tuple[object, ...] = variant.key
-            few = data if "reshard" in variant.options else {name: min(size, 3) for name, size in data.items()}
+            by_number = {"reshard", EXPERT} & variant.options.keys()
+            few = data if by_number else {name: min(size, 3) for name, size in data.items()}
             try:
                 case, staleness = self._once(("case", sizes, variant.key), self._read_case, structure, variant)
                 of_ranks = (structure.schedule.name, structure.rule, *few.items(), variant.key)
@@ -218,7 +210,8 @@ class _Lister:
 
     def _read_case(self, structure: _Structure, variant: Variant) -> tuple[int, float]:
         """Return the number of a structure's case, and its staleness."""
-        request = case_of({**structure.options, **variant.options, "schedule": structure.schedule})
+        asked = {**structure.options, **variant.options, "schedule": structure.schedule}
+        request = case_of(asked, structure.ranks)
         check_causal(request.schedule, request.rule, request.shape)
         self.cases.append(request)
         return len(self.cases) - 1, float(request.rule.lags(request.shape).mean())
@@ -234,13 +227,14 @@ def _key_with_data_ranks(structure: _Structure, variant: Variant, data: Mapping[
 
 def _sizes(wanted: Wanted, schedule: Schedule, ranks: int, variant: Variant) -> Iterator[_Structure]:
     """Yield the structures of so many ranks, of which groups are devices."""
-    devices, rest = divmod(ranks, group := tensor_of(variant.options))
-    if rest and not wanted.fewer:
-        structure = _Structure(schedule, None, None, None, devices, 1)
-        yield structure.refused("tensor", f"{group} do not divide {ranks} devices into groups; give a divisor of them")
-    elif not rest:
-        sizes = _pipelines_of if accepts(schedule, "replicas") else _grids
-        yield from sizes(wanted, schedule, devices, variant)
+    try:
+        devices = teams_among(variant.options, ranks)
+    except RequestError as error:
+        if not wanted.fewer:
+            yield _Structure(schedule, None, None, None, ranks // team_of(variant.options), 1, refusal=error)
+        return
+    sizes = _pipelines_of if accepts(schedule, "replicas") else _grids
+    yield from sizes(wanted, schedule, devices, variant)
 
 
 def _variants_taken(wanted: Wanted, schedule: Schedule) -> Iterator[Variant]:
@@ -321,7 +315,7 @@ def _grids(wanted: Wanted, schedule: Schedule, devices: int, variant: Variant) -
             continue
         try:
             asked = {**variant.options, **({} if n is None else {"n": n})}
-            shape = equal_shape(schedule, asked, devices * tensor_of(asked), None)
+            shape = equal_shape(schedule, asked, devices * team_of(asked), None)
         except RequestError as error:
             yield structure._replace(refusal=error)
             continue
@@ -364,19 +358,31 @@ def _with_batch(wanted: Wanted, structure: _Structure, variant: Variant, *, fixe
 
 
 def _data_axes(wanted: Wanted, schedule: Schedule, ranks: int, variant: Variant) -> Iterator[dict[str, int]]:
-    """Yield replicas, ranks that share states, and the stage of ZeRO, for so many data ranks, where they are not 1."""
+    """Yield replicas, ranks that share states, and the stage of ZeRO, for so many data ranks, where they are not 1.
+
+    Ranks that split the sequence share states, too. Ranks of experts that do not fit are left out where none are given.
+    """
     splits = accepts(schedule, "shard") and (variant.slots_n is None or "shard" in wanted.axes)
     for shard in divisors(ranks) if splits else [1]:
-        for zero in range(1, MOST_SPLIT + 1) if shard > 1 else [0]:
+        among_context = splits and shard == 1 and ranks_of(variant.options, CONTEXT) > 1
+        for zero in range(shard > 1, (MOST_SPLIT if shard > 1 or among_context else 0) + 1):
             data = {"replicas": ranks // shard, "shard": shard, "zero": zero}
-            if all(wanted.allows(name, value) for name, value in data.items()):
-                yield {name: value for name, value in data.items() if value > (name != "zero")}
+            fits = EXPERT in wanted.axes or _has_experts(variant, shard if zero else ranks)
+            if fits and all(wanted.allows(name, value) for name, value in data.items()):
+                alone = among_context and zero > 0
+                yield {name: value for name, value in data.items() if value > (name != "zero") or alone}
+
+
+def _has_experts(variant: Variant, ranks: int) -> bool:
+    """Return whether so many data ranks, which have copies or shares of the same, can split experts."""
+    team, experts = team_of(variant.options), ranks_of(variant.options, EXPERT)
+    return team * ranks % experts == 0 and 0 in (team % experts, experts % team)
 
 
 def values_left_out(space: Space, wanted: Wanted) -> list[str]:
     """Return the values of sizes that were asked for and that no candidate has, with the reason."""
     said = []
-    for name in (axis for axis in SIZE_AXES if axis in wanted.axes and not (axis == "n" and wanted.in_slots)):
+    for name in (axis for axis in wanted.axes if not (axis == "n" and wanted.in_slots)):
         every = [(one.options.get(name, 0 if name == "zero" else 1), one.refusal) for one in space.candidates]
         for value in wanted.axes[name]:
             refusals = [refusal for other, refusal in every if other == value]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import gcd
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
@@ -11,6 +12,7 @@ from cdpsim.cluster import Cluster
 from cdpsim.errors import RequestError, choose, short_repr, true_or_false, whole_number
 from cdpsim.limits import BYTES_PER_TASK, bytes_allowed
 from cdpsim.model import UNIT_MODELS, Model
+from cdpsim.model.layers import CONTEXT, EXPERT, TENSOR
 from cdpsim.presets import find_model
 from cdpsim.request.options import DEFAULTS, OPTIONS, TRAINING, LayerOptions, read_value
 from cdpsim.request.reading import read_cluster, read_model
@@ -25,6 +27,12 @@ OneModel: TypeAlias = str | Path | Model
 # Searched where they are not given; a value, or a list of them, restricts what is searched.
 SIZE_AXES = ("n", "m", "chunks", "replicas", "shard", "zero", "rule")
 RECOMPUTATIONS = ("none", "layer")  # searched where the model can
+MESH_AXES = (TENSOR, CONTEXT, EXPERT)  # the first and the last are searched where the model is of layers
+_OF_GROUPS = {
+    TENSOR: ("sequence", "whole_boundaries", "split_checkpoints"),
+    CONTEXT: ("attention_exchange",),
+    EXPERT: ("imbalance", "node_limit"),
+}
 # Options of a single run: of what a plan finds, they can be asked by `compare`.
 RUN_ALONE = tuple(name for name, option in OPTIONS.items() if option.of_one_run)
 # Each of these is searched where it is given as a list.
@@ -48,9 +56,10 @@ class Variant(NamedTuple):
 class Wanted:
     """The limits of a search: which candidates there are, and how long it may take.
 
-    `axes` has the values of those of `SIZE_AXES` that are restricted, and `variants` all combinations of all other
-    options. With `fewer` a run may have any number of devices that divides `devices`. `memory` is what a device may
-    hold; None: what it has. `max_memory` is what the plan may take of this machine. It has begun at `begun`.
+    `axes` has the values of those of `SIZE_AXES` and `MESH_AXES` that are restricted, and `variants` all combinations
+    of all options that are no sizes. With `fewer` a run may have any number of devices that divides `devices`. `memory`
+    is what a device may hold; None: what it has. `max_memory` is what the plan may take of this machine. It has begun
+    at `begun`.
     """
 
     schedules: tuple[Schedule, ...]
@@ -77,10 +86,12 @@ class Wanted:
         return self.variants[0].slots_n is not None
 
     @property
-    def _of_layers(self) -> bool:
-        """Whether the model is of layers, which groups of ranks can split."""
+    def _of_other_models(self) -> set[str]:
+        """The options of layers, or of experts, if the model has none."""
         model = self.variants[0].options.get("model", UNIT_MODELS[0])
-        return not self.in_slots and (model if isinstance(model, Model) else find_model(model)).layers is not None
+        layers = None if self.in_slots else (model if isinstance(model, Model) else find_model(model)).layers
+        of_experts = set() if layers and layers.experts else {EXPERT, *_OF_GROUPS[EXPERT]}
+        return of_experts if layers else {*LayerOptions.__annotations__} | of_experts
 
     @property
     def most_passes(self) -> int:
@@ -100,7 +111,7 @@ class Wanted:
         """Return the options that all candidates have alike, though their metrics may depend on them."""
         alike = {name for name, values in self.values().items() if len(values) == 1}
         varied = self.values().keys() - alike | {"ignore_memory", "engine"} | ({*TRAINING} if self.in_slots else set())
-        varied |= set() if self._of_layers else {*LayerOptions.__annotations__}
+        varied |= self._of_other_models
         taken = [schedule for schedule in self.schedules if schedule.order.waits]
         names = (name for name in LISTED_AXES if name not in varied)
         return [name for name in names if any(accepts(schedule, name) for schedule in taken)]
@@ -127,7 +138,7 @@ def read_wanted(
     if len(slots) != 1:
         raise RequestError("model", "some are in slots, and some in seconds; give models of one kind")
     in_slots, memory = slots == {True}, limits["memory"]
-    axes = _size_axes(options, count, slots=in_slots)
+    axes = _restricted_axes(options, count, slots=in_slots)
     if memory is not None:
         memory = whole_number("memory", memory, at_least=0) if in_slots else bytes_allowed(memory, "memory")
     return Wanted(
@@ -138,7 +149,7 @@ def read_wanted(
         memory=memory,
         staleness=read_amount("staleness", limits["staleness"]),
         axes=axes,
-        variants=tuple(_variants(models, cluster, options, axes["n"][0] if in_slots else None)),
+        variants=tuple(_variants(models, cluster, count, {**options, **axes}, axes["n"][0] if in_slots else None)),
         objective=choose("objective", limits["objective"], [*OBJECTIVES]),
         top=whole_number("top", limits["top"], at_least=1),
         max_memory=bytes_allowed(limits["max_memory"]),
@@ -184,15 +195,17 @@ def _listed_schedules(given: str | Sequence[str | Schedule] | None) -> tuple[Sch
     return found
 
 
-def _size_axes(options: Mapping[str, Any], devices: int, *, slots: bool) -> dict[str, tuple[Any, ...]]:
-    """Return the values of the axes of sizes that are restricted; in slots n has one value, by default the devices."""
+def _restricted_axes(options: Mapping[str, Any], devices: int, *, slots: bool) -> dict[str, tuple[Any, ...]]:
+    """Return the values of the axes that are restricted; in slots n has one value, by default the devices."""
 
     def read(name: str, value: object) -> Any:
         if name == "rule":
             return find_rule(str(value)) and str(value)
         return read_value(name, value) if name in OPTIONS else whole_number(name, value, at_least=1)
 
-    given = {name: listed_values(name, options[name]) for name in SIZE_AXES if options.get(name) is not None}
+    given = {
+        name: listed_values(name, options[name]) for name in (*SIZE_AXES, *MESH_AXES) if options.get(name) is not None
+    }
     axes = {name: tuple(read(name, value) for value in values) for name, values in given.items()}
     if slots and len(axes.setdefault("n", (devices,))) > 1:
         problem = "each of n stages takes a slot, so that another n is another model; give one"
@@ -201,7 +214,11 @@ def _size_axes(options: Mapping[str, Any], devices: int, *, slots: bool) -> dict
 
 
 def _variants(
-    models: Sequence[OneModel], cluster: str | Path | Cluster, options: Mapping[str, Any], slots_n: int | None
+    models: Sequence[OneModel],
+    cluster: str | Path | Cluster,
+    devices: int,
+    options: Mapping[str, Any],
+    slots_n: int | None,
 ) -> Iterator[Variant]:
     """Yield all combinations of models and of the values of options that are no sizes."""
     axes = {name: listed_values(name, options[name]) for name in LISTED_AXES if options.get(name) is not None}
@@ -211,6 +228,9 @@ def _variants(
     if slots_n is None and "recompute" not in axes:
         axes["recompute"] = [how for how in RECOMPUTATIONS if _can_recompute(models, axes, how)]
     found = [model if isinstance(model, Model) else find_model(model) for model in models if slots_n is None]
+    axes |= {
+        name: values for name, values in _meshes(found, read_cluster(cluster), devices).items() if name not in axes
+    }
     stages = {slots_n} if slots_n else {model.n for model in found}
     if len(stages) > 1:
         problem = f"have {' and '.join(map(str, sorted(stages)))} stages, and are not one network; plan for each"
@@ -218,8 +238,44 @@ def _variants(
     every = {"model": models, **axes, "cluster": [cluster]}
     for combination in product(*(enumerate(values) for values in every.values())):
         chosen = {name: pair for name, pair in zip(every, combination, strict=True) if pair[1] is not DEFAULTS[name]}
+        for axis, of_groups in _OF_GROUPS.items():  # which a single rank leaves out, where groups are searched, too
+            if len(axes.get(axis, ())) > 1 and chosen.get(axis, (0, 1))[1] == 1:
+                chosen = {name: pair for name, pair in chosen.items() if name not in of_groups}
         values = {name: value for name, (_, value) in chosen.items() if name != "cluster" or value != DEFAULTS[name]}
         yield Variant(values, tuple((name, chosen[name][0]) for name in values), max(stages), slots_n)
+
+
+def _meshes(models: Sequence[Model], cluster: Cluster, devices: int) -> dict[str, list[int | None]]:
+    """Return the ranks that are searched of each axis of a mesh, where models are of layers and do not say it.
+
+    Those of tensors are divisors of a node, and those of experts of their number; None: they are not split.
+    """
+    if not models or any(model.layers is None or model.mesh.axes for model in models):
+        return {}
+    shape, node = models[0].layers, (cluster.topology and cluster.topology.per_node) or cluster.count or 1
+    assert shape is not None, "models are of layers"
+    tensor = [t for t in divisors(gcd(node, devices)) if not shape.undivided(t) and _has_groups(cluster, t)]
+    found = {TENSOR: tensor, EXPERT: divisors(gcd(shape.experts or 1, devices))}
+    return {name: [None, *ranks[1:]] for name, ranks in found.items() if len(ranks) > 1}
+
+
+def _has_groups(cluster: Cluster, ranks: int) -> bool:
+    """Return whether groups of so many neighbours have places of their own on a cluster."""
+    try:
+        cluster.team(ranks)
+    except RequestError:
+        return False
+    return True
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
 
 
 def _can_recompute(models: Sequence[OneModel], axes: Mapping[str, Sequence[Any]], how: str) -> bool:

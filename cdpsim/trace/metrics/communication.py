@@ -65,10 +65,11 @@ def sent_shares(
         by_algorithm: dict[Algorithm, list[int]] = defaultdict(list)
         for row in alike.tolist():
             by_algorithm[(ran[row] if ran else None) or named].append(row)
+        devices, first = np.unique(members, return_index=True)  # of several ranks there as one of them
         for how, chosen in by_algorithm.items():
             each = parts_sent(how, op, members, int(messages["src"][chosen[0]])) / how.parts(len(members))
-            size = np.outer(messages["size"][chosen], each).ravel()
-            rows.append(SentShares(np.repeat(chosen, len(members)), np.tile(members, len(chosen)), size))
+            size = np.outer(messages["size"][chosen], each[first]).ravel()
+            rows.append(SentShares(np.repeat(chosen, len(devices)), np.tile(devices, len(chosen)), size))
     return SentShares(*map(np.concatenate, zip(*rows, strict=True)))
 
 
@@ -100,11 +101,11 @@ def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> lis
     first = group_starts(costs.runs_by[order], messages.src[order], messages.dst[order])
     for alike in np.split(order, first[1:]) if len(order) else []:
         row, size = alike[0], int(messages.size[alike].sum())
-        how = costs.algorithms[costs.runs_by[row]]
+        how, copies = costs.algorithms[costs.runs_by[row]], program.copies_of(messages.dst[row])
         for members in program.alike_groups(messages.dst[row]):
             parts = parts_sent(how, Op(int(messages.op[row])), members, int(messages.src[row]))
-            for member, many in zip(members.tolist(), parts.tolist(), strict=True):
-                sent[member] += Fraction(many * size, how.parts(len(members)))
+            for member, many in zip(members[::copies].tolist(), parts[::copies].tolist(), strict=True):
+                sent[member // copies] += Fraction(many * size, how.parts(len(members)))
     return [simplified(size) for size in sent]
 
 
