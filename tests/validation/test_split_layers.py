@@ -186,7 +186,7 @@ def test_the_command_prints_all_splits(
     calls = {
         (shape, mesh): trained(name, split_by) for name, shape in SHAPES.items() for split_by, mesh in MESHES.items()
     }
-    monkeypatch.setattr(Ranks, "call", lambda ranks, function, shape, mesh: calls[shape, mesh])
+    monkeypatch.setattr(Ranks, "call", lambda ranks, function, shape, mesh, teams: calls[shape, mesh])
     assert compare_splits([]) == 0
     said = capsys.readouterr().out
     assert all(f"\n{name}; {mesh}  " in said for name in SHAPES for mesh in MESHES)

@@ -10,10 +10,9 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-import torch.distributed as dist
 from torch import Tensor as TorchTensor
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -23,51 +22,19 @@ from torch.distributed.tensor.parallel import (
     loss_parallel,
     parallelize_module,
 )
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cdpsim.model.layers import PRODUCT, Exchange, Layers, Operation, Tensor, embedding, head, layer
 from cdpsim.model.splitting import Mesh, RankShare, sizes_on, split
 
+from .distributed_tensors import Collectives, Seen, made_groups
+
 WIDTH, SAMPLES = 4, 2  # bytes of a number; sequences
 SHAPE = Layers(layers=1, width=128, heads=8, length=32, vocabulary=2048, positions=False)
-Collectives = Counter[tuple[str, int]]
 
 
 @pytest.fixture
 def group() -> Iterator[Callable[[int], DeviceMesh]]:
-    """Make groups of ranks of which this process is the first, and the others do nothing."""
-
-    def make(ranks: int) -> DeviceMesh:
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-        return init_device_mesh("cpu", (ranks,))
-
-    yield make
-    dist.destroy_process_group()
-
-
-class Seen(TorchDispatchMode):
-    """The collectives that run, with the bytes of the whole tensor of each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Collectives = Counter()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented  # which asks again with local tensors
-        result = function(*args, **kwargs or {})
-        name = str(function).removeprefix("_c10d_functional.").split(".")[0]
-        op = {"all_gather_into_tensor": "all-gather", "reduce_scatter_tensor": "reduce-scatter"}.get(name)
-        op = "all-reduce" if name.startswith("all_reduce") else op
-        if op:
-            self.found[op, max(each.numel() * each.element_size() for each in (args[0], result))] += 1
-        return result
-
-    def taken(self) -> Collectives:
-        """Return what has been found since the last time."""
-        found, self.found = self.found, Counter()
-        return found
+    yield from made_groups()
 
 
 class Attention(nn.Module):
@@ -131,7 +98,7 @@ def in_three(operations: Iterator[Operation]) -> Iterator[Operation]:
 def by_rule(operations: Iterator[Operation], tensor: int, sequence: bool) -> tuple[Collectives, Collectives, RankShare]:
     """Return the collectives of a forward and of its backward, and a rank's share, by the rule."""
     mesh = Mesh(tensor, sequence, keeps_gathered=True, sums_apart=True)
-    share = split(operations, sizes_on(SHAPE, SAMPLES, tensor), mesh)
+    share = split(operations, sizes_on(SHAPE, SAMPLES, mesh), mesh)
     ways: list[Collectives] = []
     for counted in (share.forward, share.for_input + share.for_weights):
         found: Collectives = Counter()

@@ -98,7 +98,7 @@ def hidden_share(times: OverlapTimes) -> float:
 
 def _operations(shape: Layers, make: Make) -> Iterator[OperationTime]:
     """Time each operation of a layer."""
-    sizes = sizes_on(shape, SAMPLES, 1)
+    sizes = sizes_on(shape, SAMPLES, NO_MESH)
     for each in layer(shape, make(1).element_size()):
         ((row, _),) = split([each], sizes, NO_MESH).forward
         assert isinstance(row, Kernel), "one rank exchanges nothing"
@@ -202,7 +202,7 @@ def devices_of(reached: float, fit: KernelFit | None) -> Devices:
 def held_against(fit: KernelFit, devices: Devices, shape: Layers, dtype: str) -> KernelFit:
     """Return a fit with the error of what cdpsim predicts for such devices, of the whole layer there and back."""
     model = Model.of_layers(shape, samples=SAMPLES, precision=PRECISIONS[dtype])
-    machine = machine_of(model, Cluster(devices=(devices,)), "best")
+    machine = machine_of(model, Cluster(devices=(devices,)), "best", 1)
     assert machine is not None, "the devices have a speed"
     stage = with_operation_times(model, machine, splits=False).stages[1]
     took = sum(each.seconds for each in fit.operations if each.kind == WHOLE)

@@ -65,6 +65,7 @@ COLLECTIVES = {
     "_reduce_scatter_base_": "reduce-scatter",
     "reduce_scatter_tensor_coalesced_": "reduce-scatter",
     "reduce_": "reduce",
+    "alltoall_base_": "all-to-all",
 }
 
 

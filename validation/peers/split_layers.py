@@ -10,7 +10,8 @@ are compared with the rule; what torch keeps beside them is listed by `kept_besi
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -24,10 +25,13 @@ from cdpsim.cli.console import exit_code_of, write_stdout
 from cdpsim.files.tables import as_text
 from cdpsim.model.layers import (
     ALL_REDUCE,
+    ALL_TO_ALL,
     PADDED,
     REDUCE_SCATTER,
+    RING,
     Exchange,
     Layers,
+    Operation,
     embedding,
     head,
     layer,
@@ -39,6 +43,8 @@ from ..ranks.launcher import Ranks
 from ..ranks.member import Member
 from ..replay.contents import ReplayError
 from ..training.passes import one_thread
+from .context_operators import attended_in_context, own_positions
+from .expert_operators import Uneven, mixture
 from .measure import Observer
 from .split_operators import Weights, all_reduced, attended, embedded, loss_of, products_by_columns, summed
 
@@ -61,7 +67,8 @@ MESHES = {
 CLOSE = 1e-12  # of a parameter's largest number
 # The dimension by which a parameter is split. Of others, each rank has a copy.
 SPLIT = {"embedding": 0, "head": 0, "qkv": 0, "qkv bias": 0, "attention": 1, "up": 0, "up bias": 0, "down": 1}
-Collectives = Counter[tuple[str, int]]  # collectives, with the bytes of the whole tensor
+Collectives = Counter[tuple[str, int]]  # collectives with the bytes of the whole tensor, messages with their own
+Runs = dict[str, dict[str, list["SplitTrained"]]]  # of each shape, and split
 
 
 class SplitTrained(NamedTuple):
@@ -81,19 +88,33 @@ def drawn_parameters(shape: Layers) -> Weights:
     of_layer: dict[str, tuple[int, ...]] = {"qkv": (q, h), "attention": (h, a), "up": (up, h), "down": (h, f)}
     of_layer |= {"qkv bias": (q,)} if shape.biases else {}
     of_layer |= {"attention bias": (h,), "up bias": (up,), "down bias": (h,)} if shape.biases is True else {}
+    e, i, u = shape.experts or 0, sizes["i"], sizes["u"]
+    gates = 1 + shape.gated
+    of_experts: dict[str, tuple[int, ...]] = {
+        "router": (e, h),
+        "expert up": (e, gates * i, h),
+        "expert down": (e, h, i),
+    }
+    of_experts |= {"shared up": (gates * u, h), "shared down": (h, u)} if u else {}
     of_model: dict[str, tuple[int, ...]] = {"embedding": (shape.vocabulary, h)}
     of_model |= {"positions": (rows, h)} if rows else {}
     of_model |= {} if shape.tied else {"head": (shape.vocabulary, h)}
-    of_model |= {f"{i}/{name}": size for i in range(shape.layers) for name, size in of_layer.items()}
+    for k, has in enumerate(shape.has_experts):
+        names = [name for name in of_layer if not (has and name in ("up", "down"))]
+        of_model |= {f"{k}/{name}": of_layer[name] for name in names}
+        of_model |= {f"{k}/{name}": size for name, size in of_experts.items() if has}
     every = ["last norm", *(f"{i}/{name}" for i in range(shape.layers) for name in norms)]
     of_model |= {name: (h,) for norm in every for name in ([norm, f"{norm} bias"] if shape.norm == "layer" else [norm])}
     drawn = {name: torch.randn(size, generator=random, dtype=torch.float64) for name, size in of_model.items()}
     return {name: each / h**0.5 + (name in every) for name, each in drawn.items()}
 
 
-def own_share(name: str, whole: Tensor, shape: Layers, tensor: int, rank: int) -> Tensor:
+def own_share(name: str, whole: Tensor, shape: Layers, mesh: Mesh, rank: int) -> Tensor:
     """Return a rank's share of a parameter: of each of its parts, or of its heads, which several ranks may have."""
-    kind, sizes, parts = name.rpartition("/")[2], shape.sizes, [(whole, tensor)]
+    kind, sizes, tensor = name.rpartition("/")[2], shape.sizes, mesh.tensor
+    if kind.startswith("expert "):
+        return whole.chunk(mesh.expert)[rank % mesh.expert]
+    parts = [(whole, tensor)]
     if kind not in SPLIT or tensor == 1:
         return whole
     if kind in ("embedding", "head"):
@@ -124,16 +145,20 @@ def activated(u: Tensor, shape: Layers) -> Tensor:
 
 def layer_forward(x: Tensor, of: Weights, shape: Layers, mesh: Mesh) -> Tensor:
     """Return what a layer makes of x."""
-    qkv, up = ((of[name], of.get(f"{name} bias")) for name in ("qkv", "up"))
+    qkv, up = ((of[name], of.get(f"{name} bias")) for name in ("qkv", "router" if "router" in of else "up"))
     biases = [of[name] for name in ("attention bias", "down bias") if name in of]
     y = normed(x, of, "norm 1", shape)
+    attend = attended_in_context if mesh.context > 1 else attended
     if shape.parallel:  # one sum of both
         found, u = products_by_columns(y, [qkv, up], mesh)
-        both = F.linear(attended(found, shape, mesh), of["attention"]) + F.linear(activated(u, shape), of["down"])
+        both = F.linear(attend(found, shape, mesh), of["attention"]) + F.linear(activated(u, shape), of["down"])
         return sum((summed(both, mesh), *biases), x)
     (found,) = products_by_columns(y, [qkv], mesh)
-    attention = summed(F.linear(attended(found, shape, mesh), of["attention"]), mesh)
+    attention = summed(F.linear(attend(found, shape, mesh), of["attention"]), mesh)
     x = sum((attention, *biases[:1]), x)
+    if "router" in of:
+        of_teams = normed(x, of, "norm 2", shape).split(SAMPLES)  # each fills experts of its own
+        return x + torch.cat([mixture(y, of, shape, mesh, activated) for y in of_teams])
     (u,) = products_by_columns(normed(x, of, "norm 2", shape), [up], mesh)
     return sum((summed(F.linear(activated(u, shape), of["down"]), mesh), *biases[1:]), x)
 
@@ -142,9 +167,10 @@ def model_forward(tokens: Tensor, targets: Tensor, of: Weights, shape: Layers, m
     """Return the loss of a model."""
     x = embedded(tokens, of["embedding"], mesh)
     if "positions" in of:
-        own = x.shape[1]  # with sequence, a share of all
+        own = x.shape[1]  # with sequence or context, a share of all
         first = rank * own if mesh.sequence else 0
-        x = x + of["positions"][first : first + own]
+        rows = of["positions"][: shape.length] if mesh.context > 1 else of["positions"][first : first + own]
+        x = x + own_positions(rows, 0, mesh, rank)
     for i in range(shape.layers):
         x = layer_forward(x, {name[2:]: of[name] for name in of if name.startswith(f"{i}/")}, shape, mesh)
     y = normed(x, of, "last norm", shape)
@@ -153,15 +179,22 @@ def model_forward(tokens: Tensor, targets: Tensor, of: Weights, shape: Layers, m
 
 
 def sum_copies(gradients: Weights, shape: Layers, mesh: Mesh) -> None:
-    """Sum the gradients of what other ranks have, too, once a step: of copies with `sequence`, and of shared heads."""
+    """Sum the gradients of what other ranks have, too, once a step: of copies with `sequence`, and of shared heads.
+
+    Over context and experts it is the data axis that sums them; there each rank's loss is a mean of its own tokens.
+    """
+    copies = mesh.context * mesh.expert
     parts = [each for name, each in gradients.items() if mesh.sequence and name.rpartition("/")[2] not in SPLIT]
     if shape.kv < mesh.tensor:  # one key/value head, of which all ranks have a copy
         of_queries = shape.sizes["a"] // mesh.tensor
         parts += [each[of_queries:] for name, each in gradients.items() if "qkv" in name]
+    parts += [each for name, each in gradients.items() if copies > 1 and "/expert " not in name]
     if parts:
         sums = all_reduced(torch.cat([part.flatten() for part in parts]))
         for part, whole in zip(parts, sums.split([part.numel() for part in parts]), strict=True):
             part.copy_(whole.view_as(part))
+    for each in gradients.values():
+        each /= copies
 
 
 def take_step(
@@ -175,7 +208,8 @@ def take_step(
         kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
         return tensor.detach()
 
-    given, targets = (each.clone() for each in tokens)
+    own = own_positions(tokens.chunk(mesh.expert, 1)[rank % mesh.expert], 2, mesh, rank)
+    given, targets = (each.clone() for each in own)
     seen = {phase: Observer(torch.device("cpu")) for phase in ("forward", "backward", "step")}
     with seen["forward"], saved_tensors_hooks(keep, Tensor.detach):
         loss = model_forward(given, targets, of, shape, mesh, rank)
@@ -188,19 +222,19 @@ def take_step(
     return seen, [each.untyped_storage().nbytes() for address, each in kept.items() if address not in weights]
 
 
-def train_split(member: Member | None, shape: Layers, mesh: Mesh) -> SplitTrained:
-    """Train a model, or this rank's share of it."""
+def train_split(member: Member | None, shape: Layers, mesh: Mesh, teams: int = 1) -> SplitTrained:
+    """Train a model, or this rank's share of it; teams have samples of their own, and share experts."""
     rank = 0 if member is None else member.rank
     whole, random = drawn_parameters(shape), torch.Generator().manual_seed(49)
-    of = {name: own_share(name, each, shape, mesh.tensor, rank).clone() for name, each in whole.items()}
-    steps = torch.randint(shape.vocabulary, (STEPS, 2, SAMPLES, shape.length), generator=random)
+    of = {name: own_share(name, each, shape, mesh, rank).clone() for name, each in whole.items()}
+    steps = torch.randint(shape.vocabulary, (STEPS, 2, teams * SAMPLES, shape.length), generator=random)
     for each in of.values():
         each.requires_grad_()
     for tokens in steps:
         take_step(of, tokens, shape, mesh, rank)
     short = {name: each.detach().float().requires_grad_() for name, each in of.items()}
     seen, kept = take_step(short, steps[0], shape, mesh, rank)
-    shares = {REDUCE_SCATTER: mesh.tensor}  # the dispatcher shows the share that it returns
+    shares = {REDUCE_SCATTER: mesh.team, ALL_TO_ALL: mesh.context * mesh.expert}  # the dispatcher shows a rank's
     calls = {name: Counter((o.call, o.nbytes * shares.get(o.call, 1)) for o in one.calls) for name, one in seen.items()}
     return SplitTrained({name: each.detach().numpy() for name, each in of.items()}, calls, kept)
 
@@ -213,22 +247,48 @@ class Ruled(NamedTuple):
     numbers: int  # of its parameters
 
 
+def calls_of(op: str, size: int, times: int, phase: str, mesh: Mesh) -> Collectives:
+    """Return an exchange's calls: a ring sends keys and values in a message, in the backward their gradients, too."""
+    if op != RING:
+        return Counter({(op, size): times})
+    kinds = 1 if phase == "forward" else 2
+    messages = kinds * (mesh.context - 1) * times
+    share = size // kinds // mesh.context
+    return Counter({("send", share): messages, ("receive", share): messages})
+
+
+def storages(kept: Mapping[str, int], shape: Layers, mesh: Mesh) -> list[int]:
+    """Return the bytes of the storages of kept values; by heads, queries, keys and values have one each."""
+    found = dict(kept)
+    if mesh.context > 1 and mesh.attention_exchange == ALL_TO_ALL and "qkv" in found:
+        size = found.pop("qkv")
+        found |= {part: size * shape.sizes[dim] // shape.sizes["q"] for part, dim in zip("qkv", "acc", strict=True)}
+    return [*found.values()]
+
+
 def ruled_split(shape: Layers, mesh: Mesh) -> Ruled:
     """Return what the rule says of a model."""
     calls: dict[str, Collectives] = {phase: Counter() for phase in ("forward", "backward", "step")}
-    sizes, kept, numbers, partial = sizes_on(shape, SAMPLES, mesh.tensor), list[int](), 0, 0
-    for part, layers in ((embedding, 1), (layer, shape.layers), (head, 1)):
+    sizes, kept, numbers, copies = sizes_on(shape, SAMPLES, mesh), list[int](), 0, 0
+    mixed, experts = sum(shape.has_experts), 0
+    in_experts = [(partial(layer, experts=True), mixed)] if mixed else []
+    parts: list[tuple[Callable[..., Iterator[Operation]], int]]
+    parts = [(embedding, 1), (layer, shape.layers - mixed), *in_experts, (head, 1)]
+    for part, layers in parts:
         share = split(part(shape, NUMBER), sizes, mesh)
         for phase, counted in (("forward", share.forward), ("backward", share.for_input + share.for_weights)):
             for each, times in counted:
                 if isinstance(each, Exchange):
-                    calls[phase][each.op, each.size] += int(layers * times)
-        kept += [*share.kept.values()] * layers
+                    calls[phase].update(calls_of(each.op, each.size, int(layers * times), phase, mesh))
+        kept += storages(share.kept, shape, mesh) * layers
         numbers += layers * sum(map(prod, share.weights))
-        partial += layers * share.partial
-    if partial:
-        calls["step"][ALL_REDUCE, NUMBER * partial] = 1
-    return Ruled(calls, kept, numbers - shape.tied * prod(sizes.shape("vh", mesh.split_by("v"))))
+        experts += layers * sum(map(prod, share.experts))
+        copies += layers * share.partial
+    numbers -= shape.tied * prod(sizes.shape("vh", mesh.lies(Value("head", "vh", NUMBER))))
+    copies += (numbers - experts) * (mesh.context * mesh.expert > 1)  # by the data axis
+    if copies:
+        calls["step"][ALL_REDUCE, NUMBER * copies] = 1
+    return Ruled(calls, kept, numbers)
 
 
 class KeptBeside(NamedTuple):
@@ -249,8 +309,13 @@ def kept_beside(shape: Layers, mesh: Mesh) -> list[KeptBeside]:
         found.append(
             KeptBeside(Value("normalized", "bsh", NUMBER), norms, "an RMS norm that is not fused: x / deviation")
         )
-    if shape.gated:
-        found.append(KeptBeside(Value("silu", "bsf", NUMBER), layers, "a gate that is not fused: silu(gate)"))
+    mixed = sum(shape.has_experts)
+    gates = {"bsf": layers - mixed, "ri": mixed, "bsu": mixed * bool(shape.shared_ffn)}
+    why = "a gate that is not fused: silu(gate)"
+    found += [KeptBeside(Value("silu", dims, NUMBER), n, why) for dims, n in gates.items() if shape.gated and n]
+    if mixed:
+        found.append(KeptBeside(Value("weights of rows", "r", NUMBER), mixed, "a weight of each expert's row"))
+        found.append(KeptBeside(Value("places of rows", "r", 8), 2 * mixed, "the token and the choice of each row"))
     if mesh.tensor > 1:
         found.append(KeptBeside(Value("others", "bk", 1), 2, "which tokens and targets are of other ranks"))
     else:
@@ -260,8 +325,8 @@ def kept_beside(shape: Layers, mesh: Mesh) -> list[KeptBeside]:
 
 def bytes_beside(shape: Layers, mesh: Mesh) -> list[tuple[KeptBeside, int]]:
     """Return what torch keeps beside the values of the rule, each with its bytes on a rank."""
-    sizes = sizes_on(shape, SAMPLES, mesh.tensor)
-    return [(each, sizes.size(each.value, mesh.split_by(each.value.dims))) for each in kept_beside(shape, mesh)]
+    sizes = sizes_on(shape, SAMPLES, mesh)
+    return [(each, sizes.size(each.value, mesh.lies(each.value))) for each in kept_beside(shape, mesh)]
 
 
 def simulated_exchanges(shape: Layers, mesh: Mesh) -> tuple[Collectives, int]:
@@ -269,16 +334,25 @@ def simulated_exchanges(shape: Layers, mesh: Mesh) -> tuple[Collectives, int]:
     model = Model.of_layers(shape, samples=SAMPLES, precision=PRECISION)
     runtime = f"paper:keeps_gathered={'yes' if mesh.keeps_gathered else 'no'}"
     options: dict[str, Any] = {"tensor": mesh.tensor, "sequence": mesh.sequence, "runtime": runtime}
+    options |= {"context": mesh.context, "attention_exchange": mesh.attention_exchange} if mesh.context > 1 else {}
+    options |= {"expert": mesh.expert, "replicas": mesh.expert} if mesh.expert > 1 else {}
     run = simulate("dp", 1, m=1, steps=1, model=model, cluster="selene", optimizer="sgd", **options)
-    found: Collectives = Counter()
+    found, sent = Counter[tuple[str, int]](), 0.0
     for row in run.exchanges or ():
-        found[row.op, int(row.size)] += int(row.times)
-    return found, int(run.summary()["bytes_sent"][0]["bytes"])
+        phase = "forward" if row.kind == "F" else "backward"
+        times = row.times / mesh.expert  # of one of the teams
+        found.update(calls_of(row.op, int(row.size), int(times), phase, mesh))
+        sent += row.sent * times
+    return found, int(sent if mesh.context * mesh.expert > 1 else run.summary()["bytes_sent"][0]["bytes"])
 
 
 def bytes_by_ring(calls: Collectives, ranks: int) -> int:
-    """Return the bytes that a rank sends by rings: an all-reduce sends twice what the others send."""
-    return sum(n * (1 + (op == ALL_REDUCE)) * (ranks - 1) * size // ranks for (op, size), n in calls.items())
+    """Return the bytes that a rank sends by rings: an all-reduce sends twice what a gather or a scatter does.
+
+    All to all, a rank sends a share of its own share; messages are sent as they are.
+    """
+    shares = {ALL_REDUCE: 2 * (ranks - 1) / ranks, ALL_TO_ALL: (ranks - 1) / ranks**2, "send": 1.0, "receive": 0.0}
+    return sum(int(n * size * shares.get(op, (ranks - 1) / ranks)) for (op, size), n in calls.items())
 
 
 def apart(ranks: Sequence[SplitTrained], alone: SplitTrained, shape: Layers, mesh: Mesh) -> float:
@@ -287,7 +361,7 @@ def apart(ranks: Sequence[SplitTrained], alone: SplitTrained, shape: Layers, mes
     for name, array in alone.parameters.items():
         whole = torch.from_numpy(array)
         for rank, one in enumerate(ranks):
-            wrong = own_share(name, whole, shape, mesh.tensor, rank) - torch.from_numpy(one.parameters[name])
+            wrong = own_share(name, whole, shape, mesh, rank) - torch.from_numpy(one.parameters[name])
             worst.append(float(wrong.abs().max() / whole.abs().max()))
     return float(torch.tensor(worst, dtype=torch.float64).max())  # nan where one is
 
@@ -298,11 +372,14 @@ def split_differences(ranks: Sequence[SplitTrained], alone: SplitTrained, shape:
     kept = sorted([*ruled.kept, *(size for each, size in bytes_beside(shape, mesh) for _ in range(each.times))])
     simulated = simulated_exchanges(shape, mesh)
     said = [f"parameters are {distance:.2g} apart"] if not distance <= CLOSE else []
+    if isinstance(mesh, Uneven) and shape.capacity is None:
+        return said  # how many rows a rank has, its tokens say
     for rank, one in enumerate(ranks):
         wrong = (phase for phase, calls in ruled.calls.items() if one.calls[phase] != calls)
         said += [f"rank {rank} calls {one.calls[phase]} in its {phase}, not {ruled.calls[phase]}" for phase in wrong]
-        step = sum(one.calls.values(), Counter[tuple[str, int]]())
-        sent = step, bytes_by_ring(step, mesh.tensor)
+        phases = ("forward", "backward") if mesh.tensor == 1 else one.calls  # else the data axis has the third
+        step = sum((one.calls[phase] for phase in phases), Counter[tuple[str, int]]())
+        sent = step, bytes_by_ring(step, mesh.team * mesh.expert)
         said += [f"rank {rank} exchanges {sent} in its step, not {simulated} as simulated"] * (sent != simulated)
         said += [f"rank {rank} keeps {sorted(one.kept)} B, not {kept}"] * (sorted(one.kept) != kept)
         numbers = sum(each.size for each in one.parameters.values())
@@ -310,14 +387,16 @@ def split_differences(ranks: Sequence[SplitTrained], alone: SplitTrained, shape:
     return said
 
 
-def table_of_splits(runs: dict[str, dict[str, list[SplitTrained]]], alone: dict[str, SplitTrained]) -> str:
+def table_of_splits(
+    runs: Runs, alone: dict[str, SplitTrained], shapes: Mapping[str, Layers], meshes: Mapping[str, Mesh]
+) -> str:
     """Return a row for each shape and split."""
     lines: list[list[str]] = []
     for name, of_shape in runs.items():
         for mesh, trained in of_shape.items():
-            first, distance = trained[0], apart(trained, alone[name], SHAPES[name], MESHES[mesh])
+            first, distance = trained[0], apart(trained, alone[name], shapes[name], meshes[mesh])
             words = (", ".join(f"{n} {op} of {size:,}" for (op, size), n in c.items()) for c in first.calls.values())
-            ruled = sum(ruled_split(SHAPES[name], MESHES[mesh]).kept)
+            ruled = sum(ruled_split(shapes[name], meshes[mesh]).kept)
             step = sum(first.calls.values(), Counter[tuple[str, int]]())
             kept = [f"{bytes_by_ring(step, RANKS):,}", f"{ruled:,}", f"{sum(first.kept) - ruled:,}"]
             lines.append([f"{name}; {mesh}", f"{distance:.1e}", *words, *kept])
@@ -344,16 +423,15 @@ def table_beside() -> str:
     return as_text(["kept beside the rule", "tensor, B", "sequence, B", "what"], [*lines.values()])
 
 
-def compare_splits(arguments: list[str]) -> int:
-    """Train on ranks and in one process, print what was found, and return the exit code."""
-    if arguments:
-        raise RequestError(arguments[0], "is not known; the check of split layers takes no options")
+def compare_on_ranks(shapes: Mapping[str, Layers], meshes: Mapping[str, Mesh], whole: Mesh = NO_MESH) -> list[str]:
+    """Train on ranks and in one process; return a table of what was found, and what differs."""
+    teams = max(mesh.expert for mesh in meshes.values())
     try:
         with one_thread(), Ranks(RANKS) as ranks:
-            alone = {name: train_split(None, shape, NO_MESH) for name, shape in SHAPES.items()}
+            alone = {name: train_split(None, shape, whole, teams) for name, shape in shapes.items()}
             runs = {
-                name: {split_by: ranks.call(train_split, shape, mesh) for split_by, mesh in MESHES.items()}
-                for name, shape in SHAPES.items()
+                name: {split_by: ranks.call(train_split, shape, mesh, teams) for split_by, mesh in meshes.items()}
+                for name, shape in shapes.items()
             }
     except ReplayError as error:
         raise RequestError("ranks", str(error)) from error
@@ -361,9 +439,17 @@ def compare_splits(arguments: list[str]) -> int:
         f"{name}; {mesh}: {line}"
         for name, of_shape in runs.items()
         for mesh, trained in of_shape.items()
-        for line in split_differences(trained, alone[name], SHAPES[name], MESHES[mesh])
+        for line in split_differences(trained, alone[name], shapes[name], meshes[mesh])
     ]
-    write_stdout("\n".join([table_of_splits(runs, alone), table_beside(), *(said or ["all as the rule says"]), ""]))
+    return [table_of_splits(runs, alone, shapes, meshes), *said]
+
+
+def compare_splits(arguments: list[str]) -> int:
+    """Train on ranks and in one process, print what was found, and return the exit code."""
+    if arguments:
+        raise RequestError(arguments[0], "is not known; the check of split layers takes no options")
+    table, *said = compare_on_ranks(SHAPES, MESHES)
+    write_stdout("\n".join([table, table_beside(), *(said or ["all as the rule says"]), ""]))
     return 1 if said else 0
 
 

@@ -14,7 +14,7 @@ from .case import Case, LeftOut
 REPLAYED = "replayed"
 ON_HOSTS = ("none", "optimizer", "activations", "all")  # what is kept there in replays; parameters never are
 # Options of schedules and of data ranks that no replay takes.
-_SIMULATED = ("order", "counts", "padding", "compress", "clip", "update_in")
+_SIMULATED = ("order", "counts", "ranks", "padding", "compress", "clip", "update_in")
 DATA_RANKS = tuple(name for name in DataOptions.__annotations__ if name not in _SIMULATED)
 OF_SCHEDULES = tuple(name for name in ScheduleOptions.__annotations__ if name not in _SIMULATED)
 _TOLD = (*(name for name in DATA_RANKS if name not in ("replicas", "by_layer")), "prefetch")  # in a report's options
