@@ -20,8 +20,8 @@
 # Needs `pip install 'cdpsim[notebooks]'` and Jupyter.
 #
 # Llama 2 7B has to be trained on 8 A100 with 64 samples in a training step. Which schedule, on how many stages, with
-# how many data ranks that share states, and with which recomputation? `plan` tries all of them. It simulates those
-# that lower bounds do not rule out, so that its answer is proved.
+# how many data ranks that share states and ranks that split layers, and with which recomputation? `plan` tries all of
+# them. It simulates those that lower bounds do not rule out, so that its answer is proved.
 
 # %%
 import matplotlib.pyplot as plt
