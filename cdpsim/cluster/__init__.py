@@ -179,7 +179,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
     def numbered(self, places: int, data: int, ranks: int = 1) -> "Cluster":
         """Return the cluster on which the `data` ranks of each of a program's places are neighbours.
 
-        Whoever asks it names devices as the program does, place by place within a data rank, or `ranks` of each.
+        Its methods then take the program's numbers of devices: place by place within a data rank, or `ranks` of each.
         """
         return self if (places, data, ranks) == self.grid else _renumbered(self, (places, data, ranks))
 

@@ -398,9 +398,12 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         """Return the model with parameters padded to whole shares of `ranks` ranks.
 
         By `rows`, all ranks have the same number of rows of each tensor (FSDP2). By `megatron`, each tensor begins with
-        a multiple of 64 numbers, and a stage ends with one of 128 (Megatron-LM, `param_layout`).
+        a multiple of 64 numbers, and a stage ends with one of 128 (Megatron-LM, `param_layout`). Experts go by
+        themselves where other ranks share them.
         """
-        return msgspec.structs.replace(self, stages=tuple(pad_stage(stage, ranks, padding) for stage in self.stages))
+        of_experts = max(1, ranks * self.mesh.tensor // self.mesh.expert)
+        stages = (pad_stage(stage, ranks, of_experts, padding) for stage in self.stages)
+        return msgspec.structs.replace(self, stages=tuple(stages))
 
     def _sizes(self, kind: str) -> list[int]:
         return [stage.size(kind) for stage in self.stages]

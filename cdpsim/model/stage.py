@@ -286,23 +286,29 @@ def _without_tensor(stage: Stage, size: int) -> tuple[tuple[int, ...], ...]:
     return () if gone is None else stage.tensors[:gone] + stage.tensors[gone + 1 :]
 
 
-def pad_stage(stage: Stage, ranks: int, padding: str) -> Stage:
-    """Return a stage with its parameters padded, as `Model.padded` says."""
+def pad_stage(stage: Stage, ranks: int, of_experts: int, padding: str) -> Stage:
+    """Return a stage with its parameters padded, those of experts among other ranks, as `Model.padded` says."""
     if not stage.parameters:
         return stage
     if not stage.tensors:
         problem = f"depends on the shapes of parameters, and a tied tensor is none of the `tensors` of {stage.name!r}"
         raise RequestError("padding", f"{problem}; add it to these, or leave padding out")
-    if padding == "rows":
-        numbers = sum(ranks * -(-shape[0] // ranks) * prod(shape[1:]) for shape in stage.tensors)
-    else:
-        end = lcm(ranks, _MEGATRON_END)
-        begins = sum(-(-prod(shape) // _MEGATRON_BEGIN) * _MEGATRON_BEGIN for shape in stage.tensors)
-        numbers = -(-begins // end) * end
-    padded = ("parameters", "expert_parameters", *_OF_UPDATE)
-    sizes = {kind: getattr(stage, kind) * numbers // stage.numbers for kind in padded}
+    apart = stage.expert_tensors if of_experts != ranks else ()
+    rest = [shape for shape in stage.tensors if shape not in apart]
+    experts = _padded_numbers(apart, of_experts, padding)
+    numbers = _padded_numbers(rest, ranks, padding) + experts
+    sizes = {kind: getattr(stage, kind) * numbers // stage.numbers for kind in ("parameters", *_OF_UPDATE)}
     gradients = None if stage.gradients is None else stage.gradients * numbers // stage.numbers
-    return replace(stage, gradients=gradients, tensors=(), **sizes)
+    sizes["expert_parameters"] = stage.parameters * experts // stage.numbers
+    return replace(stage, gradients=gradients, tensors=(), expert_tensors=(), **sizes)
+
+
+def _padded_numbers(tensors: Sequence[TensorShape], ranks: int, padding: str) -> int:
+    if padding == "rows":
+        return sum(ranks * -(-shape[0] // ranks) * prod(shape[1:]) for shape in tensors)
+    end = lcm(ranks, _MEGATRON_END)
+    begins = sum(-(-prod(shape) // _MEGATRON_BEGIN) * _MEGATRON_BEGIN for shape in tensors)
+    return -(-begins // end) * end
 
 
 _MEGATRON_BEGIN, _MEGATRON_END = 64, 128  # numbers of whose multiples a tensor begins, and a bucket ends

@@ -302,7 +302,7 @@ class DataOptions(TypedDict, total=False):
             "ORDER",
             "which ranks of the cluster are neighbours: tp-cp-dp-pp (the data ranks of each device of the schedule; "
             "Megatron-LM's and torchtitan's) or tp-cp-pp-dp (the devices of each data rank), by the fastest digit",
-            usual="tp-cp-dp-pp with --tensor, else tp-cp-pp-dp",
+            usual="tp-cp-dp-pp where ranks share tasks or experts, else tp-cp-pp-dp",
         ),
     ]
     buckets: Annotated[

@@ -99,10 +99,8 @@ def _refuse_ranks_of_devices(request: Request, program: Program) -> None:
     """Refuse messages of single ranks where a device is a group of ranks, several of which sum with others."""
     if program.copies:
         option, mesh = "contention" if request.contends else "expand-collectives", request.model.mesh
-        problem = (
-            f"runs sums as messages between devices, and {mesh.team} ranks are one here, of which several take part"
-        )
-        raise RequestError(option, f"{problem}; leave it out, or --context and --expert")
+        problem = f"runs sums as messages between devices, and {mesh.team} ranks are one here"
+        raise RequestError(option, f"{problem}, of which several take part; leave it out, or --context and --expert")
 
 
 def _refuse_turns(request: Request, program: Program) -> None:
@@ -176,7 +174,7 @@ def program_key(request: Request, devices: int, algorithms: tuple[Any, ...]) -> 
         "shape": request.shape,
         "steps": request.steps,
         "sizes": model.all_sizes,
-        "mesh": model.mesh,
+        "ranks": (model.mesh.tensor, model.mesh.context, model.mesh.expert),
         "ties": (request.local_ties, model.tied),
         "runtime": request.runtime,
         "updates": (model.updates_in_lanes, model.updates_take_time, model.outer_updates_take_time),
@@ -284,21 +282,20 @@ def price_resolved(program: Program, request: Request, collapsed: Costs | None =
         for factor, model in slow.items()
         if model is not None
     }
-    costs = replace(
-        costs, slowed=times, loads=_loads_of(program, request, costs) if request.disorder.imbalance else None
-    )
+    loads = _loads_of(program, request, costs) if request.disorder.imbalance else None
+    costs = replace(costs, slowed=times, loads=loads)
     return replace(disturbed_costs(program, costs, request.disorder, request.seed, request.run), undisturbed=costs)
 
 
 def _loads_of(program: Program, request: Request, costs: Costs) -> Loads | None:
-    """Return what experts' products take of tasks: what twice their load adds."""
+    """Return how long the products of experts are in tasks: what twice their load adds."""
     twice, model = request.loaded_model(2.0), request.timed_model
     if twice is None or request.model.mesh.expert == 1:
         return None
     seconds = slowed_times(program, costs.duration, model, twice, 1.0) - costs.duration[: len(program.tasks)]
-    mesh, places = request.model.mesh, program.devices // request.shape.simulated
-    group = np.arange(program.devices) // places // max(1, mesh.expert // mesh.team)
-    return Loads(seconds, np.array([stage.mixtures for stage in model.stages]), mesh.expert, group)
+    layers, places = np.array([stage.mixtures for stage in model.stages]), program.devices // request.shape.simulated
+    mesh = request.model.mesh
+    return Loads(seconds, layers, mesh.expert, max(1, mesh.expert // mesh.team), places)
 
 
 def request_of(made: Program | Costs) -> Request:

@@ -1,4 +1,4 @@
-"""Who is where: the groups of ranks of each axis, their links, what a rank sends over them, and what it has.
+"""The groups of ranks of each axis, their links, what a rank sends over them, and its share of weights and tokens.
 
 Ranks are those of the cluster. A link is as a rank sees it whose neighbours send at once, over the same cards.
 """
@@ -106,7 +106,7 @@ _MESH_COLUMNS = (
 
 
 def mesh(request: Request) -> RankMesh:
-    """Return who is where; what a rank sends is that of a run, and unknown in slots.
+    """Return the groups of ranks of each axis; what a rank sends is that of a run, and unknown in slots.
 
     >>> found = mesh(Request("1f1b", 2, replicas=2, tensor=2, model="llama2-13b", cluster="a100-nodes"))
     >>> {each.axis: each.groups.tolist()[0] for each in found.axes if each.degree > 1}

@@ -151,17 +151,16 @@ class Machine:
             self.device.memory_bandwidth,
         )
         assert peak is not None, "the cluster has been asked for it"
+        factor = self.factor * (self.mesh.imbalance if row.kind == GROUPED else 1.0)
         if kernels is None:
-            load = self.mesh.imbalance if row.kind == GROUPED else 1.0
-            return self.factor * load * row.flop / (peak * (self.device.achieved or 1.0))
+            return factor * row.flop / (peak * (self.device.achieved or 1.0))
         assert bandwidth is not None, "kernels need it"
         moved = row.moved / (bandwidth * kernels.passes)
-        if row.kind == GROUPED:
-            return self.factor * self.mesh.imbalance * max(row.flop / (peak * kernels.grouped), moved)
-        if row.kind == PRODUCT:
-            return self.factor * max(row.flop / (peak * kernels.products), moved)
+        if row.kind in (PRODUCT, GROUPED):
+            reached = kernels.products if row.kind == PRODUCT else kernels.grouped
+            return factor * max(row.flop / (peak * reached), moved)
         core = row.done * row.flop / (peak * kernels.core)
-        return self.factor * (kernels.launch + moved if row.kind == PASS else core)
+        return factor * (kernels.launch + moved if row.kind == PASS else core)
 
     def exchange_seconds(self, exchange: Exchange) -> float:
         """Return the time of an exchange alone: until its ranks have met, and of its messages."""
@@ -331,12 +330,13 @@ def _with_times(stage: Stage, host: Link | None, nvme: Link | None, ranks: int, 
 
 
 class Loads(NamedTuple):
-    """What experts' products take of tasks, which all wait for the busiest of the ranks that share the experts."""
+    """How long the products of experts are in tasks. All wait for the busiest of the ranks that share the experts."""
 
     seconds: Times  # of each task, in all layers of its stage
     layers: Ints  # with experts, of each stage
     ranks: int
-    group: Ints  # of each device, the ranks with which it shares them
+    data: int  # data ranks among which they share them
+    places: int  # devices of a data rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -560,7 +560,7 @@ def disturbed_costs(program: Program, costs: Costs, disorder: Disorder, seed: in
 
 def steady_costs(program: Program, costs: Costs, disorder: Disorder) -> Costs:
     """Return the costs of a program with the disorder that is the same in every run: slow devices and stops."""
-    duration = costs.duration.copy()
+    duration, loads = costs.duration.copy(), costs.loads and costs.loads._replace(seconds=costs.loads.seconds.copy())
     if duration.dtype.kind == "i":
         _refuse_parts_of_slots(disorder)
     for slow in disorder.slow:
@@ -570,9 +570,9 @@ def steady_costs(program: Program, costs: Costs, disorder: Disorder) -> Costs:
             duration[tasks] *= duration.dtype.type(slow.factor)
         else:
             duration[tasks] = slowed[tasks]
-        if costs.loads is not None:
-            costs.loads.seconds[tasks] *= slow.factor
-    return replace(costs, duration=duration, calendar=_calendar(program, disorder, duration.dtype))
+        if loads is not None:
+            loads.seconds[tasks] *= slow.factor
+    return replace(costs, duration=duration, loads=loads, calendar=_calendar(program, disorder, duration.dtype))
 
 
 def slowed_times(program: Program, duration: Times, model: Model, slowed: Model, factor: float) -> Times:
@@ -632,13 +632,13 @@ def jittered_durations(program: Program, costs: Costs, disorder: Disorder, seed:
 def _drawn_loads(program: Program, loads: Loads, text: str, seed: int, run: int) -> Floats:
     """Draw how much longer tasks take than with even loads: by training step, micro-batch and layer of each group."""
     name, variation = read_jitter("imbalance", text)
-    tasks, row = program.tasks, np.arange(program.passes) * program.phases
-    device = tasks.device[row]
-    order = sort_by(program.pass_step, device, program.pass_micro_batch)
-    head = group_starts(program.pass_step[order], device[order])
+    tasks = program.tasks
+    rank = tasks.device[np.arange(program.passes) * program.phases] // loads.places
+    order = sort_by(program.pass_step, rank, program.pass_micro_batch)
+    head = group_starts(program.pass_step[order], rank[order])
     number = np.empty(len(order), dtype=np.int64)
-    number[order] = np.arange(len(order)) - head[group_numbers(head, len(order))]  # of a micro-batch on its device
-    key = np.stack([program.pass_step, number, loads.group[device]])
+    number[order] = np.arange(len(order)) - head[group_numbers(head, len(order))]  # of a micro-batch of its data rank
+    key = np.stack([program.pass_step, number, rank // loads.data])
     keys, which = np.unique(key, axis=1, return_inverse=True)
     drawn = uniforms(seed, run, _LOAD_STREAM, keys.shape[1] * int(loads.layers.sum()) * loads.ranks)
     load = DISTRIBUTIONS[name][0](drawn, variation).reshape(keys.shape[1], -1, loads.ranks).max(axis=2)

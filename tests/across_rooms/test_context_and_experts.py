@@ -3,6 +3,7 @@
 from fractions import Fraction
 from functools import cache
 from itertools import product
+from math import prod
 from random import Random
 from typing import Any
 
@@ -15,8 +16,10 @@ from cdpsim.cluster.topology import Kernels
 from cdpsim.errors import RequestError
 from cdpsim.invariants import violations
 from cdpsim.model.layers import Operations
-from cdpsim.program import Content, Op
+from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.runs.ranks import sent_by_rank
+from cdpsim.timing.costs import disturbed_costs
+from cdpsim.trace.metrics.communication import all_bytes_sent, bytes_sent, sent_shares
 
 PLAIN = {"layers": 4, "width": 64, "heads": 8, "length": 64, "vocabulary": 512, "tied": False}
 MIXED = PLAIN | {"gated": True, "ffn": 96, "experts": 8, "top_k": 2, "biases": False}
@@ -114,7 +117,7 @@ def test_a_rank_computes_as_many_rows_whatever_experts_it_has(tensor: int, conte
     assert flop == 2 * 2 * (64 // tensor // context) * 3 * 64 * 96  # top_k rows of a token through three matrices
 
 
-# Who sums and shares what
+# Ranks that sum gradients, and that share states
 
 
 @cache
@@ -122,7 +125,7 @@ def shared(expert: int, **asked: Any) -> tuple[int, int]:
     """Return among how many ranks a layer's experts and all else are shared, by the optimizer's state."""
     run = run_of(MIXED, n=6, zero=1, expert=expert, steps=1, buckets="none", reduce="end", **asked)
     stage, buffers = run.request.model.stages[2], run.program.buffers
-    rows = (buffers.stage == 2) & (buffers.device == 0) & (buffers.category == 3)
+    rows = (buffers.stage == 2) & (buffers.device == 0) & (buffers.category == Category.OPTIMIZER)
     (held,) = buffers.size[rows].tolist()
     of_experts = stage.of_experts("optimizer")
     for many, rest in product((1, 2, 4, 8, 16), repeat=2):
@@ -151,6 +154,36 @@ def test_experts_are_summed_by_the_ranks_that_have_them(expert: int, ranks: int)
     expected = [(8, rest)] if expert == 1 else [(8, rest - own)] + [(ranks, own)] * expert * (ranks > 1)
     assert found == sorted(expected)
     assert {Op(int(op)) for op in messages.op[sums]} == {Op.ALL_REDUCE}
+
+
+@pytest.mark.parametrize("collective", ["ring", "recursive-doubling"])
+@pytest.mark.parametrize(("context", "expert"), [(1, 1), (2, 1), (2, 2), (4, 4), (1, 4)])
+def test_bytes_of_all_devices_are_those_of_a_rank_of_each(context: int, expert: int, collective: str) -> None:
+    """Around a ring, of k ranks, each sends 2 (k - 1) / k of the sums that it takes part in."""
+    asked: dict[str, Any] = {"context": context, "expert": expert, "replicas": 4, "buckets": "none"}
+    run = run_of(MIXED, n=6, steps=1, m=1, collective=collective, **asked)
+    rows = np.arange(len(run.program.messages))
+    each = bytes_sent(run.program, run.costs)
+    assert sum(each) == all_bytes_sent(run.program, run.costs, rows)
+    told = sent_shares(run.messages, collective)
+    assert np.bincount(told.device, told.size) == pytest.approx([float(size) for size in each], rel=1e-12)
+    if collective == "ring":
+        stages, k, few = run.request.model.stages, 4 * context, 4 * context // expert
+        own = sum(stage.of_experts("gradients") for stage in stages)
+        rest = sum(stage.gradient_bytes for stage in stages) - own
+        assert each[0] == Fraction(2 * (k - 1) * rest, k) + Fraction(2 * (few - 1) * own, few)
+
+
+def test_shares_of_experts_are_padded_among_their_own_ranks() -> None:
+    """FSDP2 splits a tensor on its first dimension: 4 of 8 experts over 2 ranks need no padding, and 3 heads' do."""
+    asked: dict[str, Any] = {"n": 6, "shard": 4, "zero": 1, "expert": 2, "padding": "rows", "steps": 1}
+    run = run_of(MIXED | {"width": 66, "heads": 3}, **asked)
+    stage, buffers = run.request.model.stages[2], run.program.buffers
+    rows = (buffers.stage == 2) & (buffers.device == 0) & (buffers.category == Category.OPTIMIZER)
+    rest = [shape for shape in stage.tensors if shape not in stage.expert_tensors]
+    padded = sum(-(-shape[0] // 4) * prod(shape[1:]) for shape in rest)  # of a rank, in numbers
+    assert buffers.size[rows].sum() == 12 * (padded + sum(map(prod, stage.expert_tensors)) // 2)
+    assert violations(run) == {}
 
 
 LAWS: list[tuple[str, dict[str, Any]]] = [
@@ -219,6 +252,21 @@ def test_drawn_loads_are_the_largest_of_their_ranks() -> None:
     assert not np.array_equal(load[device == 0], load[device == 4])
 
 
+def test_drawn_loads_are_those_of_a_run_and_its_number() -> None:
+    """Costs of one run are the same each time, on slow devices, too; both directions of a pipeline have their own."""
+    asked: dict[str, Any] = {"shard": 4, "zero": 1, "expert": 4, "imbalance": "uniform:0.2"}
+    run = run_of(MIXED, **asked, slow={0: 3.0})
+    undisturbed, disorder = run.costs.undisturbed, run.request.disorder
+    assert undisturbed is not None
+    again = [disturbed_costs(run.program, undisturbed, disorder, 0, 0).duration for _ in range(2)]
+    assert np.array_equal(again[0], run.costs.duration) and np.array_equal(*again)
+    both = run_of(MIXED | {"layers": 6}, "chimera", **asked | {"shard": 4, "n": 2, "m": 4}).whole
+    assert both.costs.loads is not None
+    tasks, seconds = both.program.tasks, both.costs.loads.seconds
+    own = (tasks.step == 0) & (tasks.kind == Kind.F) & (tasks.stage == 0) & (tasks.device < 2) & (seconds > 0)
+    assert len({*both.costs.duration[: len(tasks)][own].tolist()}) == 4
+
+
 def test_a_limit_of_nodes_takes_bytes_off_the_cards() -> None:
     """2 nodes of 4, two experts a token: with at most one node half of the rows go across, and all of them inside."""
     usual, limited = (run_of(MIXED, n=6, shard=8, zero=1, expert=8, node_limit=limit) for limit in (None, 1))
@@ -230,7 +278,7 @@ def test_a_limit_of_nodes_takes_bytes_off_the_cards() -> None:
         assert each.seconds == pytest.approx(across + inside, rel=1e-9)
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Who is where: groups by Megatron-LM's generator and torchtitan's mesh, links by nodes, bytes by closed forms."""
+"""Groups of ranks by Megatron-LM's generator and torchtitan's mesh, links by nodes, bytes by closed forms."""
 
 from collections.abc import Sequence
 from itertools import product

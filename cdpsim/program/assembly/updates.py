@@ -377,9 +377,8 @@ def sum_shared(
         devices = np.unique(copies.device[shared.row])
         group = build.group(devices, tables.passes.alike_ranks(devices), tables.passes.copies)
         of = without_root(np.full(len(steps), -1 - number), steps)
-        copied = (
-            copies.count[list(tie.stages)] * tables.passes.fold * tables.passes.copies > 1
-        ).any()  # else one data rank sums
+        ranks = copies.count[list(tie.stages)] * tables.passes.fold * tables.passes.copies
+        copied = (ranks > 1).any()  # else one data rank sums
         compress = tables.passes.schedule.state.compress if copied else None
         op, size, held = carry(compress, Op.ALL_REDUCE, np.array([tie.gradient_bytes]), build.ranks[group].shape[1])
         message = build.send(op, Content.GRADIENT, of, group, size, stream=stream)

@@ -65,11 +65,11 @@ def sent_shares(
         by_algorithm: dict[Algorithm, list[int]] = defaultdict(list)
         for row in alike.tolist():
             by_algorithm[(ran[row] if ran else None) or named].append(row)
-        devices, first = np.unique(members, return_index=True)  # of several ranks there as one of them
+        copies = len(members) // len({*members.tolist()})  # ranks of a device, which sends what one of them does
         for how, chosen in by_algorithm.items():
-            each = parts_sent(how, op, members, int(messages["src"][chosen[0]])) / how.parts(len(members))
-            size = np.outer(messages["size"][chosen], each[first]).ravel()
-            rows.append(SentShares(np.repeat(chosen, len(devices)), np.tile(devices, len(chosen)), size))
+            each = parts_sent(how, op, members, int(messages["src"][chosen[0]])) / (how.parts(len(members)) * copies)
+            size = np.outer(messages["size"][chosen], each).ravel()
+            rows.append(SentShares(np.repeat(chosen, len(members)), np.tile(members, len(chosen)), size))
     return SentShares(*map(np.concatenate, zip(*rows, strict=True)))
 
 
@@ -86,6 +86,8 @@ def _alike_collectives(messages: Columns | Table[MessageRow]) -> list[tuple[Op, 
 
 def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> list[int | Fraction]:
     """Return the bytes that each device puts on the wire for all messages, or for the rows of messages in `among`.
+
+    Of several ranks of a device in a collective, they are the mean.
 
     Folded replicas send what their representative sends. Collectives run by the algorithms that they were costed with,
     which cut payloads into parts.
@@ -104,8 +106,8 @@ def bytes_sent(program: Program, costs: Costs, among: Ints | None = None) -> lis
         how, copies = costs.algorithms[costs.runs_by[row]], program.copies_of(messages.dst[row])
         for members in program.alike_groups(messages.dst[row]):
             parts = parts_sent(how, Op(int(messages.op[row])), members, int(messages.src[row]))
-            for member, many in zip(members[::copies].tolist(), parts[::copies].tolist(), strict=True):
-                sent[member // copies] += Fraction(many * size, how.parts(len(members)))
+            for member, many in zip(members.tolist(), parts.tolist(), strict=True):
+                sent[member // copies] += Fraction(many * size, how.parts(len(members)) * copies)
     return [simplified(size) for size in sent]
 
 
@@ -119,8 +121,8 @@ def all_bytes_sent(program: Program, costs: Costs, rows: Ints) -> int | Fraction
     sizes = np.zeros((len(costs.algorithms), len(kinds)), dtype=np.int64)
     np.add.at(sizes, (costs.runs_by[together], kind[together]), messages.size[together])
     for number, which in zip(*map(np.ndarray.tolist, np.nonzero(sizes)), strict=True):
-        how, (op, members, groups) = costs.algorithms[number], kinds[which]
-        parts, payload = how.parts(members), groups * int(sizes[number, which]) * payload_factor(op, members)
+        how, (op, members, groups, copies) = costs.algorithms[number], kinds[which]
+        parts, payload = how.parts(members) * copies, groups * int(sizes[number, which]) * payload_factor(op, members)
         sent[parts] = sent.get(parts, 0) + payload * _parts_sent_in_all(how, members)
     total: int | Fraction = simplified(sum((Fraction(each, parts) for parts, each in sent.items()), Fraction()))
     return total
@@ -132,17 +134,20 @@ def _parts_sent_in_all(how: Algorithm, members: int) -> int:
 
 
 @once_a_program
-def _kinds_of_collectives(program: Program) -> tuple[Ints, list[tuple[Op, int, int]]]:
-    """Return the kind of each message, -1 point to point; and the operation, members and alike groups of each kind."""
+def _kinds_of_collectives(program: Program) -> tuple[Ints, list[tuple[Op, int, int, int]]]:
+    """Return the kind of each message, -1 point to point; and of each the operation, members, alike groups and copies.
+
+    Copies are ranks of one device.
+    """
     messages, kind = program.messages, np.full(len(program.messages), -1)
     together = np.flatnonzero(messages.op != Op.P2P)
     ops = messages.op[together].astype(np.int64)
     pairs, which = np.unique(ops * len(program.groups) + messages.dst[together], return_inverse=True)
-    kinds: dict[tuple[Op, int, int], int] = {}
+    kinds: dict[tuple[Op, int, int, int], int] = {}
     numbers = []
     for op, group in zip(*(each.tolist() for each in np.divmod(pairs, max(len(program.groups), 1))), strict=True):
         groups, members = program.alike_groups(group).shape
-        numbers.append(kinds.setdefault((Op(op), members, groups), len(kinds)))
+        numbers.append(kinds.setdefault((Op(op), members, groups, program.copies_of(group)), len(kinds)))
     kind[together] = np.array(numbers, dtype=np.int64)[which]
     return kind, list(kinds)
 
@@ -154,7 +159,7 @@ def times_there(program: Program) -> Ints:
     often = np.full(len(messages), program.fold, dtype=np.int64)
     together = messages.op != Op.P2P
     kind, kinds = _kinds_of_collectives(program)
-    often[together] = np.array([groups for _, _, groups in kinds], dtype=np.int64)[kind[together]]
+    often[together] = np.array([groups for _, _, groups, _ in kinds], dtype=np.int64)[kind[together]]
     return often
 
 
