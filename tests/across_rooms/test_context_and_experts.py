@@ -258,8 +258,8 @@ def test_drawn_loads_are_those_of_a_run_and_its_number() -> None:
     run = run_of(MIXED, **asked, slow={0: 3.0})
     undisturbed, disorder = run.costs.undisturbed, run.request.disorder
     assert undisturbed is not None
-    again = [disturbed_costs(run.program, undisturbed, disorder, 0, 0).duration for _ in range(2)]
-    assert np.array_equal(again[0], run.costs.duration) and np.array_equal(*again)
+    for again in (disturbed_costs(run.program, undisturbed, disorder, 0, 0) for _ in range(2)):
+        assert np.array_equal(again.duration, run.costs.duration)
     both = run_of(MIXED | {"layers": 6}, "chimera", **asked | {"shard": 4, "n": 2, "m": 4}).whole
     assert both.costs.loads is not None
     tasks, seconds = both.program.tasks, both.costs.loads.seconds
