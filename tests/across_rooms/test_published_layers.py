@@ -252,8 +252,8 @@ def test_bubble_of_split_layers(name: str, n: int, chunks: int) -> None:
 
 # Table H: 8 B200 with Megatron-core, measured by SimuMax (1.2). Products, passes, cores and links are what it measured
 # kernel by kernel; that exchanges hide behind nothing is chosen on these six. Steps came out -1.4, -4.7, -2.1, -3.8
-# and, of experts, -12.1 and -13.0 %: products of a few hundred rows reach less than the share of large ones, and a
-# router's sort of tokens is not there. Memory -2.4, -1.5, -1.2, -1.0, 0.4 and -0.5 %.
+# and, of experts, -12.1 and -13.0 %; likely, for nobody measured it, products of a few hundred rows reach less than the
+# share of large ones. A router's sort of tokens is not there. Memory -2.4, -1.5, -1.2, 0.1, 0.4 and -0.5 %.
 
 
 class OnB200(NamedTuple):
