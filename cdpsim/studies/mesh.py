@@ -177,8 +177,7 @@ def _shares(request: Request, ranks: Ints) -> dict[str, Ints]:
 def _sent_by_rank(run: Run, places: int) -> dict[str, float]:
     """Return the bytes that a rank sends in a step over each axis, on the device that sends most.
 
-    A message goes along the axis in which the members of its group differ. What experts sum counts with all else where
-    copies of both are on the same ranks.
+    A message goes along the axis in which its members differ; sums of experts may be among the same ranks as others.
     """
     program, tasks, messages = run.program, run.program.tasks, run.program.messages
     sizes, shard = run.request.model.mesh, run.request.shape.shard
