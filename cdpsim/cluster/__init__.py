@@ -36,7 +36,7 @@ from cdpsim.numeric.columns import Floats, Ints
 
 _PAIRS_AT_ONCE = 2**21
 _LEAST_MEMORY = 10**6  # bytes of a device that a file may give as a number without a unit
-_MOST_COMPARED = 64  # members of a group whose edges are compared with those of others
+_MOST_COMPARED = 128  # members of a group whose edges are compared with those of others
 _LARGEST_NODE = 512  # in devices, of nodes of which two stand for all; larger ones are drawn, and refused if too large
 Cards = tuple[tuple[tuple[int, ...], ...], ...]  # of each node, of each card there, the members of a group
 

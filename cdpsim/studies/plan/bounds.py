@@ -23,7 +23,7 @@ from cdpsim.numeric.columns import Floats, Ints, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op, Program
 from cdpsim.request import Request
 from cdpsim.runs import Run
-from cdpsim.runs.assembling import assemble_one
+from cdpsim.runs.assembling import assemble_replicas
 from cdpsim.runs.micro_batches import fold_micro_batches
 from cdpsim.runs.playing import run
 from cdpsim.runs.steady_metrics import steady_steps
@@ -181,8 +181,8 @@ def _mean_work(one: Run) -> float:
 def _held_in_shares(options: Mapping[str, Any], m: int) -> int:
     """Return what a device holds in a task of m micro-batches of a step beside states, where ranks split gradients."""
     try:
-        request = Request(**{**options, "ignore_memory": True, "max_memory": UNLIMITED})
-        held = certainly_held(assemble_one(request.with_micro_batches(m).with_steps(1, ignore_memory=True)))
+        request = Request(**{**options, "ignore_memory": True, "max_memory": UNLIMITED}).with_micro_batches(m)
+        held = certainly_held(assemble_replicas(request.with_steps(1, ignore_memory=True), folded=request.may_fold))
     except (RequestError, Stalled):  # which the simulation of a candidate shows
         return 0
     columns = [Category.ACTIVATIONS, Category.GRADIENTS, *[Category.PARAMETERS] * (request.zero == MOST_SPLIT)]
