@@ -148,7 +148,7 @@ def test_values_of_all_options_of_a_plan_are_drawn() -> None:
     assert VALUES.keys() | SIZES | OF_NO_CANDIDATE | OF_NO_FIGURE == {*PLAN_OPTIONS}
 
 
-def hold_below(asked: dict[str, Any]) -> None:
+def check_below(asked: dict[str, Any]) -> None:
     """Compare the bound of a candidate with its run; leave one aside that cannot be asked."""
     try:
         measured = evaluate(**asked, ignore_memory=True)
@@ -167,7 +167,7 @@ def test_bounds_hold_with_all_options_of_a_plan(examples: Examples) -> None:
     @settings(max_examples=examples(120), database=None, suppress_health_check=list(HealthCheck), print_blob=False)
     @given(candidates())
     def law(asked: dict[str, Any]) -> None:
-        hold_below(asked)
+        check_below(asked)
 
     law()
 
@@ -203,7 +203,7 @@ def test_bounds_hold_for_meshes(examples: Examples) -> None:
     @settings(max_examples=examples(80), database=None, suppress_health_check=list(HealthCheck), print_blob=False)
     @given(meshes())
     def law(asked: dict[str, Any]) -> None:
-        hold_below(asked)
+        check_below(asked)
 
     law()
 

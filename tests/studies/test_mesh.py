@@ -23,7 +23,7 @@ NODES = Cluster(devices=(Devices(speed=1e12),), topology=TOPOLOGY)
 
 
 def found(schedule: str = "1f1b", n: int = 2, **asked: Any) -> RankMesh:
-    """Return who is where on nodes of eight."""
+    """Return the mesh of a run on nodes of eight."""
     options: dict[str, Any] = {"m": 4, "model": {"layers": SHAPE}, "cluster": NODES, "ignore_memory": True} | asked
     return mesh(Request(schedule, n, **options))
 
