@@ -106,7 +106,7 @@ def hand_trained(
         sums: list[Tensor] = []
         for i in range(2):
             x, target = training.data(t, i)
-            with torch.autocast("cpu", training.autocast, enabled=training.autocast is not None):
+            with torch.autocast("cpu", torch.bfloat16, enabled=training.autocast is not None):
                 loss = ((net(x) - target) ** 2).mean() / 2
             found = list(torch.autograd.grad(loss, parameters))
             sums = [a + b for a, b in zip(sums, found, strict=True)] if sums else found

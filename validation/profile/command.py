@@ -25,7 +25,8 @@ from cdpsim.files.units import Work
 from cdpsim.model import Cuts, Model, Recipe, Stage
 
 from ..program import harness_command
-from ..training.models import make_architecture
+from ..training.autocast import autocast_as_cuda
+from ..training.models import AUTOCAST, make_architecture
 from ..training.optimizer import OPTIMIZERS
 from ..training.passes import SPLITS, Split
 from ..training.stages import Architecture, cut
@@ -90,6 +91,8 @@ def profile(
         architecture = separate_layers(
             without_weights(model, n or 1, batch=batch, dtype=kind, autocast=autocast, **sizes)
         )
+        if autocast is not None:  # for training on CUDA, wherever it is profiled
+            architecture = architecture._replace(autocast=partial(autocast_as_cuda, dtype=AUTOCAST[autocast]))
         if float32_loss:
             given = architecture.loss
             architecture = architecture._replace(loss=lambda output, target: given(output.float(), target))

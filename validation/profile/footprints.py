@@ -4,6 +4,7 @@ Each stage runs the forward and the backward of a replay, with fake tensors and 
 """
 
 from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -308,8 +309,8 @@ def whole_peak(architecture: Architecture, device: str = "cpu") -> int:
     with Fakes():
         imitate_module(net, device)
         x, target = (zeros(draw.form, torch.device(device)) for draw in (architecture.inputs, architecture.targets))
-        with torch.autocast(device, architecture.autocast, enabled=architecture.autocast is not None):
-            return peak_activations(net, architecture.loss, x, target)
+        casts = architecture.autocast and architecture.autocast(device)
+        return peak_activations(net, architecture.loss, x, target, casts)
 
 
 def imitate_module(net: nn.Module, device: str = "cpu") -> None:
@@ -322,8 +323,10 @@ def imitate_module(net: nn.Module, device: str = "cpu") -> None:
             setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
 
 
-def peak_activations(net: nn.Module, loss: Loss, x: Tensor, target: Tensor) -> int:
-    """Run forward and backward once and return the peak bytes of activations.
+def peak_activations(
+    net: nn.Module, loss: Loss, x: Tensor, target: Tensor, casts: AbstractContextManager[object] | None = None
+) -> int:
+    """Run forward and backward once, the forward in a context, and return the peak bytes of activations.
 
     These are the results of operations: activations, temporaries, gradients of activations. Parameters, buffers, input
     and target do not count, nor gradients of parameters once they are complete. It is the peak of torch's MemTracker
@@ -335,5 +338,7 @@ def peak_activations(net: nn.Module, loss: Loss, x: Tensor, target: Tensor) -> i
         parameter.register_hook(lambda gradient: tracker.label(gradient, Category.GRADIENTS))
         parameter.register_post_accumulate_grad_hook(lambda p: tracker.label(p.grad, Category.GRADIENTS))
     with tracker:
-        torch.autograd.backward(loss(net(x), target))
+        with casts or nullcontext():
+            found = loss(net(x), target)
+        torch.autograd.backward(found)
     return tracker.peaks()[Category.ACTIVATIONS]

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
@@ -159,7 +160,8 @@ def make_architecture(
             raise RequestError(f"{name}={size}", "must be at least 1")
     with torch.random.fork_rng(devices=[]), _default_type(dtype):
         torch.manual_seed(seed)
-        return build(n, batch=batch, dtype=dtype, **sizes)._replace(autocast=casts_to)
+        built = build(n, batch=batch, dtype=dtype, **sizes)
+    return built._replace(autocast=partial(torch.autocast, dtype=casts_to)) if casts_to else built
 
 
 def find_model(name: str) -> Build:

@@ -24,6 +24,7 @@ from .forms import Form, zeros
 from .parts import Parts
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of output and target, a mean over the samples
+Autocast = Callable[[str], AbstractContextManager[object]]  # on a kind of device
 
 
 class Draw(NamedTuple):
@@ -51,8 +52,8 @@ class Architecture(NamedTuple):
     `tied` are groups of parameters, each of which is one tensor in the original model. A profile counts that once; a
     replay trains each parameter by itself.
 
-    With `autocast`, forwards and the loss run under torch.autocast, which keeps each cast of a weight until a stage's
-    forward has ended; the graph keeps the casts that its backward needs.
+    With `autocast`, forwards and the loss run in its context, which keeps each cast of a weight until a stage's forward
+    has ended; the graph keeps the casts that its backward needs.
     """
 
     layers: Sequence[nn.Module]
@@ -60,7 +61,7 @@ class Architecture(NamedTuple):
     targets: Draw
     loss: Loss
     tied: Sequence[Sequence[nn.Parameter]] = ()
-    autocast: torch.dtype | None = None  # the type to which torch casts what products take
+    autocast: Autocast | None = None
     names: Sequence[str] = ()  # of the layers; without any, those of their classes
 
     def name_of(self, first: int, end: int) -> str:
@@ -99,7 +100,7 @@ class Training:
     criterion: Loss
     seed: int
     device: torch.device
-    autocast: torch.dtype | None = None
+    autocast: Autocast | None = None
     offloads: bool = False  # whether stashes are on the host between forward and backward
     segments: Segments | None = None  # of stages that keep only their segments' inputs from forward to backward
     divided: Mapping[int, Parts] = field(default_factory=dict)  # of stages whose split backwards go through them once
@@ -150,7 +151,7 @@ class Training:
         return y
 
     def _casts(self) -> AbstractContextManager[object]:
-        return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
+        return self.autocast(self.device.type) if self.autocast else nullcontext()
 
 
 def cut(
