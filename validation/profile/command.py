@@ -193,7 +193,9 @@ MIXED_PRECISION = argument(
     argument("--dtype", default="float32", metavar="TYPE", help=f"{', '.join(TYPES)} (default float32)"),
     argument("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default sgd, adam of language)"),
     MIXED_PRECISION,
-    argument("--autocast", metavar="TYPE", help="bf16 or fp16: forwards under torch.autocast, of a float32 model"),
+    argument(
+        "--autocast", metavar="TYPE", help="bf16 or fp16: forwards under CUDA's torch.autocast, of a float32 model"
+    ),
     argument("--float32-loss", action="store_true", help="losses are of outputs in float32, as in transformers"),
     argument(
         "--split",
