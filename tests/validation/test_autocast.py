@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from cdpsim import RequestError
 from validation.profile.command import profile, refuse_unfit_layers
@@ -37,8 +38,12 @@ def ones(*shape: int, dtype: torch.dtype = HALF) -> Tensor:
     return torch.ones(shape, dtype=dtype)
 
 
+def _halved(x: Tensor) -> Tensor:
+    return x.half() if x.is_floating_point() else x
+
+
 def torchs_checks() -> list[Check]:
-    """Return those of torch's tests on GPUs; what is cast there is in the other type, or in both."""
+    """Return those of torch's tests on GPUs; what is cast is in the other type, in both, or in half alone."""
     needed = "torch.testing._internal.common_utils"  # of which the lists take two names, and which needs a package more
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, needed, SimpleNamespace(TEST_WITH_ROCM=True, TestCase=object))
@@ -52,6 +57,8 @@ def torchs_checks() -> list[Check]:
                     continue
                 call = next(getattr(home, name) for home in PLACES if hasattr(home, name))
                 checks.append((name, partial(call, *given, **(more[0] if more else {})), dtype))
+                if kind == "need_autocast_promote":
+                    checks.append((name, partial(call, *tree_map_only(Tensor, _halved, given)), HALF))
     return checks
 
 
@@ -86,7 +93,6 @@ def more_checks() -> list[Check]:
         *((name, call, FULL) for name, call in calls),
         ("einsum", lambda: torch.einsum("ij,kj->ik", a, b), HALF),
         ("scaled_dot_product_attention", lambda: functional.scaled_dot_product_attention(head, head, head), HALF),
-        ("tensordot", lambda: torch.tensordot(ones(2, 3), ones(3, 2), 1), HALF),
         ("pow", lambda: 2.0 ** ones(3), FULL),
         ("sum", lambda: ones(3).sum(dtype=HALF), HALF),
         ("exp", lambda: ones(3, dtype=torch.float64).exp(), torch.float64),
