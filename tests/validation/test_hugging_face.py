@@ -27,7 +27,7 @@ LARGEST_ERROR = {"float32": 0.0, "bfloat16": 0.002, "autocast": 2e-8}
 @pytest.mark.slow
 @every_step
 def test_a_profile_has_the_peak(step: HuggingFaceStep) -> None:
-    """To the byte in float32; under autocast but for 16 B that CUDA's attention keeps in each layer."""
+    """To the byte in float32; under autocast but for 16 B a layer."""
     found = compare_step(step)
     assert f"  {found.predicted:,} " in PAGE.read_text(encoding="utf-8")
     assert abs(found.predicted / found.measured - 1) <= LARGEST_ERROR["autocast" if step.autocast else step.dtype]
