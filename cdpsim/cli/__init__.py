@@ -11,6 +11,7 @@ from cdpsim.cli.table_commands import (
     clusters_command,
     mesh_command,
     models_command,
+    published_command,
     pyramid_command,
     rounds_command,
     schedules_command,
@@ -33,7 +34,7 @@ COMMANDS = (
         import_command,
     ),
     *(timeline_command, plot_command, snapshot_command),
-    *(table1_command, figure_command, superpose_command),
+    *(published_command, table1_command, figure_command, superpose_command),
     completion_command,
 )
 

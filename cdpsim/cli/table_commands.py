@@ -1,4 +1,4 @@
-"""Commands that print tables: schedules, models, clusters, Table 1, the pyramid, rounds, Fig. 4 in numbers."""
+"""Commands that print tables: schedules, models, clusters, Table 1, published runs, the pyramid, rounds, Fig. 4."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +42,7 @@ from cdpsim.request import Request
 from cdpsim.request.sharing import option_words, options_beyond_usual
 from cdpsim.schedules import NAMES, SCHEDULES, USUAL
 from cdpsim.studies.mesh import mesh
+from cdpsim.studies.published import compare_published, print_published, summarize_published
 from cdpsim.studies.pyramid import pyramid
 from cdpsim.studies.superpose import AXES, CURVE_CONTENTS, PAPER_CLAIMS, bytes_text, superpose
 from cdpsim.studies.table1 import ACCO_PAPER, CDP_PAPER, METHOD_COLUMNS, TABLED_PAPERS, acco_table1, table1
@@ -132,6 +133,36 @@ def _print_acco_table(args: argparse.Namespace, form: str, options: Mapping[str,
     if disagreeing:
         explain(f"printed, by formula and simulated disagree: {', '.join(disagreeing)}")
     return 1 if disagreeing else 0
+
+
+@command(
+    "published",
+    argument(
+        "--only",
+        nargs="+",
+        default=(),
+        metavar="TABLE",
+        choices=presets.preset_names("published"),
+        help="only these tables (default: all)",
+    ),
+    *output_arguments("write the tables into a file, in the form of --format", required=False),
+    FORMAT,
+)
+def published_command(args: argparse.Namespace) -> int:
+    """Compare what others measured and published with ours."""
+    form = format_of(args)
+    if args.output is not None:
+        check_writable(args.output, force=args.force)
+    rows = compare_published(args.only)
+    text = print_published(rows, form)
+    if args.output is None:
+        write_stdout(text)
+    else:
+        write_file(args.output, [text], force=args.force)
+    broken = [line for line, holds in summarize_published(rows) if not holds]
+    for line in broken:
+        explain(f"not within the tolerance: {line}")
+    return 1 if broken else 0
 
 
 @command(

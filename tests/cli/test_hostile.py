@@ -32,6 +32,7 @@ FOLDER = "run"  # a run of 1f1b with three stages, in the folder of a test
 SERVED = {
     "schedules": "",
     "table1": "-n 2",
+    "published": "--only sc21-table-2",
     "simulate": "mp-cdp -n 2 -o out",
     "mesh": "-n 2 --replicas 2",
     "pyramid": "-n 2",

@@ -31,6 +31,7 @@ WRITING = {
     f"breakeven multi-cdp {REAL}": ("old.svg", True),
     "rounds acco -n 1 --replicas 2": ("old.csv", True),
     "plan --devices 2 --batch 4": ("old.csv", False),
+    "published --only sc21-table-2": ("old.csv", False),
     "figure 1": ("old.svg", False),
     "figure 2": ("old.svg", False),
     "figure 4": ("old.svg", False),
@@ -49,6 +50,7 @@ OF_ONE = {
     "compare": ["--format xml", "--sort beauty", "--columns x", "--style cubist", "--within much", "nonsense"],
     "breakeven": ["--format xml", "--share 0", "--over rainbow", "-n 3 3", "nonsense"],
     "import-schedule": ["--format xml"],
+    "published": ["--format xml", "--only sc21"],
     "timeline": ["--style cubist", "--dependencies --style paper"],
     "figure": ["-n 0", "--axis x", "--steps x", "--slot x", "--contents x", "--slot 99", "-n 99999999", "-n 3 3"],
 }

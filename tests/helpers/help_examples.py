@@ -168,6 +168,10 @@ EXAMPLES = {
     "mesh --expert 8 --shard 16 --model mixtral-8x7b --cluster h100-nodes -o who.svg": (
         "expert 8 2 0-7, … expert copies 2 8 0 8, … across nodes, … tokens for experts: 2 shares, 8 ranks each"
     ),
+    # the paper's figures are in the files; 41.25 GB of 7.5 billion parameters on 4 ranks, of which it prints 41.3
+    "published --only korthikanti-table-5": "22B, all recomputed step 1.42 s … step: mean 2.4 % of at most 3 %",
+    "published --only zero-table-1 sc21-table-2": "7.5B, 4 ranks … 41.3 GB 41.25 GB … 174.6B, 384 GPUs step 81.6 s",
+    "published --only simumax-b200 --format json -o b200.json": '"published": 843.0, … "holds": true',
     "pyramid -n 4": "all 10 10 10 10",
     "pyramid -n 8": "all 36 36 36 36",
     "pyramid mp-dp -n 4": "all 16 10 16 16",

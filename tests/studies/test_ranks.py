@@ -7,55 +7,51 @@ import pytest
 from cdpsim import Cluster, Comparison, Model, Request, RequestError, compare, evaluate, plan, simulate
 from cdpsim.runs.ranks import rates_of_run
 from cdpsim.studies.compare import overview
+from cdpsim.studies.published import PublishedRow, load_published
 from tests.helpers.split_layers import LAYERS, MODEL, B, H, S, T, cluster
 
-# Korthikanti et al. 2022, tables 3 and 5: with sequence parallelism and selective recomputation.
-# L, h, a; places and chunks; micro-batches; seconds of a step; MFU and HFU.
-KORTHIKANTI: dict[str, tuple[Any, ...]] = {
-    "megatron-22b": ("dp", 1, {"m": 1}, 4, (48, 6144), 8, 1.10, 41.5, 43.7),
-    "megatron-530b": ("interleaved-1f1b", 105, {"chunks": 3, "m": 280}, 280, (105, 20480), 280, 37.83, 56.0, 57.0),
-    "megatron-1t": ("1f1b", 64, {"m": 512}, 512, (128, 25600), 512, 71.49, 56.3, 57.0),
-}
+# Of Korthikanti et al. 2022, table 5: with sequence parallelism and selective recomputation.
+KORTHIKANTI = [row for row in load_published("korthikanti-table-5") if row.quantity == "mfu"]
 SMALL, NODES = Model.from_builtins(MODEL, "model"), Cluster.from_builtins(cluster(), "cluster")
 LENGTH, VOCABULARY, PEAK = 2048, 51_200, 312e12
 
 
-def at_published_step(name: str, **options: Any) -> tuple[dict[str, Any], Request]:
-    """The rates of a run whose step takes as long as the published one."""
-    schedule, n, sizes, _, _, ranks, seconds, *_ = KORTHIKANTI[name]
-    asked: dict[str, Any] = {"cluster": "selene", "tensor": 8, "ignore_memory": True, "steps": 1}
-    request = Request(schedule, n, model=name, **sizes, **asked, **options)
-    return rates_of_run(request, sizes["m"] / seconds, ranks // 8), request
+def at_published_step(row: PublishedRow, **options: Any) -> tuple[dict[str, Any], Request, float]:
+    """The rates of a run whose step takes as long as the published one, and what a rank does in it: B s L h^2."""
+    request = Request(**row.request | options)
+    model, ranks = request.model, 8 * request.shape.n // request.shape.chunks
+    assert row.at and model.layers and model.samples
+    micro_batches = request.shape.m / row.at
+    size = micro_batches * model.samples * LENGTH * model.layers.layers * model.layers.width**2 / ranks
+    return rates_of_run(request, micro_batches, ranks // 8), request, size
 
 
-@pytest.mark.parametrize("name", KORTHIKANTI)
-def test_utilization_is_published(name: str) -> None:
+@pytest.mark.parametrize("row", KORTHIKANTI, ids=lambda row: row.row)
+def test_utilization_is_that_of_the_formulas(row: PublishedRow) -> None:
     """Appendix A: 72 B L s h^2 (1 + s/6h + V/12Lh) FLOP of a step, and of hardware s/3h in place of s/6h.
 
     The core of attention computed again is a forward of it, s/18h, which the FLOP of a rank have; its HFU has three.
     """
-    *_, batch, (layers, h), ranks, seconds, mfu, hfu = KORTHIKANTI[name]
-    rates, request = at_published_step(name, recompute="selective", sequence=True)
-    of_layers, share = 72 * batch * layers * LENGTH * h**2, 1 / (seconds * ranks * PEAK)
-    head = VOCABULARY / (12 * layers * h)
-    assert rates["mfu"] == pytest.approx(of_layers * (1 + LENGTH / (6 * h) + head) * share, rel=1e-9)
-    computed = of_layers * (1 + 2 * LENGTH / (9 * h) + head)
-    assert rates["flops"] == pytest.approx(computed * share * PEAK, rel=1e-9)
-    assert rates["hfu"] == pytest.approx(of_layers * (1 + LENGTH / (3 * h) + head) * share, rel=1e-9)
-    assert 100 * rates["mfu"] == pytest.approx(mfu, abs=0.2)
-    assert 100 * rates["hfu"] == pytest.approx(hfu, abs=0.2)
+    rates, request, size = at_published_step(row)
+    shape = request.model.layers
+    assert shape is not None
+    core, head = LENGTH / shape.width, VOCABULARY / (12 * shape.layers * shape.width)
+    assert rates["mfu"] == pytest.approx(72 * size * (1 + core / 6 + head) / PEAK, rel=1e-9)
+    assert rates["flops"] == pytest.approx(72 * size * (1 + 2 * core / 9 + head), rel=1e-9)
+    assert rates["hfu"] == pytest.approx(72 * size * (1 + core / 3 + head) / PEAK, rel=1e-9)
     assert request.model.mesh.tensor == 8
 
 
-@pytest.mark.parametrize("name", KORTHIKANTI)
-def test_flops_of_a_rank_are_published(name: str) -> None:
+@pytest.mark.parametrize("row", KORTHIKANTI, ids=lambda row: row.row)
+def test_flops_of_a_rank_are_published(row: PublishedRow) -> None:
     """Narayanan et al. 2021, equation 3: 96 B s L h^2 (1 + s/6h + V/16Lh) with each layer computed again."""
-    *_, batch, (layers, h), ranks, seconds, _, _ = KORTHIKANTI[name]
-    rates, _ = at_published_step(name, recompute="layer")
-    flop = 96 * batch * LENGTH * layers * h**2 * (1 + LENGTH / (6 * h) + VOCABULARY / (16 * layers * h))
-    assert rates["flops"] == pytest.approx(flop / seconds / ranks, rel=1e-9)
+    rates, request, size = at_published_step(row, recompute="layer", sequence=False)
+    shape = request.model.layers
+    assert shape is not None
+    core, head = LENGTH / shape.width, VOCABULARY / (16 * shape.layers * shape.width)
+    assert rates["flops"] == pytest.approx(96 * size * (1 + core / 6 + head), rel=1e-9)
     assert rates["hfu"] == pytest.approx(rates["flops"] / PEAK, rel=1e-12)
-    assert rates["per_device"] == pytest.approx(batch * LENGTH / seconds / ranks, rel=1e-12)
+    assert rates["per_device"] == pytest.approx(size / shape.layers / shape.width**2, rel=1e-12)
 
 
 def test_copies_and_padding_are_no_use_of_a_model() -> None:

@@ -55,7 +55,7 @@ def test_the_page_of_results_has_the_table(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ([], "FILE: give"),
         (["measure", "new.json"], "measure: needs a GPU"),
-        ([str(RESULTS / "sailor-2025.json")], "is no file of measured steps"),
+        ([str(RESULTS / "peers-cpu-2026-11-23.json")], "is no file of measured steps"),
     ],
 )
 def test_bad_requests_are_one_line(arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
