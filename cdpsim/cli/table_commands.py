@@ -162,7 +162,7 @@ def published_command(args: argparse.Namespace) -> int:
     broken = [line for line, holds in summarize_published(rows) if not holds]
     for line in broken:
         explain(f"not within the tolerance: {line}")
-    return 1 if broken else 0
+    return int(bool(broken))
 
 
 @command(

@@ -86,16 +86,12 @@ class PublishedRow(msgspec.Struct, frozen=True):
 def load_published(name: str) -> list[PublishedRow]:
     """Return the rows of a file; a request has options of all, of its group, of the run `of` a name, and its own."""
     file: dict[str, Any] = tomllib.loads(preset_text("published", name))
-    tables = {key: file.get(key, {}) for key in ("runs", "models", "updates")}
+    runs, models, updates = (file.get(key, {}) for key in ("runs", "models", "updates"))
     common, rows = {"table": name, "source": file["source"], "gap": file.get("gap", 0.0)}, []
     for given, row in ((group, row) for group in file["groups"] for row in group["rows"]):
-        run = tables["runs"].get(row.get("of", row["row"]), {})
-        request = file["request"] | given.get("request", {}) | run | row.get("request", {})
-        model = request["model"]
-        own = {
-            "request": request | {"model": tables["models"].get(model, model)},
-            "update": tables["updates"].get(model),
-        }
+        request = file["request"] | given.get("request", {}) | runs.get(row.get("of", row["row"]), {})
+        model = (request := request | row.get("request", {}))["model"]
+        own = {"request": request | {"model": models.get(model, model)}, "update": updates.get(model)}
         rows.append(msgspec.convert(common | given | row | own, PublishedRow))
     return rows
 
@@ -175,12 +171,11 @@ _PUBLISHED_COLUMNS = (
 def print_published(rows: Sequence[PublishedRow], form: str) -> str:
     """Return rows in one of `DATA_FORMATS`; as text, a table for each source, and a line for each group of rows."""
     parts = [[*each] for _, each in groupby(rows, key=lambda row: row.table)] if form == "text" else [rows]
-    tables = (
-        PrintedTable(
-            _PUBLISHED_COLUMNS, own, None, [own[0].source], [line for line, _ in summarize_published(own)], inf
-        )
-        for own in parts
-    )
+    lines = [[line for line, _ in summarize_published(part)] for part in parts]
+    tables = [
+        PrintedTable(_PUBLISHED_COLUMNS, part, heads=[part[0].source], notes=notes, width=inf)
+        for part, notes in zip(parts, lines, strict=True)
+    ]
     return "\n".join(table.printed(form) for table in tables)
 
 
