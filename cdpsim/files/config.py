@@ -203,7 +203,7 @@ def _without_repetitions(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def preset_names(kind: str) -> list[str]:
-    """Return the names of all `models` or `clusters` of the package, in alphabetical order."""
+    """Return the names of all `models`, `clusters` or `published` tables of the package, in alphabetical order."""
     return [*_file_names(kind)]
 
 
@@ -222,7 +222,7 @@ def preset_comment(kind: str, name: str) -> str:
 
 
 def preset_text(kind: str, name: str) -> str:
-    """Return the text of a model's or a cluster's file in the package."""
+    """Return the text of a file of the package: a model's, a cluster's, or one of published rows."""
     return (files("cdpsim.presets") / kind / f"{name}.toml").read_text("utf-8")
 
 

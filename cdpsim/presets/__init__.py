@@ -1,4 +1,4 @@
-"""Presets: models and clusters that ship with the package, as files whose comments give their sources."""
+"""Presets: models, clusters and published runs that ship with the package: files whose comments give their sources."""
 
 from collections.abc import Sequence
 from functools import cache

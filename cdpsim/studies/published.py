@@ -99,7 +99,7 @@ def load_published(name: str) -> list[PublishedRow]:
 def compare_published(names: Sequence[str] = ()) -> list[PublishedRow]:
     """Return the rows of tables, by default of all, with our values."""
     known = preset_names("published")
-    rows = [row for name in [choose("only", name, known) for name in names] or known for row in load_published(name)]
+    rows = [row for name in [choose("table", name, known) for name in names] or known for row in load_published(name)]
     return [*map(with_ours, progress(rows, "published rows"))]
 
 
