@@ -1,6 +1,7 @@
 """What others measured and published, beside ours: tolerances hold, and what a file says was fitted is that fit."""
 
 import re
+import tomllib
 from functools import cache
 from math import inf, isclose, prod
 from pathlib import Path
@@ -8,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from cdpsim import RequestError
 from cdpsim.presets import preset_names, preset_text
@@ -239,3 +240,16 @@ def test_parameters_of_mpt_are_counted_by_hand() -> None:
             shape = row.request["model"]["layers"]
             layers, h, words = (shape[name] for name in ("layers", "width", "vocabulary"))
             assert 1e6 * row.published == pytest.approx(prod((layers, h, 12 * h + 13)) + (2 + words + 2048) * h)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_file_has_no_field_that_nothing_reads(name: str) -> None:
+    file = tomllib.loads(preset_text("published", name))
+    known = {field.name for field in fields(PublishedRow)} - {"ours", "table", "source", "gap", "update"} | {
+        "of",
+        "rows",
+    }
+    assert file.keys() <= {"source", "gap", "request", "runs", "models", "updates", "groups"}
+    assert {key for group in file["groups"] for part in (group, *group["rows"]) for key in part} <= known
+    used = {row.get("of", row["row"]) for group in file["groups"] for row in group["rows"]}
+    assert file.get("runs", {}).keys() <= used
