@@ -60,7 +60,7 @@ LINES = {
     "invariants": 2596,
     "runs": 2057,
     "api": 190,
-    "studies": 5751,
+    "studies": 5753,
     "draw": 4537,
     "export": 897,
     "cli": 1866,

@@ -185,6 +185,8 @@ def summarize_published(rows: Sequence[PublishedRow]) -> Iterator[tuple[str, boo
         group = [*each]
         errors, most = [100 * abs(row.error) for row in group], 100 * group[0].mean
         words = f"mean {fmean(errors):.1f} %" + (f" of at most {most:g} %" if most < inf else "")
-        words += f", largest {max(errors):.1f} %, {'held' if group[0].tolerance else 'shown only'}"
+        holds = all(row.holds for row in group) and fmean(errors) <= most
+        held = "not held" if not holds else "held" if group[0].tolerance else "shown only"
+        words += f", largest {max(errors):.1f} %, {held}"
         words += f"; fitted to {group[0].fitted_to}" if group[0].fitted_to else "; nothing fitted"
-        yield f"{title}: {words}", all(row.holds for row in group) and fmean(errors) <= most
+        yield f"{title}: {words}", holds
