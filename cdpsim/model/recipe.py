@@ -162,7 +162,7 @@ def apply_recipe(
     if recipe.optimizer or recipe.gradients:
         model = with_update(model, replace(recipe, recompute="none"))
     refuse_ineffective(model, recipe.recompute)
-    ways = ways_of_stages(recipe.recompute, (0, *model.cuts(n)), places)
+    ways = ways_of_stages(recipe.recompute, (0, *model.cuts(n)), places, model.stages)
     groups = enumerate(zip(model.groups(n), ways, strict=True))
     ranks = model.mesh.tensor if model.mesh.split_checkpoints else 1
     stages = [make_stage(layers, given, how, j, ranks) for j, ((given, layers), how) in groups]

@@ -6,12 +6,14 @@ A segment of consecutive layers keeps only its input and computes its forward ag
     full       the stage is one segment
     sqrt       the l layers of a stage make the least number of segments that is at least their square root (section
                4.3 there), as even in layers as can be
-    layer      each layer is a segment, as Megatron-LM's and torchtitan's "full" have it
-    layers:K   each of the first K layers of a stage is one, and the others compute nothing again: Megatron-LM's method
-               "block" with `recompute-num-layers` K, which counts the layers of each (virtual) stage, too. Where stages
-               are parts of it, as single layers are, these count together
+    layer      each layer that `recomputes` is a segment, as Megatron-LM's and torchtitan's "full" have it: embedding
+               and head, with the loss, are none
+    layer+head each layer is a segment; the last one computes the loss again, too
+    layers:K   each of the first K layers of a stage that recompute is one: Megatron-LM's method "block" with
+               `recompute-num-layers` K, which counts the layers of each (virtual) stage, too. Where stages are parts
+               of it, as single layers are, these count together
 
-The second forward adds its work to the backward. Of the last stage the loss is computed again, too.
+The second forward adds its work to the backward, and so does the loss of a last stage in a segment.
 
 `selective` (Korthikanti et al. 2022, section 5) computes the core of attention again: products of queries and keys,
 softmax, its dropout, and the product with values. Stages say what the core keeps and costs (`attention_activation`,
@@ -39,7 +41,7 @@ from cdpsim.model import SINGLE_LAYERS, Model
 from cdpsim.model.layers import ALL_GATHER, TENSOR, Exchange, Operations
 from cdpsim.model.stage import NO_CORE, Stage, add_costs, first_gradients, merge_stages
 
-SEGMENTED = ("none", "layer", "full", "sqrt")  # ways in which all of a stage is computed again, or nothing
+SEGMENTED = ("none", "layer+head", "full", "sqrt")  # ways in which all of a stage is computed again, or nothing
 
 
 def refuse_ineffective(model: Model, recompute: str) -> None:
@@ -59,18 +61,20 @@ def core_share(model: Model) -> float:
     return sum(stage.attention_activation for stage in model.stages) / kept if kept else 0.0
 
 
-def ways_of_stages(recompute: str, first: Sequence[int], places: Sequence[int]) -> list[str]:
+def ways_of_stages(recompute: str, first: Sequence[int], places: Sequence[int], layers: Sequence[Stage]) -> list[str]:
     """Return how each stage is computed again: stages that begin with these layers, in places that do with those.
 
-    >>> ways_of_stages("layers:3", (0, 2, 4, 6), (0, 4))
+    >>> layer = Stage(forward=1.0, backward=2.0)
+    >>> ways_of_stages("layers:3", (0, 2, 4, 6), (0, 4), [layer] * 8)
     ['layers:3', 'layers:1', 'layers:3', 'layers:1']
-    >>> ways_of_stages("layers:1", (0, 1, 2), ()), ways_of_stages("layers:1", (0, 1, 2), (0,))
-    (['layers:1', 'layers:1', 'layers:1'], ['layers:1', 'none', 'none'])
+    >>> [ways_of_stages("layers:1", (0, 1, 2), places, [layer] * 3) for places in ((), (0,))]
+    [['layers:1', 'layers:1', 'layers:1'], ['layers:1', 'none', 'none']]
     """
     if not recompute.startswith(SINGLE_LAYERS) or not places:
         return [recompute] * len(first)
     count = int(recompute.removeprefix(SINGLE_LAYERS))
-    left = (count - layer + places[bisect_right(places, layer) - 1] for layer in first)
+    before = [0, *accumulate(layer.recomputes for layer in layers)]
+    left = (count - before[layer] + before[places[bisect_right(places, layer) - 1]] for layer in first)
     return [f"{SINGLE_LAYERS}{layers}" if layers > 0 else "none" for layers in left]
 
 
@@ -114,7 +118,7 @@ def segment_bounds(layers: int, recompute: str) -> list[int]:
     >>> segment_bounds(5, "sqrt"), segment_bounds(5, "full"), segment_bounds(3, "layer")
     ([0, 1, 3, 5], [0, 5], [0, 1, 2, 3])
     """
-    count = {"full": 1, "layer": layers}.get(recompute, isqrt(layers - 1) + 1)  # the square root, rounded up
+    count = {"full": 1, "sqrt": isqrt(layers - 1) + 1}.get(recompute, layers)  # the square root, rounded up
     return [k * layers // count for k in range(count + 1)]
 
 

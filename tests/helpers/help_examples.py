@@ -54,6 +54,7 @@ EXAMPLES = {
     ),
     "simulate pp-cdp -n 4 --model toy.toml --recompute sqrt -o less": '"recomputed": "20 ms"',  # both layers
     "simulate 1f1b -n 4 --model toy.toml --recompute layers:1 -o first": '"recomputed": "10 ms"',
+    "simulate 1f1b --model gpt2 --cluster a100-nodes --recompute layer+head -o short": '"recompute": "layer+head"',
     "simulate 1f1b --model gpt2 --cluster a100-nodes --gradients fp32 -o wide": (
         '"gradients": 157535232,'  # four bytes of each number of both embeddings: (50,257 + 1,024) * 768
     ),

@@ -194,6 +194,26 @@ def test_all_layers_one_by_one_are_each_layer(model: Model, n: int) -> None:
     assert recomputed(model, f"layers:{model.n}", n) == recomputed(model, "layer", n)
 
 
+def test_embedding_and_head_are_computed_again_only_where_they_are_asked_for() -> None:
+    """Two blocks of 100 bytes, inputs of 10 in these, an embedding that keeps 1, and a head of 10 and what losses keep.
+
+    Four micro-batches in flight keep four logarithms of probabilities, 50 each, which layer+head makes one by one.
+    """
+    block = Stage(forward=1.0, backward=2.0, activation=100, boundary=10)
+    embedding = Stage(forward=1.0, backward=2.0, activation=1, data=1, boundary=10, recomputes=False)
+    head = Stage(forward=1.0, backward=2.0, activation=60, boundary=50, recomputes=False)
+    model = Model(stages=(embedding, block, block, head))
+    second = 1 + 10 + 100 + 10  # while the second block is computed again, with the gradient of its output
+    for how, kept, again, highest in (
+        ("layer", 1 + 10 + 10 + 60, 2, second),
+        ("layers:1", 1 + 10 + 100 + 60, 1, 1 + 10 + 100 + 60),
+        ("layer+head", 1 + 10 + 10 + 10, 4, second),
+    ):
+        (stage,) = recomputed(model, how)
+        assert (stage.activation, stage.recomputed) == (kept, again)
+        assert simulate("gpipe", 1, m=4, steps=1, model=model, recompute=how).peaks[0, 0] == 3 * kept + highest
+
+
 @given(layers_in_a_row(), st.integers(1, 7))
 def test_the_first_layers_of_a_stage_are_computed_again(model: Model, count: int) -> None:
     """They keep their inputs, the others all; and each has all of its own while it computes."""
@@ -343,7 +363,7 @@ def test_layers_that_are_stages_are_counted_together(count: int) -> None:
     assert again.makespan == layers.makespan
 
 
-@pytest.mark.parametrize("recompute", ["layer", "selective", "none"])
+@pytest.mark.parametrize("recompute", ["layer", "layers:2", "layer+head", "selective", "none"])
 def test_layers_that_are_stages_of_one_device_hold_what_they_hold_as_one_stage(recompute: str) -> None:
     """With --zero 3 each layer is a stage of its own, and computes its forward again from an input that it keeps."""
     options: dict[str, Any] = {"n": 1, "m": 3, "shard": 2, "recompute": recompute, "ignore_memory": True}

@@ -279,7 +279,9 @@ def test_parameters_of_several_layers_are_tied(tmp_path: Path, monkeypatch: pyte
         (0, 3): Tie(stages=(0, 3), parameters=240, optimizer=480, factored=4 * (10 + 6)),
         (1, 2): Tie(stages=(1, 2), parameters=168, optimizer=336, factored=4 * (6 + 6 + 6)),
     }
+    assert [stage.recomputes for stage in found.stages] == [False, True, True, False]  # embedding and head
     halves = profile("own_tied:tied", 2, partition="2", batch=2).model
+    assert all(stage.recomputes for stage in (*halves.stages, *profile("mlp", 2).model.stages))
     assert halves.size("parameters").tolist() == [240 + 168, 168 + 288]
     (tie,) = halves.tied
     assert (tie.stages, tie.parameters) == ((0, 1), 240 + 168)

@@ -49,8 +49,11 @@ class WithLoss(nn.Module):
         return self.loss(self.layers(x), self.target)
 
 
-def torchs(name: str, dtype: str, begin: int, end: int, segments: list[tuple[int, int]]) -> Held:
-    """Run layers on fake tensors, each segment under a checkpoint of its own."""
+def torchs(name: str, dtype: str, begin: int, end: int, segments: list[tuple[int, int]], blocks: bool) -> Held:
+    """Run layers on fake tensors, each segment under a checkpoint of its own; or of these only the `blocks`.
+
+    Blocks are all layers but a head, and an embedding of tokens.
+    """
     built = without_weights(name, 1, batch=2, dtype=getattr(torch, dtype))
     layers, tracker = list(built.layers), Tracker()
     net = nn.Sequential(*layers)
@@ -77,7 +80,8 @@ def torchs(name: str, dtype: str, begin: int, end: int, segments: list[tuple[int
                 own = layers[first:past]
                 closing = last and k == len(segments) - 1
                 run = WithLoss(own, built.loss, target) if closing else nn.Sequential(*own)
-                y = checkpoint(run, y, use_reentrant=False, preserve_rng_state=False)
+                bare = blocks and (first == len(layers) - 1 or (first == 0 and name != "resnet-mini"))
+                y = run(y) if bare else checkpoint(run, y, use_reentrant=False, preserve_rng_state=False)
         peak, edge = tracker.peak, get_gradient_edge(y)
         del y
         kept = tracker.level
@@ -96,12 +100,13 @@ def layers_of(name: str, dtype: str) -> Model:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["full", "sqrt", "layer"])
+@pytest.mark.parametrize("how", ["full", "sqrt", "layer", "layer+head"])
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 def test_recomputed_stages_hold_what_torch_holds(name: str, dtype: str, how: str) -> None:
     """To the byte after the forward and at its peak. In the backward, but for what is held a moment longer or shorter.
 
-    That is: the targets, which `torchs` never lets go of; a vector of gradients of parameters, and the loss's; and in
+    Of a loss that is not computed again, the forward has its share in the step's beside it, 2 bytes in bfloat16. Else
+    that is: the targets, which `torchs` never lets go of; a vector of gradients of parameters, and the loss's; and in
     a ResNet the gradients of a layer's and of a segment's output, which its first operation (ReLU) uses up, and which
     cdpsim holds until layer and segment are done.
     """
@@ -109,10 +114,11 @@ def test_recomputed_stages_hold_what_torch_holds(name: str, dtype: str, how: str
     ends = (0, *model.cuts(3), model.n)
     for (begin, end), stage in zip(pairwise(ends), apply_recipe(model, Recipe(recompute=how), 3).stages, strict=True):
         root = next(k for k in range(1, 9) if k * k >= end - begin)
-        count = {"full": 1, "sqrt": root, "layer": end - begin}[how]
+        count = {"full": 1, "sqrt": root}.get(how, end - begin)
         cuts = [begin + k * (end - begin) // count for k in range(count + 1)]
-        real = torchs(name, dtype, begin, end, list(pairwise(cuts)))
-        assert (stage.activation, stage.forward_transient) == (real.activation, real.forward)
+        real = torchs(name, dtype, begin, end, list(pairwise(cuts)), how == "layer")
+        assert stage.activation == real.activation
+        assert 0 <= stage.forward_transient - real.forward <= (2 if how == "layer" and end == model.n else 0)
         inner = max([layer.boundary for layer in model.stages[begin : end - 1]], default=0)
         more = 4 * 32 + (2 * inner if name == "resnet-mini" else 0)
         targets = model.stages[-1].data if end == model.n else 0

@@ -104,7 +104,7 @@ def read_stages(path: str, case: Case) -> Model:
     if model.tied:
         problem = f"ties stages {list(model.tied[0].stages)}, and a replay trains each by itself; leave [[tied]] out"
         raise RequestError(path, problem)
-    if case.recompute in ("layer", "sqrt"):
+    if case.recompute in ("layer+head", "sqrt"):
         problem = (
             f"does not say what the segments of its stages hold, of which --recompute {case.recompute} keeps the inputs"
         )

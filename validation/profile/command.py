@@ -32,7 +32,7 @@ from ..training.passes import SPLITS, Split
 from ..training.stages import Architecture, cut
 from .curves import with_curves, with_timed_curves
 from .cuts import find_cuts
-from .footprints import profile_stages, whole_peak
+from .footprints import is_block, profile_stages, whole_peak
 from .ties import separate_layers, tie_stages
 
 PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
@@ -107,8 +107,10 @@ def profile(
         training = cut(architecture, cuts, device=device)
         found = tie_stages(profile_stages(training, own, how), training, architecture.tied, own)
         names = [architecture.name_of(*ends) for ends in pairwise((0, *cuts, count))]
-        named_stages = zip(found.stages, names, strict=True)
-        found = replace(found, stages=tuple(replace(stage, name=own) for stage, own in named_stages))
+        single = len(cuts) + 1 == count
+        blocks = [not single or is_block(training, found.stages, k) for k in range(training.n)]
+        made = zip(found.stages, names, blocks, strict=True)
+        found = replace(found, stages=tuple(replace(stage, name=own, recomputes=is_one) for stage, own, is_one in made))
         if by_operator:
             found = (with_timed_curves if measured else with_curves)(found, training)
         peak = whole_peak(architecture, device)

@@ -3,7 +3,7 @@
 Each stage runs the forward and the backward of a replay, with fake tensors and a tracker.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -77,6 +77,14 @@ def _profile_plain(training: Training, optimizer: Optimizer, split: Split) -> Mo
 def likeness_key(training: Training, stage: int) -> Hashable:
     """Return all that a footprint depends on: stages of one key have the same."""
     return _likeness(training.stages[stage]), input_form(training, stage), stage == 0, stage == training.n - 1
+
+
+def is_block(training: Training, stages: Sequence[Stage], k: int) -> bool:
+    """Return whether a layer is no embedding of tokens and no head: a last one without attention, unlike the others."""
+    if stages[k].attention_activation:
+        return True
+    alike = k > 0 and _likeness(training.stages[k]) == _likeness(training.stages[k - 1])
+    return alike or not ((k == 0 and training.inputs.classes) or k == training.n - 1 > 0)
 
 
 def _likeness(module: nn.Module) -> Hashable:
