@@ -114,10 +114,10 @@ def _in_8_bits(numbers: int) -> int:
     return WIDE * numbers if numbers < _LEAST_NARROW else _blocks(numbers)
 
 
-def _of_rows_and_columns(shape: Dimensions) -> int:
-    """Return the number of rows and columns of a tensor, whose last two dimensions make matrices.
+def rows_and_columns(shape: Dimensions) -> int:
+    """Return the number of rows and columns of a tensor, whose last two dimensions make matrices; of a vector all.
 
-    >>> _of_rows_and_columns((3, 30, 50)), _of_rows_and_columns((50,))
+    >>> rows_and_columns((3, 30, 50)), rows_and_columns((50,))
     (240, 50)
     """
     return prod(shape[:-1]) + prod(shape[:-2]) * shape[-1] if len(shape) > 1 else prod(shape)
@@ -129,7 +129,7 @@ UPDATE_FACTS = MappingProxyType(
         "momentum": UpdateFacts(1),
         "adam": UpdateFacts(2),
         "adamw": UpdateFacts(2),
-        "adafactor": UpdateFacts(sums=_of_rows_and_columns, gradients=3, state=4, weights=3),
+        "adafactor": UpdateFacts(sums=rows_and_columns, gradients=3, state=4, weights=3),
         "lion": UpdateFacts(1),
         "sm3": UpdateFacts(sums=sum),
         "adam-8bit": UpdateFacts(2, is_8bit=True),

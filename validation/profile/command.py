@@ -107,8 +107,7 @@ def profile(
         training = cut(architecture, cuts, device=device)
         found = tie_stages(profile_stages(training, own, how), training, architecture.tied, own)
         names = [architecture.name_of(*ends) for ends in pairwise((0, *cuts, count))]
-        single = len(cuts) + 1 == count
-        blocks = [not single or is_block(training, found.stages, k) for k in range(training.n)]
+        blocks = [training.n < count or is_block(training, found.stages, k) for k in range(training.n)]
         made = zip(found.stages, names, blocks, strict=True)
         found = replace(found, stages=tuple(replace(stage, name=own, recomputes=is_one) for stage, own, is_one in made))
         if by_operator:

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from cdpsim.files.notes import progress
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Stage
-from cdpsim.model.recipe import with_activations_on_host, with_optimizer_on_host
+from cdpsim.model.recipe import rows_and_columns, with_activations_on_host, with_optimizer_on_host
 from cdpsim.model.recomputation import recompute_stage
 from cdpsim.model.stage import NO_CORE
 from cdpsim.program import Category
@@ -81,10 +81,9 @@ def likeness_key(training: Training, stage: int) -> Hashable:
 
 def is_block(training: Training, stages: Sequence[Stage], k: int) -> bool:
     """Return whether a layer is no embedding of tokens and no head: a last one without attention, unlike the others."""
-    if stages[k].attention_activation:
-        return True
     alike = k > 0 and _likeness(training.stages[k]) == _likeness(training.stages[k - 1])
-    return alike or not ((k == 0 and training.inputs.classes) or k == training.n - 1 > 0)
+    is_end = (k == 0 and training.inputs.classes) or k == training.n - 1 > 0
+    return bool(stages[k].attention_activation or alike or not is_end)
 
 
 def _likeness(module: nn.Module) -> Hashable:
@@ -135,8 +134,7 @@ def measure_stage(training: Training, stage: int, optimizer: Optimizer, split: S
     kept_by_cores = max(0, sum(map(_storage_size, flops.kept_by_cores)) - again)
     kept_output = boundary if is_alive(made) else 0
     above = _above(training, stage, tracker)
-    tracker.reset_peak()
-    before = tracker.level
+    before = tracker.reset_peak()
     with tracker, flops:
         backward(training, ahead.kept, ahead.theta, above, ahead.gradient)
     backward_flops, transient = flops.count - forward_flops, tracker.peak - before
@@ -179,8 +177,7 @@ def _measure_parts(training: Training, stage: int, split: Split) -> tuple[dict[s
     kept, theta, gradient = _go_ahead(training, stage, tracker)[1:4]
     above = _above(training, stage, tracker)
     ends = [(storage_of(tensor), tensor.nbytes) for tensor in (kept.x, above) if tensor is not None]
-    tracker.reset_peak()
-    before = tracker.level
+    before = tracker.reset_peak()
     with tracker, flops:
         below, rest = backward_for_input(kept, theta, above, parts)
     input_transient = tracker.peak - before
@@ -204,8 +201,7 @@ def _measure_retained(training: Training, stage: int) -> dict[str, Any]:
     tracker = Tracker()
     output, kept, theta, gradient, _ = _go_ahead(training, stage, tracker)
     above = _above(training, stage, tracker)
-    tracker.reset_peak()
-    before, saved = tracker.level, kept.lent.values()
+    before, saved = tracker.reset_peak(), kept.lent.values()
     held = output, kept.x.detach(), kept.target
     with tracker:
         below, rest = backward_for_input(kept, theta, above, whole_parts(kept.lent.forms))
@@ -231,8 +227,7 @@ def _transient_as_in_torch(training: Training, stage: int, *, is_fresh: bool) ->
     if is_fresh:
         ahead = ahead._replace(output=None)
     above = _above(training, stage, tracker)
-    tracker.reset_peak()
-    before = tracker.level
+    before = tracker.reset_peak()
     with tracker:
         backward(training, ahead.kept, ahead.theta, above, None if is_fresh else ahead.gradient)
     return tracker.peak - before
@@ -302,13 +297,8 @@ def _reads_input(training: Training, stage: int) -> bool:
 
 
 def factored_size(parameter: nn.Parameter) -> int:
-    """Return the bytes of sums over rows and columns of a parameter; a vector counts as it is.
-
-    Of a tensor of more than two dimensions the last two are rows and columns, as in torch.optim.Adafactor.
-    """
-    if parameter.dim() < 2:
-        return parameter.element_size() * parameter.numel()
-    return parameter.element_size() * sum(parameter.numel() // max(1, size) for size in parameter.shape[-2:])
+    """Return the bytes of sums over rows and columns of a parameter, as in torch.optim.Adafactor."""
+    return parameter.element_size() * rows_and_columns(tuple(parameter.shape))
 
 
 def whole_peak(architecture: Architecture, device: str = "cpu") -> int:

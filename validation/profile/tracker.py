@@ -87,9 +87,10 @@ class Tracker(TorchDispatchMode):
         """The highest level of each category by itself; not necessarily at one time."""
         return dict(zip(Category, self._peaks, strict=True))
 
-    def reset_peak(self) -> None:
-        """Start new peaks at the present levels."""
+    def reset_peak(self) -> int:
+        """Start new peaks at the present levels, and return that of all."""
         self._peak, self._peaks = self._level, self._levels.copy()
+        return self._peak
 
     def see(self, tensors: Iterable[Tensor]) -> None:
         """Count tensors from now on that no operation made: received ones, or those from numpy."""
