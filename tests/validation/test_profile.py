@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -23,13 +24,15 @@ from cdpsim.files.units import Work
 from cdpsim.model import Model, Recipe, Stage, Tie
 from cdpsim.model.recipe import apply_recipe
 from tests.validation.processes import HANGS
+from validation.profile.caching import MIB
 from validation.profile.command import profile, profile_command, without_weights
 from validation.profile.cuts import PARTITIONS, layer_times
-from validation.profile.footprints import imitate_module, peak_activations, whole_peak
+from validation.profile.whole import WORKSPACES, imitate_module, peak_activations, whole_step
 from validation.program import serve_harness
+from validation.training.forms import Form
 from validation.training.models import make_architecture
 from validation.training.optimizer import OPTIMIZERS
-from validation.training.stages import Architecture, cut
+from validation.training.stages import Architecture, Draw, cut, mean_square
 
 MINIS = ["mlp", "transformer", "resnet-mini", "vit-mini", "gpt2-mini", "llama-mini"]
 HEADER = ["stage", "layers", "forward", "backward", "activation", "transients", "boundary", "parameters"]
@@ -64,19 +67,47 @@ def torchs_peak(model: Architecture) -> int:
     return tracker.activations
 
 
+def peak_of(model: Architecture) -> int:
+    return whole_step(model, OPTIMIZERS["sgd"]).peak_activations
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "batch"), [("resnet50", 32), ("vit-b16", 32), ("gpt2", 2)])
 def test_peak_is_that_of_torchs_tracker(model: str, batch: int) -> None:
-    assert whole_peak(architecture(model, batch)) == torchs_peak(architecture(model, batch))
+    assert peak_of(architecture(model, batch)) == torchs_peak(architecture(model, batch))
 
 
 @pytest.mark.parametrize("model", MINIS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_peak_is_that_of_a_real_run(model: str, dtype: torch.dtype) -> None:
-    fake = whole_peak(architecture(model, dtype=dtype))
+    fake = peak_of(architecture(model, dtype=dtype))
     real = make_architecture(model, 3, batch=2, dtype=dtype)
-    net = nn.Sequential(*real.layers)
+    net: Any = nn.Sequential(*real.layers)
+    if real.tied:
+        net[-1][-1].weight = net[0].tokens.weight
     assert peak_activations(net, real.loss, real.inputs(0), real.targets(1)) == fake
+
+
+# What torch's updates of all tensors at once hold beside parameters, in tensors of four bytes a number: gradients,
+# state, and of SGD the gradients with the decay of weights, of Adam roots, of Adafactor the changes.
+@pytest.mark.parametrize(("optimizer", "held"), [("sgd", 1), ("momentum", 3), ("adam", 4), ("adafactor", 2)])
+@pytest.mark.parametrize("mixed_precision", [False, True])
+def test_a_step_reserves_what_its_optimizer_holds(optimizer: str, held: int, mixed_precision: bool) -> None:
+    """Of one matrix of 4,096 rows, 64 MiB in float32, beside less than 1 MiB of activations and the workspaces.
+
+    In mixed precision parameters and gradients of two bytes are there, too; gradients until they are cast.
+    """
+    dtype = torch.bfloat16 if mixed_precision else torch.float32
+    data = Draw(Form((1, 4096), dtype))
+    with torch.device("meta"):
+        layer = torch.nn.Linear(4096, 4096, bias=False, dtype=dtype)
+    step = whole_step(
+        Architecture([layer], data, data, mean_square), replace(OPTIMIZERS[optimizer], mixed_precision=mixed_precision)
+    )
+    held, always = 64 * (1 + held), sum(WORKSPACES) // MIB
+    most = max(32 + held, 2 * 32 + 2 * 64) if mixed_precision else held
+    assert step.reserved // MIB == always + held + 2 * 32 * mixed_precision + 1  # a small segment is of 2 MiB
+    assert step.allocated // MIB == always + most
 
 
 def test_flops_of_a_vision_transformer_can_be_counted_by_hand() -> None:

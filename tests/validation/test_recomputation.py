@@ -22,8 +22,8 @@ from cdpsim import presets
 from cdpsim.model import Model, Recipe
 from cdpsim.model.recipe import apply_recipe
 from validation.profile.command import profile, without_weights
-from validation.profile.footprints import imitate_module
 from validation.profile.tracker import Tracker
+from validation.profile.whole import imitate_module
 from validation.training.models import make_architecture
 from validation.training.stages import Loss
 

@@ -136,7 +136,7 @@ class DeviceAllocations:
         self._device, self._base, self._open = device, 0, False
 
     def __enter__(self) -> Self:
-        self._base = self._asked("current")
+        self._base = allocator_count(self._device, "requested_bytes", "current")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -150,13 +150,14 @@ class DeviceAllocations:
 
     def _close(self) -> None:
         if self._open:
-            self.peaks.append(self._asked("peak") - self._base)
+            self.peaks.append(allocator_count(self._device, "requested_bytes", "peak") - self._base)
         self._open = False
 
-    def _asked(self, count: str) -> int:
-        """Return the bytes that are asked for now, or the most since the last reset."""
-        stats: Any = torch.cuda.memory_stats_as_nested_dict(self._device)  # without types of its own
-        return int(stats["requested_bytes"]["all"][count])
+
+def allocator_count(device: torch.device, kind: str, when: str) -> int:
+    """Return a kind of bytes of CUDA's allocator now ("current"), or their "peak" since the last reset."""
+    stats: Any = torch.cuda.memory_stats_as_nested_dict(device)  # without types of its own
+    return int(stats[kind]["all"][when])
 
 
 def allocation_windows(device: torch.device) -> Windows:

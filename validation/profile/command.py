@@ -5,6 +5,7 @@ byte; operations (FLOP) as torch counts them: two for each multiplication with i
 other than products of matrices, and causal attention as if it were not causal.
 """
 
+import dataclasses
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,13 +28,14 @@ from cdpsim.model import Cuts, Model, Recipe, Stage
 from ..program import harness_command
 from ..training.autocast import autocast_as_cuda
 from ..training.models import AUTOCAST, make_architecture
-from ..training.optimizer import OPTIMIZERS
+from ..training.optimizer import OPTIMIZERS, Optimizer
 from ..training.passes import SPLITS, Split
 from ..training.stages import Architecture, cut
 from .curves import with_curves, with_timed_curves
 from .cuts import find_cuts
-from .footprints import is_block, profile_stages, whole_peak
+from .footprints import is_block, profile_stages
 from .ties import separate_layers, tie_stages
+from .whole import WholeStep, whole_step
 
 PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 TYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -46,12 +48,13 @@ _PASSED = (
 
 
 class Profile(NamedTuple):
-    """A model's stages, the layers of each, and the peak activations of the whole model in one piece."""
+    """A model's stages, the layers of each, and a training step of the whole model in one piece."""
 
     model: Model
     cuts: Cuts
     layers: int
-    peak_activations: int
+    optimizer: Optimizer  # of the step
+    whole: WholeStep
 
 
 def profile(
@@ -112,14 +115,17 @@ def profile(
         found = replace(found, stages=tuple(replace(stage, name=own, recomputes=is_one) for stage, own, is_one in made))
         if by_operator:
             found = (with_timed_curves if measured else with_curves)(found, training)
-        peak = whole_peak(architecture, device)
+        trained = OPTIMIZERS[recipe.optimizer or named]
+        if recipe.mixed_precision:
+            trained = dataclasses.replace(trained, mixed_precision=True)
+        whole = whole_step(architecture, trained, device)
     state = bool(found.size("optimizer").any())
     added = [f"autocast {autocast}"] * bool(autocast) + [named] * state  # as a recipe adds it to a name
     name = ", ".join([model[:100], *added])
     found = replace(
         found, name=name, precision=PRECISIONS[dtype], samples=batch, tokens=_tokens(architecture), training=recipe
     )
-    return Profile(found, cuts, count, peak)
+    return Profile(found, cuts, count, trained, whole)
 
 
 def _recipe(architecture: Architecture, kind: torch.dtype, optimizer: str | None, mixed_precision: bool) -> Recipe:
@@ -257,8 +263,12 @@ def profile_table(result: Profile) -> str:
         (str(j), f"{begin}-{end - 1}" if end - begin > 1 else str(begin), *_cells(stage))
         for j, (stage, (begin, end)) in enumerate(zip(result.model.stages, ends, strict=True))
     ]
-    peak = _short(result.peak_activations, "B")
-    return f"{tables.as_text(header, rows)}\npeak activations of the whole model in one piece: {peak}\n"
+    peak, allocated, reserved = (_short(nbytes, "B") for nbytes in result.whole)
+    by = result.optimizer.name + ", mixed precision" * result.optimizer.mixed_precision
+    return (
+        f"{tables.as_text(header, rows)}\npeak activations of the whole model in one piece: {peak}\n"
+        f"its training step on one GPU ({by}): {allocated} allocated at most, {reserved} reserved\n"
+    )
 
 
 def _cells(stage: Stage) -> tuple[str, ...]:

@@ -4,12 +4,10 @@ Each stage runs the forward and the backward of a replay, with fake tensors and 
 """
 
 from collections.abc import Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -19,7 +17,6 @@ from cdpsim.model import Model, Stage
 from cdpsim.model.recipe import rows_and_columns, with_activations_on_host, with_optimizer_on_host
 from cdpsim.model.recomputation import recompute_stage
 from cdpsim.model.stage import NO_CORE
-from cdpsim.program import Category
 
 from ..training.fakes import Fakes
 from ..training.forms import zeros
@@ -35,7 +32,7 @@ from ..training.passes import (
     infer,
     take_groups_one_by_one,
 )
-from ..training.stages import Architecture, Loss, Training, imitate, leaves
+from ..training.stages import Training, imitate, leaves
 from .division import find_parts, input_form, whole_parts, zero_above, zero_inputs
 from .flops import Flops, noting_cores
 from .tracker import Reference, Tracker, address_of, is_alive, storage_of
@@ -133,8 +130,7 @@ def measure_stage(training: Training, stage: int, optimizer: Optimizer, split: S
     again = sum(nbytes for storage, nbytes in flops.given_to_cores if not is_alive(storage))
     kept_by_cores = max(0, sum(map(_storage_size, flops.kept_by_cores)) - again)
     kept_output = boundary if is_alive(made) else 0
-    above = _above(training, stage, tracker)
-    before = tracker.reset_peak()
+    above, before = _above(training, stage, tracker)
     with tracker, flops:
         backward(training, ahead.kept, ahead.theta, above, ahead.gradient)
     backward_flops, transient = flops.count - forward_flops, tracker.peak - before
@@ -175,9 +171,8 @@ def _measure_parts(training: Training, stage: int, split: Split) -> tuple[dict[s
     parts = find_parts(training, stage) if retained else None
     tracker, flops = Tracker(), Flops()
     kept, theta, gradient = _go_ahead(training, stage, tracker)[1:4]
-    above = _above(training, stage, tracker)
+    above, before = _above(training, stage, tracker)
     ends = [(storage_of(tensor), tensor.nbytes) for tensor in (kept.x, above) if tensor is not None]
-    before = tracker.reset_peak()
     with tracker, flops:
         below, rest = backward_for_input(kept, theta, above, parts)
     input_transient = tracker.peak - before
@@ -200,9 +195,8 @@ def _measure_retained(training: Training, stage: int) -> dict[str, Any]:
     """
     tracker = Tracker()
     output, kept, theta, gradient, _ = _go_ahead(training, stage, tracker)
-    above = _above(training, stage, tracker)
-    before, saved = tracker.reset_peak(), kept.lent.values()
-    held = output, kept.x.detach(), kept.target
+    above, before = _above(training, stage, tracker)
+    saved, held = kept.lent.values(), (output, kept.x.detach(), kept.target)
     with tracker:
         below, rest = backward_for_input(kept, theta, above, whole_parts(kept.lent.forms))
     assert isinstance(rest, Rest), "only a first stage's backward is not divided"
@@ -226,8 +220,7 @@ def _transient_as_in_torch(training: Training, stage: int, *, is_fresh: bool) ->
     ahead = _go_ahead(training, stage, tracker)
     if is_fresh:
         ahead = ahead._replace(output=None)
-    above = _above(training, stage, tracker)
-    before = tracker.reset_peak()
+    above, before = _above(training, stage, tracker)
     with tracker:
         backward(training, ahead.kept, ahead.theta, above, None if is_fresh else ahead.gradient)
     return tracker.peak - before
@@ -259,10 +252,11 @@ def _go_ahead(training: Training, stage: int, tracker: Tracker) -> _Ahead:
     return _Ahead(outputs[0] if y is None else y, kept, theta, gradient, brought)
 
 
-def _above(training: Training, stage: int, tracker: Tracker) -> Tensor | None:
+def _above(training: Training, stage: int, tracker: Tracker) -> tuple[Tensor | None, int]:
+    """Return the gradient of a stage's output, and the level with it, where new peaks start."""
     above = zero_above(training, stage)
     tracker.see([] if above is None else [above])
-    return above
+    return above, tracker.reset_peak()
 
 
 def _storage_size(storage: Reference) -> int:
@@ -299,44 +293,3 @@ def _reads_input(training: Training, stage: int) -> bool:
 def factored_size(parameter: nn.Parameter) -> int:
     """Return the bytes of sums over rows and columns of a parameter, as in torch.optim.Adafactor."""
     return parameter.element_size() * rows_and_columns(tuple(parameter.shape))
-
-
-def whole_peak(architecture: Architecture, device: str = "cpu") -> int:
-    """Return the peak activations of a model's forward and backward in one piece, on fake tensors."""
-    net = nn.Sequential(*architecture.layers)
-    with Fakes():
-        imitate_module(net, device)
-        x, target = (zeros(draw.form, torch.device(device)) for draw in (architecture.inputs, architecture.targets))
-        casts = architecture.autocast and architecture.autocast(device)
-        return peak_activations(net, architecture.loss, x, target, casts)
-
-
-def imitate_module(net: nn.Module, device: str = "cpu") -> None:
-    """Replace a module's parameters and buffers by fake ones, of the fake mode in which this is called."""
-    for module in net.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            fake = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-            setattr(module, name, nn.Parameter(fake))
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
-
-
-def peak_activations(
-    net: nn.Module, loss: Loss, x: Tensor, target: Tensor, casts: AbstractContextManager[object] | None = None
-) -> int:
-    """Run forward and backward once, the forward in a context, and return the peak bytes of activations.
-
-    These are the results of operations: activations, temporaries, gradients of activations. Parameters, buffers, input
-    and target do not count, nor gradients of parameters once they are complete. It is the peak of torch's MemTracker
-    for `Activation` and `Temp` together.
-    """
-    tracker = Tracker()
-    tracker.ignore([x, target, *net.parameters(), *net.buffers()])
-    for parameter in net.parameters():
-        parameter.register_hook(lambda gradient: tracker.label(gradient, Category.GRADIENTS))
-        parameter.register_post_accumulate_grad_hook(lambda p: tracker.label(p.grad, Category.GRADIENTS))
-    with tracker:
-        with casts or nullcontext():
-            found = loss(net(x), target)
-        torch.autograd.backward(found)
-    return tracker.peaks()[Category.ACTIVATIONS]

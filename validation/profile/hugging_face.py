@@ -4,8 +4,8 @@
     python -m validation.profile.hugging_face validation/results/hugging-face-cuda-2026-11-26.json
 
 Forward, loss and backward are those of transformers, the update is torch's AdamW, and nothing of cdpsim runs. What is
-compared is the peak of a step beyond what is there before it: activations, temporaries and gradients. A profile is of
-fake tensors, needs no GPU, and knows nothing of the measurement.
+compared is the peak of a step beyond what is there before it, activations, temporaries and gradients, and what the
+allocator has reserved in the end. A profile is of fake tensors, needs no GPU, and knows nothing of the measurement.
 """
 
 import json
@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
@@ -27,22 +27,17 @@ from cdpsim.files.tables import as_text
 from ..report.environment import environment
 from ..report.schema import read_as
 from ..training.modules import require
+from .allocations import allocator_count
+from .caching import MIB
 from .command import profile
+from .whole import WholeStep
 
 STEPS_TRAINED = 8  # of which the first two make the optimizer's state and warm up
 GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
 MEDIUM = GPT2 | {"n_embd": 1024, "n_layer": 24, "n_head": 16}
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 2048,
-    "intermediate_size": 5504,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "vocab_size": 32000,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}
+LLAMA = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 5504, "num_hidden_layers": 16}
+LLAMA |= {"num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 32000}
+LLAMA |= {"max_position_embeddings": 2048, "tie_word_embeddings": False}
 # A profile runs models without dropout, and none keeps keys and values for later.
 AS_PROFILED = {"use_cache": False} | dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
 
@@ -64,24 +59,17 @@ class HuggingFaceStep(msgspec.Struct, frozen=True, kw_only=True):
     reserved: int
     seconds: float  # the median
 
+    @property
+    def activations(self) -> int:
+        """The peak beyond what is there before the step."""
+        return self.peak - self.before
+
 
 class HuggingFaceSteps(msgspec.Struct, frozen=True, kw_only=True):
     """The steps of one machine."""
 
     environment: dict[str, Any]
     steps: list[HuggingFaceStep]
-
-
-class Compared(NamedTuple):
-    """A measured step, and the peak that is predicted for it."""
-
-    step: HuggingFaceStep
-    predicted: int
-
-    @property
-    def measured(self) -> int:
-        """The peak beyond what is there before the step."""
-        return self.step.peak - self.step.before
 
 
 def measure_step(
@@ -100,12 +88,12 @@ def measure_step(
         ids = torch.randint(0, config["vocab_size"], (batch, length), device=device)
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-        before, begun = _allocator_count(device, "requested_bytes", "current"), time.perf_counter()
+        before, begun = allocator_count(device, "requested_bytes", "current"), time.perf_counter()
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
             loss = model(input_ids=ids, labels=ids).loss
-        after_forward = _allocator_count(device, "requested_bytes", "current")
+        after_forward = allocator_count(device, "requested_bytes", "current")
         loss.backward()
-        peaks = {kind: _allocator_count(device, kind, "peak") for kind in peaks}
+        peaks = {kind: allocator_count(device, kind, "peak") for kind in peaks}
         optimizer.step()
         optimizer.zero_grad()
         torch.cuda.synchronize(device)
@@ -128,11 +116,6 @@ def measure_step(
     )
 
 
-def _allocator_count(device: torch.device, kind: str, when: str) -> int:
-    stats: Any = torch.cuda.memory_stats_as_nested_dict(device)
-    return int(stats[kind]["all"][when])
-
-
 def measure_steps() -> HuggingFaceSteps:
     """Measure all steps on this machine."""
     if not torch.cuda.is_available():
@@ -149,14 +132,14 @@ def measure_steps() -> HuggingFaceSteps:
     )
 
 
-def compare_step(step: HuggingFaceStep) -> Compared:
-    """Profile the model of a step, and return both."""
+def predict_step(step: HuggingFaceStep) -> WholeStep:
+    """Profile the model of a step."""
     given: dict[str, Any] = {name: getattr(step, name) for name in ("batch", "length", "dtype")}
+    given |= {"autocast": "bf16" if step.autocast else None, "float32_loss": True, "optimizer": "adamw"}
     with TemporaryDirectory() as folder:
         path = Path(folder, "config.json")
         path.write_text(json.dumps(step.config), encoding="utf-8")
-        found = profile(str(path), 1, **given, autocast="bf16" if step.autocast else None, float32_loss=True)
-    return Compared(step, found.peak_activations)
+        return profile(str(path), 1, **given).whole
 
 
 def load_steps(path: str) -> HuggingFaceSteps:
@@ -166,15 +149,16 @@ def load_steps(path: str) -> HuggingFaceSteps:
 
 def describe_steps(found: HuggingFaceSteps) -> str:
     """Return a table of all steps."""
-    header = ["model", "samples", "type", "parameters", "measured peak, B", "predicted, B", "error"]
-    header += ["allocated", "reserved", "step, ms"]
+    header = ["model", "samples", "type", "parameters", "peak, B", "predicted, B", "error"]
+    header += ["reserved, MiB", "predicted", "error", "step, ms"]
     rows = []
-    for compared in map(compare_step, found.steps):
-        step, measured, predicted = compared.step, compared.measured, compared.predicted
-        sizes = [f"{step.batch} × {step.length}", f"{step.dtype}{', autocast' * step.autocast}", f"{step.parameters:,}"]
-        peaks = [f"{measured:,}", f"{predicted:,}", f"{100 * (predicted / measured - 1):+.2g} %"]
-        blocks = (f"{100 * (given / step.peak - 1):+.2f} %" for given in (step.allocated_peak, step.reserved))
-        rows.append([step.name, *sizes, *peaks, *blocks, f"{1e3 * step.seconds:.1f}"])
+    for step, own in ((step, predict_step(step)) for step in found.steps):
+        row = [step.name, f"{step.batch} × {step.length}", f"{step.dtype}{', autocast' * step.autocast}"]
+        row.append(f"{step.parameters:,}")
+        pairs = [(step.activations, own.peak_activations), (step.reserved // MIB, own.reserved // MIB)]
+        for measured, predicted in pairs:
+            row += [f"{measured:,}", f"{predicted:,}", f"{100 * (predicted / measured - 1):+.2g} %"]
+        rows.append([*row, f"{1e3 * step.seconds:.1f}"])
     return as_text(header, rows)
 
 

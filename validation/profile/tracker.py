@@ -17,6 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from cdpsim.program import Category
 
+from .caching import CachedBlock, CachingAllocator
+
 Reference = Callable[[], torch.UntypedStorage | None]  # returns a storage as long as it is alive
 
 
@@ -43,13 +45,14 @@ def is_alive(storage: Reference) -> bool:
 class _Entry:
     """A storage that is tracked."""
 
-    __slots__ = ("category", "counts", "reference", "size")
+    __slots__ = ("block", "category", "counts", "reference", "size")
 
     def __init__(self, reference: Reference) -> None:
         self.reference = reference  # whose end calls the tracker
         self.category = Category.ACTIVATIONS
         self.counts = True
         self.size = 0  # as counted
+        self.block: CachedBlock | None = None  # of the allocator, if there is one
 
 
 class Tracker(TorchDispatchMode):
@@ -57,12 +60,12 @@ class Tracker(TorchDispatchMode):
 
     An older storage counts from the first operation that returns a view of it, unless it is ignored. Where a `device`
     type is given, only its storages count: not those on the host for a GPU. A storage may end in any thread: gloo's let
-    go of what they have sent.
+    go of what they have sent. An `allocator` gives a block for each storage that counts.
     """
 
-    def __init__(self, device: str | None = None) -> None:
+    def __init__(self, device: str | None = None, allocator: CachingAllocator | None = None) -> None:
         super().__init__()
-        self._device = device
+        self._device, self._allocator = device, allocator
         self._entries: dict[int, _Entry] = {}  # by address, which another storage can have once this one is freed
         self._lock = RLock()  # of the levels; a storage may end while its thread counts another
         self._level = self._peak = 0
@@ -152,9 +155,10 @@ class Tracker(TorchDispatchMode):
             self._level -= entry.size
             self._levels[category] -= entry.size
             entry.size = size
+            if self._allocator is not None:
+                given, entry.block = entry.block, self._allocator.allocate(size) if size else None
+                if given is not None:
+                    self._allocator.free(given)
 
     def _forget(self, address: int, reference: Reference) -> None:
-        entry = self._entries.pop(address)
-        with self._lock:
-            self._level -= entry.size
-            self._levels[entry.category] -= entry.size
+        self._weigh(self._entries.pop(address), 0)
