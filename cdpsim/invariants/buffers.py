@@ -24,8 +24,10 @@ def _in_memory(
     """Flag versions of stages that a device has from a start to an end, and all of a stage that weighs nothing."""
     program, buffers = run.program, run.program.buffers
     rows, begin, finish = _buffers_of(run, Category.PARAMETERS, *arriving)
-    if run.gathers:  # a share of a stage is not all of it
-        whole = buffers.size[rows] >= run.model.size("parameters")[buffers.stage[rows]]
+    if run.gathers:  # a share of a stage is not all of it; what torch gathers may come when a loss is through
+        late = np.maximum(*map(run.model.size, ("loss_forward", "loss_gradient")))
+        least = run.model.size("parameters") - late * (program.behaviours.gathers == "copied")
+        whole = buffers.size[rows] >= least[buffers.stage[rows]]
         rows, begin, finish = rows[whole], begin[whole], finish[whole]
     if not len(rows):
         return np.ones(len(stage), dtype=np.bool_)

@@ -25,7 +25,7 @@ from cdpsim.model.curve import MemoryCurve, OperatorSteps
 from cdpsim.model.layers import Layers
 from cdpsim.model.runtime import Runtime
 from cdpsim.model.splitting import NO_MESH, Mesh, shaped_stages
-from cdpsim.model.stage import PRECISIONS, STAGE_SIZES, Stage, Tie, merge_stages, pad_stage, without_tied
+from cdpsim.model.stage import PRECISIONS, STAGE_SIZES, Stage, Tie, count_once, merge_stages, pad_stage, without_tied
 
 Cuts = tuple[int, ...]
 
@@ -349,12 +349,10 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         `places` has the place of each stage; by default all are at one.
         """
         stages = list(self.stages)
+        places = places or [0] * self.n
         for tie in ties:
-            seen: set[int] = set()
-            for j in tie.stages:
-                place = 0 if places is None else places[j]
-                stages[j] = without_tied(stages[j], tie) if place in seen else stages[j]
-                seen.add(place)
+            for place in {places[j] for j in tie.stages}:
+                count_once(stages, tie, [j for j in tie.stages if places[j] == place])
         others = tuple(tie for tie in self.tied if tie not in ties)
         return msgspec.structs.replace(self, stages=tuple(stages), tied=others)
 

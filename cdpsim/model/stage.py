@@ -36,6 +36,8 @@ STAGE_SIZES = (
     "gradients",
     "first_gradients",
     "freed_output",
+    "loss_forward",
+    "loss_gradient",
     "optimizer",
     "data",
     "unused_input",
@@ -86,6 +88,10 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     gradients: Size | None = None  # None: as parameters
     first_gradients: Size | None = None  # what they add to the peak of the backward that makes them; None: all of them
     freed_output: Size | None = None  # the part of kept_output that is free by the peak of a backward; None: all of it
+    # What the loss adds to the peak of a forward, beyond what comes before, and to that of the first backward, beyond
+    # what comes behind: parameters that are gathered for each use are not there beside it.
+    loss_forward: Size = 0
+    loss_gradient: Size = 0
     optimizer: Size = 0
     wide_gradients: Size = 0  # its gradient in fp32, for an update that takes a narrower one so; no part of gradients
     restored: Size = 0  # what an update changes, and an estimate's is to set back; 0: the optimizer's state
@@ -268,22 +274,43 @@ _OF_UPDATE = ("optimizer", "wide_gradients", "restored", "update_bytes")  # size
 
 
 def without_tied(stage: Stage, tie: Tie) -> Stage:
-    """Return a stage without a tied tensor, because another stage counts it."""
+    """Return a stage without a tied tensor, because another stage counts it, or it does so itself.
+
+    What the tensor's gradient adds to the peak of the backward that makes it stays, as working memory.
+    """
     alike = stage.gradients is None and tie.gradients is None
     kinds = ("parameters", *_OF_UPDATE, "host_optimizer", "factored")
     less = {kind: getattr(stage, kind) - getattr(tie, kind) for kind in kinds}
     less["host_parameters"] = max(stage.host_parameters - tie.parameters, 0)
     gradients = stage.gradient_bytes - tie.gradient_bytes
     first = None if stage.first_gradients is None else min(stage.first_gradients, gradients)
+    less["backward_transient"] = stage.backward_transient + (stage.first_gradients or 0) - (first or 0)
     tensors = _without_tensor(stage, tie.parameters)
     return replace(stage, gradients=None if alike else gradients, first_gradients=first, tensors=tensors, **less)
 
 
+def count_once(stages: list[Stage], tie: Tie, own: Sequence[int]) -> None:
+    """Count a tied tensor in the first of its own stages alone, where a backward goes through all of them at once.
+
+    Autograd keeps the gradient of its later use until it has that of the earlier one, and adds both up in a third.
+    """
+    waits = tie.gradient_bytes * knows_gradients(stages, own)
+    for j in range(own[0], own[-1]):
+        more = waits * (2 if j in own else 1)
+        stages[j] = replace(stages[j], backward_transient=stages[j].backward_transient + more)
+    for j in own[1:]:
+        stages[j] = without_tied(stages[j], tie)
+
+
+def knows_gradients(stages: Sequence[Stage], of: Sequence[int]) -> bool:
+    """Return whether these stages say what their gradients add to the peaks of their backwards."""
+    return all(stages[j].first_gradients is not None for j in of)
+
+
 def _without_tensor(stage: Stage, size: int) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of a stage's tensors without the first one of these bytes."""
-    sizes = [prod(shape) * stage.parameters for shape in stage.tensors]
-    gone = sizes.index(size * stage.numbers) if size * stage.numbers in sizes else None
-    return () if gone is None else stage.tensors[:gone] + stage.tensors[gone + 1 :]
+    """Return the shapes of a stage's tensors without the last one of these bytes."""
+    places = [k for k, shape in enumerate(stage.tensors) if prod(shape) * stage.parameters == size * stage.numbers]
+    return stage.tensors[: places[-1]] + stage.tensors[places[-1] + 1 :] if places else ()
 
 
 def pad_stage(stage: Stage, ranks: int, of_experts: int, padding: str) -> Stage:
@@ -430,6 +457,8 @@ def _merged_memory(layers: Sequence[Stage]) -> dict[str, Any]:
         "backward_transient": max(peaks) - levels[-1],
         "first_gradients": first_gradients(layers, peaks),
         "freed_output": _freed_output(layers, peaks),
+        "loss_forward": max(forwards) - max([*forwards[:-1], forwards[-1] - layers[-1].loss_forward]),
+        "loss_gradient": _loss_gradient(layers, peaks),
         **(_merged_parts(layers, levels, later) if frees else _merged_whole_parts(layers, levels, peaks)),
     }
 
@@ -446,6 +475,13 @@ def first_gradients(layers: Sequence[Stage], peaks: Sequence[int]) -> int | None
         highest = max(highest, peak + complete + layer.size("first_gradients"))
         complete += layer.gradient_bytes
     return highest - max(peaks)
+
+
+def _loss_gradient(layers: Sequence[Stage], peaks: Sequence[int]) -> int:
+    """Return what the last layer's loss adds to the highest of the peaks of these layers' first backwards."""
+    behind = [*peaks[:-1], peaks[-1] - layers[-1].loss_gradient]
+    highest, rest = (max(each) + (first_gradients(layers, each) or 0) for each in (peaks, behind))
+    return highest - rest
 
 
 def _freed_output(layers: Sequence[Stage], peaks: Sequence[int]) -> int | None:

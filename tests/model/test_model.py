@@ -69,6 +69,8 @@ def test_a_file_says_what_each_stage_takes_and_holds(toy: Model) -> None:
         "gradients": [400_000_000, 400_000_000, 7],
         "first_gradients": [400_000_000, 400_000_000, 7],
         "freed_output": [16_000_000, 16_000_000, 0],
+        "loss_forward": [0, 0, 0],
+        "loss_gradient": [0, 0, 0],
         "optimizer": [0, 0, 8],
         "data": [0, 0, 0],
         "unused_input": [0, 0, 0],

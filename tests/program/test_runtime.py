@@ -565,6 +565,25 @@ def test_ranks_gather_for_the_backward_before_a_sum_is_let_go_of() -> None:
     assert shared("torch:collective_copies=no,reductions=until-summed", **zero_3) == in_forward > shares + 2 * SHARED
 
 
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(("excess", "beside"), [(0, 2), (1, 1), (2, 0), (3, 0)])
+def test_parameters_are_gathered_behind_a_loss(prefetch: int, direction: str, excess: int, beside: int) -> None:
+    """A loss that takes as much more than what comes behind it replaces these: the last stage's, and the next one's.
+
+    In a forward they are the last stage's and the buffer from which they were copied.
+    """
+    loss = {
+        f"{direction}_transient": 9 * SHARED,
+        "loss_forward" if direction == "forward" else "loss_gradient": excess * SHARED,
+    }
+    stage = Stage(forward=1.0, backward=2.0, parameters=SHARED, first_gradients=0)
+    model = Model(stages=(*(stage,) * 3, msgspec.structs.replace(stage, **loss)))
+    run = simulate("dp", model=model, replicas=4, runtime="torch", zero=3, prefetch=prefetch, steps=1)
+    assert not violations(run)
+    assert run.peaks[0, -1] == 4 * SHARE + (9 + beside) * SHARED
+
+
 def test_parameters_that_are_prefetched_are_not_gathered_once_more() -> None:
     """FSDP2 gathers for the next backward by itself; with --prefetch that has been done before, on a slow link, too."""
     slow: dict[str, Any] = {"cluster": Cluster(devices=(Devices(overlap="stream"),), link=Link(bandwidth=SHARED / 4))}

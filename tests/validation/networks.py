@@ -64,3 +64,16 @@ class Product(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.norm(x) @ self.weight.T
         return y
+
+
+def with_head(batch: int) -> tuple[list[nn.Module], Tensor, Tensor]:
+    """A user's model: an embedding, a layer and a head, whose loss makes the peak where a batch has many tokens."""
+    labels = torch.full((batch, 8), 498)
+    return [nn.Embedding(499, 16), nn.Linear(16, 16), nn.Linear(16, 499, bias=False)], labels, labels
+
+
+def with_tied_head(batch: int) -> tuple[list[nn.Module], Tensor, Tensor]:
+    """The same with one tensor for embedding and head."""
+    layers, x, labels = with_head(batch)
+    layers[-1].weight = layers[0].weight
+    return layers, x, labels

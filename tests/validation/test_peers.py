@@ -174,6 +174,16 @@ def test_fsdp2_has_a_share_of_every_stage(ranks: Ranks, width: int) -> None:
     assert [left_over(device, {}) for device in report.devices] == [numbers] * 3
 
 
+@on_two_ranks
+def test_fsdp2_has_no_parameters_beside_the_loss(ranks: Ranks) -> None:
+    """A head's are freed before it is made, and come again behind the backward of it, which makes the peak."""
+    workload = Workload(2, 2, "tests.validation.networks:with_head", (), batch=8)
+    report = Comparer(ranks, workload, repeats=0).compare(PEERS["fsdp2"])
+    for device in report.devices:
+        assert "gathered parameters" not in device.contents
+        assert 0 <= left_over(device, {}) <= 4 * 2 + 8  # of the device mesh, and of the loss
+
+
 @pytest.mark.parametrize("ranks", [3], indirect=True)
 def test_an_owner_of_whole_tensors_has_their_states(ranks: Ranks) -> None:
     """Six matrices of an MLP in three stages go to three ranks in pairs, and the biases behind them."""

@@ -18,21 +18,26 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 
+from cdpsim import simulate
 from cdpsim.cli import main
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
 from cdpsim.model import Model, Recipe, Stage, Tie
 from cdpsim.model.recipe import apply_recipe
+from tests.validation import networks
 from tests.validation.processes import HANGS
+from validation.peers.runtimes import WITHOUT_BUCKETS
+from validation.profile.allocations import record_allocations
 from validation.profile.caching import MIB
 from validation.profile.command import profile, profile_command, without_weights
 from validation.profile.cuts import PARTITIONS, layer_times
+from validation.profile.footprints import with_unit_times
 from validation.profile.whole import WORKSPACES, imitate_module, peak_activations, whole_step
 from validation.program import serve_harness
 from validation.training.forms import Form
 from validation.training.models import make_architecture
 from validation.training.optimizer import OPTIMIZERS
-from validation.training.stages import Architecture, Draw, cut, mean_square
+from validation.training.stages import Architecture, Draw, cross_entropy, cut, mean_square
 
 MINIS = ["mlp", "transformer", "resnet-mini", "vit-mini", "gpt2-mini", "llama-mini"]
 HEADER = ["stage", "layers", "forward", "backward", "activation", "transients", "boundary", "parameters"]
@@ -321,6 +326,25 @@ def test_parameters_of_several_layers_are_tied(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["with_head", "with_tied_head"])
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("n", [3, 1])
+def test_a_tied_head_takes_what_torch_does(name: str, batch: int, n: int) -> None:
+    """Of the gradient of the head's use, that of the embedding's and their sum, where the loss does not take more."""
+    layers, x, _ = getattr(networks, name)(batch)
+    net, record = nn.Sequential(*layers), record_allocations(torch.device("cpu"))
+    with record:
+        for _ in range(2):
+            net.zero_grad()
+            begin = record.now()
+            cross_entropy(net(x), x).backward()
+            end = record.now()
+    model = profile(f"tests.validation.networks:{name}", batch=batch, optimizer="sgd").model.grouped(n)
+    run = simulate("dp", model=with_unit_times(model), replicas=1, runtime=WITHOUT_BUCKETS)
+    before = model.parameter_bytes + x.nbytes  # the record began behind these
+    assert run.peaks[0, -1] - before == pytest.approx(record.peak(begin, end), rel=0.01)
+
+
 def test_language_models_are_tied_as_their_configurations_say(tmp_path: Path) -> None:
     """GPT-2's and 64 x 32 of a Qwen2 that says so; a Llama's, which is silent, are not."""
     pytest.importorskip("transformers")

@@ -3,7 +3,7 @@
 Each stage runs the forward and the backward of a replay, with fake tensors and a tracker.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -136,7 +136,8 @@ def measure_stage(training: Training, stage: int, optimizer: Optimizer, split: S
     backward_flops, transient = flops.count - forward_flops, tracker.peak - before
     parts, input_flops = _measure_parts(training, stage, split)
     both = 1 + (stage > 0)  # parts of a backward: the first stage has none for its input
-    freed = min(kept_output, _transient_as_in_torch(training, stage, is_fresh=False) - transient)
+    (held, _), (fresh, behind) = (_transients_as_in_torch(training, stage, is_fresh=each) for each in (False, True))
+    freed = min(kept_output, held - transient)
     return Stage(
         forward=Work(max(1, forward_flops)),  # no task takes no time
         backward=Work(max(both, backward_flops)),
@@ -148,7 +149,9 @@ def measure_stage(training: Training, stage: int, optimizer: Optimizer, split: S
         backward_transient=transient,
         boundary=boundary,
         parameters=training.parameters(stage).nbytes,
-        first_gradients=_transient_as_in_torch(training, stage, is_fresh=True) - transient,
+        first_gradients=fresh - transient,
+        loss_forward=forward_peak - (ahead.before_loss or forward_peak),
+        loss_gradient=fresh - behind,
         freed_output=freed if kept_output else None,
         optimizer=optimizer.nbytes(training.parts(stage)),
         data=data,
@@ -194,7 +197,7 @@ def _measure_retained(training: Training, stage: int) -> dict[str, Any]:
     Return their bytes, by the names of a stage's fields.
     """
     tracker = Tracker()
-    output, kept, theta, gradient, _ = _go_ahead(training, stage, tracker)
+    output, kept, theta, gradient, *_ = _go_ahead(training, stage, tracker)
     above, before = _above(training, stage, tracker)
     saved, held = kept.lent.values(), (output, kept.x.detach(), kept.target)
     with tracker:
@@ -214,16 +217,24 @@ def _measure_retained(training: Training, stage: int) -> dict[str, Any]:
     }
 
 
-def _transient_as_in_torch(training: Training, stage: int, *, is_fresh: bool) -> int:
-    """Return the transient of a backward whose gradients autograd makes; or beside which the stage's output is held."""
-    tracker = Tracker()
-    ahead = _go_ahead(training, stage, tracker)
+def _transients_as_in_torch(training: Training, stage: int, *, is_fresh: bool) -> tuple[int, int]:
+    """Return the transient of a backward whose gradients autograd makes; or beside which the stage's output is held.
+
+    And the part of it that comes behind the loss, when the gradient has reached the stage's output.
+    """
+    tracker, peaks = Tracker(), list[int]()
+
+    def reached(gradient: Tensor) -> None:
+        peaks.append(tracker.peak)
+        tracker.reset_peak()
+
+    ahead = _go_ahead(training, stage, tracker, reached)
     if is_fresh:
         ahead = ahead._replace(output=None)
     above, before = _above(training, stage, tracker)
     with tracker:
         backward(training, ahead.kept, ahead.theta, above, None if is_fresh else ahead.gradient)
-    return tracker.peak - before
+    return max([tracker.peak, *peaks]) - before, tracker.peak - before
 
 
 class _Ahead(NamedTuple):
@@ -234,22 +245,28 @@ class _Ahead(NamedTuple):
     theta: Tensor
     gradient: Tensor
     brought: list[Reference]  # data of the micro-batch
+    before_loss: int = 0  # the highest level of the last stage's forward until its loss is made
 
 
-def _go_ahead(training: Training, stage: int, tracker: Tracker) -> _Ahead:
+def _go_ahead(
+    training: Training, stage: int, tracker: Tracker, reached: Callable[[Tensor], None] | None = None
+) -> _Ahead:
+    """Run a stage's forward; `reached` is called in the backward when the gradient has reached the model's output."""
     theta, gradient, x, target = zero_inputs(training, stage)
     tracker.ignore([theta, gradient, *training.buffers[stage].values()])
     tracker.see([x] if target is None else [x, target])
-    outputs: list[Tensor] = []
+    made: list[Any] = [None, 0]
 
     def criterion(output: Tensor, target: Tensor) -> Tensor:
-        outputs.append(output.detach())
+        made[:] = output.detach(), tracker.peak
+        if reached is not None:
+            output.register_hook(reached)
         return training.criterion(output, target)
 
     with tracker:
         y, kept = forward(replace(training, criterion=criterion), stage, theta, x, target, 1)
     brought = [storage_of(tensor) for tensor in (None if stage else x, target) if tensor is not None]
-    return _Ahead(outputs[0] if y is None else y, kept, theta, gradient, brought)
+    return _Ahead(made[0] if y is None else y, kept, theta, gradient, brought, made[1])
 
 
 def _above(training: Training, stage: int, tracker: Tracker) -> tuple[Tensor | None, int]:

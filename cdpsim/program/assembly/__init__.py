@@ -12,7 +12,7 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
 from cdpsim.model.runtime import PAPER, Behaviours, Runtime
-from cdpsim.model.stage import Tie, retaining
+from cdpsim.model.stage import Tie, knows_gradients, retaining
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Buffers, Category, Content, Edges, Kind, Messages, Op, Program, Tasks
 from cdpsim.program.assembly.build import Builder, Location, end, start
@@ -213,7 +213,7 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
     build = Builder(passes.tasks + len(updates))
     pass_through_stages(Keeping(updates, model, behaviours, build, passes))
     exchange_values(updates, model, behaviours, build, min(prefetch, passes.tasks), once)
-    hold_from_the_first(tables, once, build)
+    hold_from_the_first(tables, filter(lambda tie: not knows_gradients(model.stages, tie.stages), once), build)
     if model.updates_take_time and not (updates.in_lanes or in_stream):
         take_turns(updates, build, shared_rows(tables, model))
     lane_tasks, lane_start = lanes_with(updates)

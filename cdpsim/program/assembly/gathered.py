@@ -196,17 +196,40 @@ def hold_gathered(axis: DataAxis, uses: Uses, *, early: bool) -> Gathered:
     build, behaviours = axis.build, axis.behaviours
     dropped, ahead = np.zeros((2, axis.passes.tasks), dtype=np.int64)
     np.add.at(dropped, last, size)
+    forth, before = axis.passes.kind[task] == Kind.F, _find_previous_tasks(axis)[task]
+    own, late = _find_late(axis, uses, before, early)
+    np.subtract.at(ahead, task, own)
+    np.subtract.at(ahead, before, late * ~forth)
     if behaviours.gathers == "copied":
-        build.hold(Category.PARAMETERS, where, size, start(task), end(last))
-        _hold_copied_from(axis, uses)
+        build.hold(Category.PARAMETERS, where, size - own, start(task), end(last), even_empty=bool(own.any()))
+        _hold_copied_from(axis, uses, late * (forth | early))
+        begin, until = np.where(forth, start(message), end(before)), np.where(forth | early, task, message)
+        build.hold(Category.COMMUNICATION, where, late, begin, start(until))
     else:
         build.hold(Category.PARAMETERS, where, size, end(message), end(last))
         build.land(message, where, size)
     if behaviours.collective_copies:
         build.land(message, where, size)
     if behaviours.backward_prefetch and not early:
-        _hold_ahead(axis, uses, ahead)
+        _hold_ahead(axis, uses, ahead, late)
     return Gathered(dropped, ahead)
+
+
+def _find_late(axis: DataAxis, uses: Uses, before: Ints, early: bool) -> tuple[Ints, Ints]:
+    """Return how much of parameters, and of buffers for them, is not there beside the peak of a loss.
+
+    FSDP2 frees what it has gathered before the loss is made. It gathers again when the gradient has reached the output
+    of the stage, for that and for the next backward: the buffer is of these, where a use is a backward.
+    """
+    passes, task, size, forth = axis.passes, uses.task, uses.size, axis.passes.kind == Kind.F
+    excesses = (axis.model.size(kind)[passes.tij[2]] for kind in ("loss_forward", "loss_gradient"))
+    gathers = axis.behaviours.gathers == "copied" and not (passes.splits or axis.of_experts)
+    excess = passes.by_task(*excesses) * gathers
+    own = np.minimum(size, excess[task]) * (task == uses.last)
+    np.subtract.at(excess, task, own)
+    prefetched = (before >= 0) & ~forth[before] & (early or axis.behaviours.backward_prefetch)
+    beside = np.where(forth[task], task, before)
+    return own, np.where(forth[task] | prefetched, np.minimum(size, excess[beside]), 0)
 
 
 def _find_previous_tasks(axis: DataAxis) -> Ints:
@@ -217,7 +240,7 @@ def _find_previous_tasks(axis: DataAxis) -> Ints:
     return before
 
 
-def _hold_copied_from(axis: DataAxis, uses: Uses) -> None:
+def _hold_copied_from(axis: DataAxis, uses: Uses, late: Ints) -> None:
     """Hold the buffers from which the parameters of tasks are copied.
 
     A backward's goes at once, a forward's when the next forward begins, or with the end of the last one. While that
@@ -231,7 +254,7 @@ def _hold_copied_from(axis: DataAxis, uses: Uses) -> None:
     behind[before[follows]] = follows
     after = behind[task]
     until = np.where(after >= 0, start(after), np.where(forth[task], end(task), start(task)))
-    build.land(uses.message, uses.where, uses.size, until)
+    build.land(uses.message, uses.where, uses.size - late, until)
     if axis.state.parameters is Placed.SPLIT:
         keeping = axis.keeping
         rows = np.flatnonzero(np.isin(after, task))
@@ -241,7 +264,7 @@ def _hold_copied_from(axis: DataAxis, uses: Uses) -> None:
         build.hold(Category.COMMUNICATION, uses.where.take(rows), more, start(after), end(after))
 
 
-def _hold_ahead(axis: DataAxis, uses: Uses, ahead: Ints) -> None:
+def _hold_ahead(axis: DataAxis, uses: Uses, ahead: Ints, late: Ints) -> None:
     """Hold the parameters of a backward from the start of the one before it on, and write what is there beside those.
 
     They are gathered before that one has made anything. So a copy that the collective makes meanwhile counts there
@@ -249,12 +272,12 @@ def _hold_ahead(axis: DataAxis, uses: Uses, ahead: Ints) -> None:
     """
     backward, before = axis.passes.kind != Kind.F, _find_previous_tasks(axis)
     rows = np.flatnonzero(backward[uses.task] & backward[before[uses.task]])
-    task, where, size = before[uses.task[rows]], uses.where.take(rows), uses.size[rows]
-    axis.build.hold(Category.COMMUNICATION, where, size, start(task), start(uses.message[rows]))
+    task, where, size, late = before[uses.task[rows]], uses.where.take(rows), uses.size[rows], late[rows]
+    axis.build.hold(Category.COMMUNICATION, where, size - late, start(task), start(uses.message[rows]))
     if axis.behaviours.collective_copies:
-        more = np.maximum(size - _made(axis, task), 0)
+        more = np.maximum(size - _made(axis, task) - ahead[task], 0)
         axis.build.hold(Category.COMMUNICATION, where, more, start(task), end(task))
-        ahead[task] = more
+        ahead[task] += more
 
 
 def _made(axis: DataAxis, task: Ints) -> Ints:
@@ -294,8 +317,9 @@ def hold_given(axis: DataAxis, gathered: Gathered | None, sums: Sums, held: Ints
     """Hold what a runtime holds of whole gradients that go to shares: `held` has their buffers, a row for each round.
 
     When a task has ended, its gradients and their copy count, of which a sum is made. The copy is the sum's buffer or,
-    beside a share of the sum, a collective's own. The task has let go of all else then, and the sum before is done,
-    whose buffer may be there. So both count as far as they are more than what was there.
+    beside a share of the sum, a collective's own. The task has let go of all else then but the gradients of its input
+    and output, and the sum before is done, whose buffer may be there. So all count as far as they are more than what
+    was there.
     """
     copies, behaviours, build = axis.copies, axis.behaviours, axis.build
     rows = np.flatnonzero(sums.taken.ravel() != np.tile(axis.update, len(sums.taken)))
@@ -321,7 +345,8 @@ def hold_given(axis: DataAxis, gathered: Gathered | None, sums: Sums, held: Ints
         np.append(0, keeping.boundary[:-1])[stage],
         behaviours.collective_copies * axis.shares_of("gradients", size, where.stage),
     )
-    more = np.maximum(2 * size + share + below - there, 0)
+    above = np.where(stage == axis.passes.n - 1, keeping.boundary[-1], 0)  # of other stages it has a buffer
+    more = np.maximum(2 * size + share + below + above - there, 0)
     build.hold(Category.COMMUNICATION, where, more, start(task), end(task))
 
 

@@ -298,7 +298,7 @@ def _find_copies(tables: Tables, tie: Tie) -> _SharedCopies:
     return _SharedCopies(row, row[first][of], earliest[of])
 
 
-def hold_from_the_first(tables: Tables, ties: Sequence[Tie], build: Builder) -> None:
+def hold_from_the_first(tables: Tables, ties: Iterable[Tie], build: Builder) -> None:
     """Hold the gradient of a tied tensor from the first backward that adds to it, if the stage that counts it is later.
 
     From its first backward on that stage holds it.
