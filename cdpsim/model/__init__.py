@@ -451,6 +451,8 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
             "retained_gradients",
             "retained_input_transient",
             "retained_weight_transient",
+            "loss_activation",
+            "freed_gradient",
             "wide_gradients",
             "restored",
             "offloaded",

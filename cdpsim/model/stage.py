@@ -82,12 +82,14 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     retained_gradients: Size | None = None  # gradients inside the stage that it leaves for the weights' part
     retained_input_transient: Size | None = None  # temporary memory
     retained_weight_transient: Size | None = None  # the same of the weights' part
+    loss_activation: Size = 0  # the part of the activation that the loss keeps, which goes with the input's part
     boundary: Size = 0  # what its forward sends to the next stage, and its backward gets from there; the last's output
     sent: Size | None = None  # the bytes of that message; None: all of them
     parameters: Size = 0
     gradients: Size | None = None  # None: as parameters
     first_gradients: Size | None = None  # what they add to the peak of the backward that makes them; None: all of them
     freed_output: Size | None = None  # the part of kept_output that is free by the peak of a backward; None: all of it
+    freed_gradient: Size = 0  # the part of its output's gradient that is free by then, where autograd alone has it
     # What the loss adds to the peak of a forward, beyond what comes before, and to that of the first backward, beyond
     # what comes behind: parameters that are gathered for each use are not there beside it.
     loss_forward: Size = 0
@@ -130,7 +132,8 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
             if getattr(self, name) > self.activation:
                 raise RequestError(name, "must be at most activation, of which it is a part")
         self._check_attention()
-        for name, limit in (("first_gradients", "gradient_bytes"), ("freed_output", "kept_output")):
+        parts = ("first_gradients", "gradient_bytes"), ("freed_output", "kept_output"), ("freed_gradient", "boundary")
+        for name, limit in (*parts, ("loss_activation", "activation")):
             if (getattr(self, name) or 0) > getattr(self, limit):
                 raise RequestError(name, f"must be at most {limit.removesuffix('_bytes')}, of which it is a part")
         for name in ("host_parameters", "partial", "expert_parameters"):
@@ -341,20 +344,29 @@ def _padded_numbers(tensors: Sequence[TensorShape], ranks: int, padding: str) ->
 _MEGATRON_BEGIN, _MEGATRON_END = 64, 128  # numbers of whose multiples a tensor begins, and a bucket ends
 
 
+def joined(stage: Stage) -> Stage:
+    """Return a stage whose backward follows another one in autograd, which lets go of the gradient between them."""
+    if not stage.freed_gradient:
+        return stage
+    transient = max(0, stage.backward_transient - stage.freed_gradient)
+    return replace(stage, backward_transient=transient, freed_gradient=0)
+
+
 def retaining(stage: Stage) -> Stage:
-    """Return a stage whose first part of a split backward lets go of nothing, if it says what is then there.
+    """Return a stage whose first part of a split backward lets go of its loss alone, if it says what is then there.
 
     The working memory of the first part is then counted without the gradients that it leaves.
     """
     if stage.retained_gradients is None:
         return stage
-    for_input = stage.size("retained_input_transient") - stage.retained_gradients
+    left = max(0, stage.retained_gradients - stage.loss_activation)
     return replace(
         stage,
+        retained_gradients=left,
         weight_activation=None,
         weight_input=0,
         weight_output=0,
-        input_transient=for_input,
+        input_transient=stage.size("retained_input_transient") - left,
         weight_transient=stage.retained_weight_transient,
     )
 
@@ -447,9 +459,12 @@ def _merged_memory(layers: Sequence[Stage]) -> dict[str, Any]:
     levels = _levels(layers)
     later = [0, *accumulate(layer.data for layer in reversed(layers))][-2::-1]  # of each layer, of those behind
     forwards = [levels[k] + _lets_go(layers, k) + later[k] + layer.forward_transient for k, layer in enumerate(layers)]
+    free = [layer.freed_gradient * (k < len(layers) - 1) for k, layer in enumerate(layers)]
     peaks = [
-        levels[k] + _inner_boundary(layers, k) + later[k] + layer.backward_transient for k, layer in enumerate(layers)
+        levels[k] + _inner_boundary(layers, k) - free[k] + later[k] + layer.backward_transient
+        for k, layer in enumerate(layers)
     ]
+    let_go = [peak - layers[-1].boundary for peak in peaks[:-1]] + [peaks[-1] - layers[-1].freed_gradient]
     frees = layers[0].has_input_part and all(layer.weight_activation is not None for layer in layers)
     return {
         "activation": levels[-1],
@@ -459,6 +474,7 @@ def _merged_memory(layers: Sequence[Stage]) -> dict[str, Any]:
         "freed_output": _freed_output(layers, peaks),
         "loss_forward": max(forwards) - max([*forwards[:-1], forwards[-1] - layers[-1].loss_forward]),
         "loss_gradient": _loss_gradient(layers, peaks),
+        "freed_gradient": max(peaks) - max(let_go) if any(layer.freed_gradient for layer in layers) else 0,
         **(_merged_parts(layers, levels, later) if frees else _merged_whole_parts(layers, levels, peaks)),
     }
 
@@ -535,6 +551,7 @@ def _merged_parts(layers: Sequence[Stage], levels: Sequence[int], later: Sequenc
         "retained_gradients": gradients,
         "retained_input_transient": retained,
         "retained_weight_transient": max(layer.size("retained_weight_transient") for layer in layers),
+        "loss_activation": min(layers[-1].loss_activation, levels[-1]),
     }
     return {
         "weight_activation": total,

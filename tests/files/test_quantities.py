@@ -44,6 +44,8 @@ MORE = {
 PARTS = {
     "first_gradients": "gradients",
     "freed_output": "kept_output",
+    "freed_gradient": "boundary",
+    "loss_activation": "activation",
     "retained_gradients": "retained_input_transient",
     "partial": "parameters",
     "expert_parameters": "parameters",

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from cdpsim.errors import RequestError
-from validation.profile.command import without_weights
+from validation.__main__ import main
+from validation.profile.allocations import record_allocations
+from validation.profile.command import profile, without_weights
 from validation.profile.footprints import measure_stage, profile_stages
 from validation.replay.case import Case, expected_parameters, largest_difference, play_in_process, prepare
 from validation.training.families import RootMeanSquareNorm
@@ -184,6 +186,44 @@ def no_tensors(batch):
 def fails(batch):
     raise KeyError("mine")
 
+def nothing(batch):
+    pass
+
+def language(batch):
+    embedding, head = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
+    head.weight = embedding.weight
+    tokens = torch.arange(11).repeat(batch, 1)
+    return {"layers": [embedding, nn.Linear(6, 6), head], "input": tokens, "target": tokens}
+
+def checkpointed(batch):
+    return language(batch) | {"checkpointed": [1]}
+
+def said(batch):
+    layers = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 6), nn.Linear(6, 11, bias=False))
+    return language(batch) | {"layers": layers, "tied": [(layers[0].weight, layers[2].weight)]}
+
+def absolute(batch):
+    given = dict(zip(("layers", "input", "target"), classifier(batch)))
+    return given | {"loss": lambda output, target: output.abs().mean()}
+
+def many(batch):
+    return absolute(batch) | {"loss": lambda output, target: output}
+
+def no_loss(batch):
+    return [nn.Linear(2, 3)], torch.ones(batch, 2), torch.ones(batch, 2)
+
+def misspelt(batch):
+    return language(batch) | {"checkpoint": [1]}
+
+def beyond(batch):
+    return language(batch) | {"checkpointed": [3]}
+
+def strangers(batch):
+    return language(batch) | {"tied": [(nn.Parameter(torch.ones(1)),)]}
+
+def wide(batch):
+    return [nn.Linear(512, 512) for _ in range(8)], torch.ones(batch, 512), torch.ones(batch, 512)
+
 number = 3
 """
 
@@ -227,9 +267,64 @@ def test_whole_numbers_in_real_ones_out() -> None:
         ("my_models:two_things", "must give three things"),
         ("my_models:fails", "fails when it is called with 4 .KeyError: 'mine'.; mend it there"),
         ("my_models:no_layers", "must give a list of torch modules first"),
+        ("my_models:nothing", "must give three things"),
+        ("my_models:misspelt", "did you mean 'checkpointed'"),
+        ("my_models:beyond", "numbers of layers, from 0 to 2"),
+        ("my_models:strangers", "groups of parameters that layers have"),
         ("my_models:no_tensors", "must give two tensors after the layers"),
     ],
 )
 def test_what_is_no_model_is_refused(name: str, problem: str) -> None:
     with pytest.raises(RequestError, match=problem):
         make_training(name, 1)
+
+
+@pytest.mark.usefixtures("folder")
+def test_ones_own_loss() -> None:
+    training = make_training("my_models:absolute", 1)
+    assert training.loss(torch.tensor([-3.0, 1.0]), torch.zeros(2), 2).item() == 1.0
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("no_loss", "an output of [4, 3] and a target of [4, 2] have no mean square; give a `loss`"),
+        ("many", "its `loss` must give one real number, a mean over the samples"),
+        ("nothing", "must give three things: layers, an example input, an example target; or a dict of "),
+    ],
+)
+def test_a_model_without_a_loss_is_one_line(name: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", f"my_models:{name}", "-o", "out.toml"]) == 2
+    error = capsys.readouterr().err
+    assert problem in error and error.count("\n") == 1
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_profiled_model_of_ones_own_takes_no_memory_for_its_parameters() -> None:
+    """Of eight matrices that no module has yet, one at a time has room, in which nothing has been written."""
+    with record_allocations(torch.device("cpu")) as record:
+        layers = without_weights("my_models:wide", 1, batch=1, dtype=torch.float32).layers
+    assert all(own.is_meta and own.requires_grad for layer in layers for own in layer.parameters())
+    assert 4 * 512**2 <= max(record.level) <= 1.1 * 4 * 512**2
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", ["language", "said"])
+def test_a_tensor_of_two_layers_counts_once(name: str) -> None:
+    """Whether the layers share it, or their function says so; language has Adam in mixed precision."""
+    found = profile(f"my_models:{name}", batch=2, dtype="bfloat16").model
+    assert [(tie.stages, tie.parameters) for tie in found.tied] == [((0, 2), 2 * 11 * 6)]
+    assert sum(stage.parameters for stage in found.stages) == 2 * (2 * 11 * 6 + 6 * 6 + 6)
+    assert (found.samples, found.tokens, found.precision) == (2, 11, "bf16")
+    assert (found.training.optimizer, found.training.mixed_precision) == ("adam", True)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_file_says_which_layers_are_checkpointed() -> None:
+    """So that a run computes these again, unless it is asked otherwise; grouped layers have one answer."""
+    found = profile("my_models:checkpointed", batch=2).model
+    assert found.training.recompute == "layer"
+    assert [stage.recomputes for stage in found.stages] == [False, True, False]
+    with pytest.raises(RequestError, match="leave -n out, commands group layers"):
+        profile("my_models:checkpointed", 2, batch=2)

@@ -3,18 +3,25 @@
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain, zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from msgspec import structs
+from torch import nn
 
-from cdpsim.model import Model
+from cdpsim.model import Cuts, Model
+from cdpsim.model.recipe import apply_recipe
+from cdpsim.program import Kind
+from cdpsim.schedules import find_schedule
 
 from ..comparison.forecast import Forecast, forecast_by_ranks
+from ..comparison.workspaces import find_workspaces
+from ..profile.command import profile
 from ..ranks.launcher import Ranks, Result
-from ..replay.case import Case, build_training, profiled
-from ..replay.equation import evaluate
+from ..replay.case import Case, build_training
 from ..report.schema import (
     Call,
     DevicePeak,
@@ -25,6 +32,7 @@ from ..report.schema import (
     SimulatedMemory,
     relative_error,
 )
+from ..training.models import MODELS
 from ..training.optimizer import OPTIMIZERS
 from ..training.passes import one_thread
 from .measure import (
@@ -37,12 +45,19 @@ from .measure import (
     train,
 )
 from .prediction import RUNTIMES, Prediction, predict_peer, predict_seconds
-from .runtimes import PEERS, Ended, Peer, own_stages
+from .runtimes import PEERS, Ended, Peer, copied_stages, own_stages, parameters_of
 
 TOLERANCE = 0.01  # of a device's peak
 PARAMETER_TOLERANCES = {"cpu": 1e-12, "cuda": 1e-9}  # in float64; a GPU's kernels add in another order
 MOST_TRIES = 6  # of a measurement, until no block was freed by a thread that the profiler does not see
 TRAINED_STEPS = 2
+
+
+@lru_cache(maxsize=8)  # several runtimes train the same
+def layers_of(model: str, n: int, batch: int, dtype: str, optimizer: str, sizes: tuple[tuple[str, int], ...]) -> Model:
+    """Return a model's layers as `profile` finds them; n of a model that has as many as there are stages."""
+    how: dict[str, Any] = {"batch": batch, "dtype": dtype, "optimizer": optimizer} | dict(sizes)
+    return profile(model, n if model in MODELS else None, **how).model
 
 
 class Workload(NamedTuple):
@@ -54,6 +69,7 @@ class Workload(NamedTuple):
     sizes: tuple[tuple[str, int], ...] = (("width", 256), ("length", 64), ("heads", 4))
     batch: int = 8
     device: str = "cpu"
+    dtype: str = "float32"
 
     @property
     def backend(self) -> str:
@@ -61,11 +77,17 @@ class Workload(NamedTuple):
         return "nccl" if self.device == "cuda" else "gloo"
 
     def case(self, peer: Peer) -> Case:
-        """Return the case of cdpsim that corresponds to a runtime; data parallel, a stage for each rank."""
+        """Return the case of cdpsim that corresponds to a runtime, with its stages.
+
+        These have as many FLOP as can be balanced; of `dp` each is a layer, or there is one for each rank.
+        """
         ranked = peer.schedule == "dp"  # whether a rank has micro-batches of its own, by the simulation's words
+        given = (self.model, self.ranks * peer.chunks, self.batch, self.dtype, peer.optimizer, self.sizes)
+        layers = layers_of(*given)
+        n = layers.n if ranked else self.ranks * peer.chunks
         return Case(
             peer.schedule,
-            self.ranks * peer.chunks,
+            n,
             steps=TRAINED_STEPS,
             m=self.m if peer.kind == "pipeline" else peer.m if ranked else self.ranks,
             replicas=self.ranks if ranked else 1,
@@ -73,8 +95,10 @@ class Workload(NamedTuple):
             model=self.model,
             optimizer=OPTIMIZERS[peer.optimizer],
             batch=self.batch,
-            dtype="float32",
+            dtype=self.dtype,
             sizes=self.sizes,
+            cuts=layers.cuts(n),
+            stages=apply_recipe(layers, n=n),
             device=self.device,
             backend=self.backend,
         )
@@ -99,7 +123,7 @@ class Comparer:
         self._ranks, self._workload = ranks, workload
         self._repeats, self._timeout = repeats, timeout
         self._forecasts: dict[tuple[int, bool], Forecast | None] = {}
-        self._equations: dict[tuple[int, int, str], list[np.ndarray]] = {}
+        self._alone: dict[tuple[Cuts | None, int, str], Ended] = {}
 
     def compare(self, peer: Peer) -> PeerReport:
         """Run a runtime for its memory, contents and messages, parameters and time, and compare each."""
@@ -123,7 +147,7 @@ class Comparer:
             devices=devices,
             messages=Messages(torch=calls),
             max_abs_difference=apart if apart == apart else None,
-            time=self._compare_time(peer, profiled(case), measured.steps),
+            time=self._compare_time(peer, case, measured.steps),
             ok=False,
         )
         return simulate_anew(report)
@@ -147,16 +171,12 @@ class Comparer:
         return self._ranks.call(function, peer.name, replace(case, stages=None), *more, timeout=self._timeout)
 
     def _apart(self, case: Case, ended: Sequence[Ended]) -> float:
-        """Return the largest difference between the parameters that ranks ended with and the update equation's."""
+        """Return the largest difference between the parameters that ranks ended with and those of one process."""
         m = case.shape.replicas * case.shape.m
-        key = case.n, m, case.optimizer.kind
-        if key not in self._equations:
-            training = build_training(replace(case, dtype="float64", device="cpu"))
-            with one_thread():
-                lags = np.zeros((m, case.n), dtype=np.int64)
-                self._equations[key] = [theta.numpy() for theta in evaluate(training, case.optimizer, lags, case.steps)]
-        expected = self._equations[key]
-        return float(np.max([np.abs(theta - expected[j]).max() for own in ended for j, theta in own.items()]))
+        key = case.cuts, m, case.optimizer.kind
+        if key not in self._alone:
+            self._alone[key] = trained_alone(replace(case, dtype="float64", device="cpu"), m)
+        return float(np.max([np.abs(theta - self._alone[key][j]).max() for own in ended for j, theta in own.items()]))
 
     def _compare_time(self, peer: Peer, case: Case, steps: list[list[StepInterval]]) -> PeerTime | None:
         if not steps:
@@ -171,6 +191,21 @@ class Comparer:
         assert forecast is not None, "this process has the ranks' results"
         seconds = predict_seconds(peer, case, RUNTIMES[-1], forecast)
         return PeerTime(torch_seconds=took, simulated_seconds=seconds, relative_error=relative_error(seconds, took))
+
+
+def trained_alone(case: Case, m: int) -> Ended:
+    """Return a case's parameters as one process trains them, which has all m micro-batches of a step."""
+    training = build_training(case)
+    own = copied_stages(training, range(case.n), training.device)
+    model = nn.Sequential(*own.values())
+    optimizer = case.optimizer.over(list(model.parameters()))
+    with one_thread():
+        for step in range(case.steps):
+            optimizer.zero_grad()
+            for x, target in (training.data(step, i) for i in range(m)):
+                torch.autograd.backward(training.loss(model(x), target, m))
+            optimizer.step()
+    return parameters_of(own)
 
 
 def unseen(memory: MemoryOfRank, contents: ContentsOfRank) -> int:
@@ -188,8 +223,8 @@ def resident(peer: Peer, case: Case, rank: int) -> int:
     if peer.sharded:
         return 0
     stages = own_stages(rank, case) if peer.kind == "pipeline" else range(case.n)
-    training = build_training(case)
-    return sum(training.parameters(stage).nbytes for stage in stages)
+    own = copied_stages(build_training(case), stages, torch.device("cpu"))
+    return sum(parameter.nbytes for parameter in nn.ModuleList(own.values()).parameters())
 
 
 def _device_peak(peer: Peer, case: Case, rank: int, measured: Measurements) -> DevicePeak:
@@ -207,16 +242,11 @@ def _device_peak(peer: Peer, case: Case, rank: int, measured: Measurements) -> D
     )
 
 
-_profiles: dict[str, Model | None] = {}  # by what is trained
-
-
 def simulate_anew(report: PeerReport) -> PeerReport:
     """Return a report with the simulation of today beside its measurements."""
     peer, asked = PEERS[report.name], report.request
-    of_all = Workload(report.ranks, asked.m, asked.model, tuple(asked.sizes.items()), asked.batch, asked.device)
-    case = of_all.case(peer)
-    case = profiled(replace(case, stages=_profiles.get(repr(case.trains))))
-    _profiles[repr(case.trains)] = case.stages
+    sizes = tuple(asked.sizes.items())
+    case = Workload(report.ranks, asked.m, asked.model, sizes, asked.batch, asked.device, asked.dtype).case(peer)
     said = {runtime: predict_peer(peer, case, runtime) for runtime in RUNTIMES}
     devices = [_with_simulations(device, said) for device in report.devices]
     judging = RUNTIMES[-1]
@@ -224,12 +254,31 @@ def simulate_anew(report: PeerReport) -> PeerReport:
         structs.replace(own, remainder=peer.remainder_of_rank(case, own.device, own.simulated[judging].bytes))
         for own in devices
     ]
-    messages = compare_messages(peer, report.messages.torch, said[RUNTIMES[-1]].calls)
+    messages = compare_messages(peer, report.messages.torch, said[judging].calls)
     remainder = peer.remainder(case)
-    within = all(abs(left_over(device, remainder)) <= TOLERANCE * device.bytes for device in devices)
+    if any(left_over(device, remainder) > TOLERANCE * device.bytes for device in devices):
+        beside = workspaces_beside(case, said[judging])
+        devices = [structs.replace(own, remainder=own.remainder | beside[own.device]) for own in devices]
+    within = all(is_tolerated(device, remainder) for device in devices)
     apart = report.max_abs_difference
     good = within and messages.same and apart is not None and apart <= PARAMETER_TOLERANCES[case.device]
     return structs.replace(report, devices=devices, messages=messages, remainder=remainder, ok=good)
+
+
+def is_tolerated(device: DevicePeak, remainder: dict[str, int]) -> bool:
+    """Return whether a rank's simulation, with what is named, is as close as is tolerated."""
+    return abs(left_over(device, remainder)) <= TOLERANCE * device.bytes
+
+
+def workspaces_beside(case: Case, said: Prediction) -> list[dict[str, int]]:
+    """Return by how much the kernels of each rank's tasks, run apart here, raise its simulated peak, if they do."""
+    found = find_workspaces(build_training(case), splits=find_schedule(case.schedule).splits(case.shape))
+    kinds = {"F": Kind.F, "B": Kind.B, "I": Kind.B, "W": Kind.W}
+    raised = []
+    for peak, tasks in zip(said.peaks, said.tasks, strict=True):
+        named = ((name[0], int(name[2:].partition(",")[0]), size) for name, size in tasks.items())
+        raised.append(max(size + found[stage][kinds[kind]].during for kind, stage, size in named) - peak)
+    return [{"workspaces of kernels": size} if size > 0 else {} for size in raised]
 
 
 def left_over(device: DevicePeak, remainder: dict[str, int]) -> int:

@@ -13,7 +13,7 @@ from cdpsim.files import writing as files
 from cdpsim.files.notes import ticker
 
 from ..comparison.battery import positive
-from ..profile.command import read_sizes
+from ..profile.command import TYPES, read_sizes
 from ..ranks.launcher import Ranks
 from ..ranks.member import DEVICES
 from ..report.command import percent
@@ -51,7 +51,7 @@ def _verdict(reports: list[PeerReport]) -> str:
 
 
 def _run_anew(options: argparse.Namespace, chosen: list[Peer]) -> PeersReport:
-    models = [choose("model", given, STANDARD_SIZES) for given in options.model or [STANDARD.model]]
+    models = options.model or [STANDARD.model]
     runs = [[_workload(options, given, model) for model in models] for given in options.n or [str(STANDARD.ranks)]]
     for workload in chain(*runs):
         _check(workload, chosen)
@@ -99,20 +99,22 @@ def _workload(options: argparse.Namespace, ranks: str, model: str) -> Workload:
         whole_number("n", ranks, at_least=2),
         whole_number("m", options.m, at_least=1),
         model,
-        tuple((STANDARD_SIZES[model] | sizes).items()),
+        tuple((STANDARD_SIZES.get(model, {}) | sizes).items()),
         whole_number("batch", options.batch, at_least=1),
         choose("device", options.device, DEVICES),
+        choose("dtype", options.dtype, TYPES),
     )
 
 
 def _check(workload: Workload, chosen: list[Peer]) -> None:
-    """Refuse fewer GPUs than ranks, and fewer micro-batches than a runtime takes."""
+    """Refuse fewer GPUs than ranks, fewer micro-batches than a runtime takes, and a model that has no such stages."""
     gpus = torch.cuda.device_count()
     if workload.device == "cuda" and gpus < workload.ranks:
         problem = f"cuda needs a GPU for each rank; there are {gpus} for {workload.ranks} ranks; use --device cpu"
         raise RequestError("--device", problem)
     for peer in chosen:
         peer.check_micro_batches(workload.ranks, workload.m)
+        workload.case(peer)
 
 
 def peers_list(chosen: list[Peer]) -> str:

@@ -5,11 +5,11 @@ that has begun before sees all that it allocates.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 from warnings import catch_warnings, simplefilter
@@ -33,7 +33,8 @@ from cdpsim.schedules.placement import Shape
 from ..ranks.member import Member
 from ..replay.case import Case, build_training
 from ..training.forms import flatten
-from ..training.stages import Training
+from ..training.recomputation import CheckpointedLayer
+from ..training.stages import Place, Training
 
 Ended = dict[int, NDArray[np.floating[Any]]]  # stage -> its parameters, as one vector
 Batch = tuple[Tensor | None, Tensor | None]  # input and target of a step, of the ranks that need them
@@ -51,7 +52,7 @@ class Session(ABC):
     def __init__(self, member: Member, case: Case, stages: list[int]) -> None:
         self.member, self.case = member, case
         self.training: Training = build_training(case)
-        self.own = {j: deepcopy(self.training.stages[j]).to(member.device) for j in stages}
+        self.own = copied_stages(self.training, stages, member.device)
 
     @abstractmethod
     def draw(self, step: int) -> Batch:
@@ -73,9 +74,33 @@ class Session(ABC):
 
     def ended(self) -> Ended:
         """Return the parameters of this rank's stages."""
-        rows = ((j, stage.parameters()) for j, stage in self.own.items())
-        whole = ((j, [own.full_tensor() if isinstance(own, DTensor) else own for own in row]) for j, row in rows)
-        return {j: flatten(row).cpu().numpy() for j, row in whole}
+        return parameters_of(self.own)
+
+
+def parameters_of(stages: Mapping[int, nn.Module]) -> Ended:
+    """Return the parameters of stages."""
+    rows = ((j, all_parameters(stage)) for j, stage in stages.items())
+    whole = ((j, [own.full_tensor() if isinstance(own, DTensor) else own for own in row]) for j, row in rows)
+    return {j: flatten(row).cpu().numpy() for j, row in whole}
+
+
+def all_parameters(stage: nn.Module) -> list[nn.Parameter]:
+    """Return a stage's parameters in their order, also one that it has twice."""
+    return [own for _, own in stage.named_parameters(remove_duplicate=False)]
+
+
+def copied_stages(training: Training, stages: Iterable[int], device: torch.device) -> dict[int, nn.Module]:
+    """Return copies of stages, with their tied parameters as one, and checkpoints around layers that have one."""
+    copies: dict[int, nn.Module] = {j: deepcopy(training.stages[j]).to(device) for j in stages}
+    for group in training.tied:
+        here = [(copies[j], number) for j, number in group if j in copies]
+        for stage, number in here[1:]:
+            path, _, name = [*dict(stage.named_parameters(remove_duplicate=False))][number].rpartition(".")
+            setattr(stage.get_submodule(path), name, all_parameters(here[0][0])[here[0][1]])
+    for j, number in training.checkpointed:
+        if j in copies:
+            setattr(copies[j], str(number), CheckpointedLayer(copies[j].get_submodule(str(number))))
+    return copies
 
 
 class Pipelined(Session):
@@ -83,12 +108,24 @@ class Pipelined(Session):
 
     def __init__(self, member: Member, case: Case, schedule: Any) -> None:
         super().__init__(member, case, own_stages(member.rank, case))
-        self.optimizers = [case.optimizer.over(list(stage.parameters())) for stage in self.own.values()]
+        own = dict.fromkeys(parameter for stage in self.own.values() for parameter in stage.parameters())
+        self.optimizers = [case.optimizer.over(list(own))]
         self.stages = [PipelineStage(stage, j, case.n, member.device) for j, stage in self.own.items()]
         single = issubclass(schedule, schedules.PipelineScheduleSingle)
-        self.pipe = schedule(
-            self.stages[0] if single else self.stages, n_microbatches=case.shape.m, loss_fn=self.training.criterion
-        )
+        whole, m = not self.training.tied, case.shape.m  # torch scales a parameter once for each stage that has it
+        loss = self.training.criterion if whole else partial(self.training.loss, micro_batches=m)
+        given = self.stages[0] if single else self.stages
+        self.pipe = schedule(given, n_microbatches=m, loss_fn=loss, scale_grads=whole)
+        self.shared = [pair for group in self.training.tied for pair in self._across(group)]
+
+    def _across(self, group: Sequence[Place]) -> Iterator[tuple[nn.Parameter, Any]]:
+        """Yield this rank's tensor of a tied group of several ranks, and these ranks' group, which all ranks make."""
+        holders = {j: rank for rank in range(self.member.count) for j in own_stages(rank, self.case)}
+        ranks = sorted({holders[j] for j, _ in group})
+        made = dist.new_group(ranks) if len(ranks) > 1 else None
+        here = [all_parameters(self.own[j])[number] for j, number in group if j in self.own]
+        if made is not None and here:
+            yield here[0], made
 
     def draw(self, step: int) -> Batch:
         """Return the whole batch where the first stage is, and all targets where the last is."""
@@ -98,9 +135,12 @@ class Pipelined(Session):
         return inputs, torch.cat([self.training.target(step, i) for i in count]) if last else None
 
     def passes(self, batch: Batch) -> None:
-        """Let the runtime run its schedule."""
+        """Let the runtime run its schedule, and sum the gradients of tied tensors, which several ranks have."""
         inputs, targets = batch
         self.pipe.step(*[] if inputs is None else [inputs], target=targets)
+        for parameter, group in self.shared:
+            assert parameter.grad is not None, "every parameter has a part in the loss"
+            dist.all_reduce(parameter.grad, group=group)
 
 
 def own_stages(rank: int, case: Case) -> list[int]:
@@ -197,7 +237,8 @@ class FullySharded(DataParallel):
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return a model whose stages are sharded."""
         mesh = init_device_mesh(self.member.device.type, (self.member.count,))
-        for stage in self.own.values():
+        tied = {j for group in self.training.tied for j, _ in group}  # which only one group can have: the model's own
+        for stage in (stage for j, stage in self.own.items() if j not in tied):
             fully_shard(stage, mesh=mesh, reshard_after_forward=self.reshard == "yes")
         fully_shard(model, mesh=mesh)
         return model
@@ -304,7 +345,8 @@ def held_by_owners(case: Case, rank: int, peak: int) -> dict[str, int]:
 def tensors_of_owner(case: Case, rank: int) -> list[int]:
     """Return the bytes of the tensors that a rank updates: the largest first, each goes to the rank that has least."""
     training = build_training(case)
-    sizes = (own.nbytes for stage in training.stages for own in stage.parameters())
+    own = copied_stages(training, range(training.n), torch.device("cpu")).values()
+    sizes = (each.nbytes for each in dict.fromkeys(chain.from_iterable(map(all_parameters, own))))
     owners: list[list[int]] = [[] for _ in range(case.shape.replicas)]
     for size in sorted(sizes, reverse=True):
         min(owners, key=sum).append(size)

@@ -30,11 +30,11 @@ from ..training.autocast import autocast_as_cuda
 from ..training.models import AUTOCAST, make_architecture
 from ..training.optimizer import OPTIMIZERS, Optimizer
 from ..training.passes import SPLITS, Split
-from ..training.stages import Architecture, cut
+from ..training.stages import Architecture, Training, cut, separate_layers
 from .curves import with_curves, with_timed_curves
 from .cuts import find_cuts
 from .footprints import is_block, profile_stages
-from .ties import separate_layers, tie_stages
+from .ties import tie_stages
 from .whole import WholeStep, whole_step
 
 PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
@@ -100,6 +100,9 @@ def profile(
             given = architecture.loss
             architecture = architecture._replace(loss=lambda output, target: given(output.float(), target))
         count = len(architecture.layers)
+        if architecture.checkpointed and (n, partition) != (None, None):
+            problem = "some of its layers are checkpointed, so each is a stage; leave -n out, commands group layers"
+            raise RequestError(model, problem)
         recipe = _recipe(architecture, kind, optimizer, mixed_precision)
         own = OPTIMIZERS["sgd" if recipe.optimizer else named]
         if n is None and partition is None:
@@ -108,11 +111,10 @@ def profile(
             cuts = find_cuts(architecture, n, partition or "flops", own, device)
         ready()
         training = cut(architecture, cuts, device=device)
-        found = tie_stages(profile_stages(training, own, how), training, architecture.tied, own)
+        found = tie_stages(profile_stages(training, own, how), training, own)
         names = [architecture.name_of(*ends) for ends in pairwise((0, *cuts, count))]
-        blocks = [training.n < count or is_block(training, found.stages, k) for k in range(training.n)]
-        made = zip(found.stages, names, blocks, strict=True)
-        found = replace(found, stages=tuple(replace(stage, name=own, recomputes=is_one) for stage, own, is_one in made))
+        rows = zip(found.stages, names, _checkpoints(architecture, training, found), strict=True)
+        found = replace(found, stages=tuple(replace(each, name=own, recomputes=yes) for each, own, yes in rows))
         if by_operator:
             found = (with_timed_curves if measured else with_curves)(found, training)
         trained = OPTIMIZERS[recipe.optimizer or named]
@@ -128,11 +130,21 @@ def profile(
     return Profile(found, cuts, count, trained, whole)
 
 
+def _checkpoints(architecture: Architecture, training: Training, found: Model) -> list[bool]:
+    """Return of each stage whether it recomputes: layers that a model names, or all that are blocks."""
+    if architecture.checkpointed:
+        return [k in architecture.checkpointed for k in range(found.n)]
+    several = found.n < len(architecture.layers)
+    return [several or is_block(training, found.stages, k) for k in range(found.n)]
+
+
 def _recipe(architecture: Architecture, kind: torch.dtype, optimizer: str | None, mixed_precision: bool) -> Recipe:
-    """Return the recipe in a profile's file; an empty one where stages have the optimizer's state."""
+    """Return the recipe in a profile's file; without an optimizer where stages have its state."""
+    recompute = "layer" if architecture.checkpointed else "none"
     if optimizer is None and _tokens(architecture) is not None:
-        return Recipe(optimizer="adam", mixed_precision=kind.itemsize == 2)
-    return Recipe(optimizer=optimizer or "sgd", mixed_precision=True) if mixed_precision else Recipe()
+        return Recipe(optimizer="adam", mixed_precision=kind.itemsize == 2, recompute=recompute)
+    named = (optimizer or "sgd") if mixed_precision else None
+    return Recipe(optimizer=named, mixed_precision=mixed_precision, recompute=recompute)
 
 
 def _tokens(architecture: Architecture) -> int | None:

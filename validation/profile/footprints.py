@@ -136,7 +136,11 @@ def measure_stage(training: Training, stage: int, optimizer: Optimizer, split: S
     backward_flops, transient = flops.count - forward_flops, tracker.peak - before
     parts, input_flops = _measure_parts(training, stage, split)
     both = 1 + (stage > 0)  # parts of a backward: the first stage has none for its input
-    (held, _), (fresh, behind) = (_transients_as_in_torch(training, stage, is_fresh=each) for each in (False, True))
+    held = _transients_as_in_torch(training, stage, holds_output=True)[0]
+    fresh, behind = _transients_as_in_torch(training, stage, is_fresh=True)
+    together = transient
+    if above is not None:
+        together = _transients_as_in_torch(training, stage, joined=True)[0] - boundary
     freed = min(kept_output, held - transient)
     return Stage(
         forward=Work(max(1, forward_flops)),  # no task takes no time
@@ -153,6 +157,7 @@ def measure_stage(training: Training, stage: int, optimizer: Optimizer, split: S
         loss_forward=forward_peak - (ahead.before_loss or forward_peak),
         loss_gradient=fresh - behind,
         freed_output=freed if kept_output else None,
+        freed_gradient=max(0, transient - together),
         optimizer=optimizer.nbytes(training.parts(stage)),
         data=data,
         unused_input=0 if stage == 0 or _reads_input(training, stage) else training.boundary(stage - 1).nbytes,
@@ -205,7 +210,8 @@ def _measure_retained(training: Training, stage: int) -> dict[str, Any]:
     assert isinstance(rest, Rest), "only a first stage's backward is not divided"
     del below
     gradients, input_transient = tracker.level - before, tracker.peak - before
-    del kept, saved
+    del kept, saved  # torch takes the loss off its graph, of which what is behind the last parameter ends
+    left = tracker.level - before
     tracker.reset_peak()
     with tracker:
         take_groups_one_by_one(training, rest, theta, gradient)
@@ -213,14 +219,18 @@ def _measure_retained(training: Training, stage: int) -> dict[str, Any]:
     return {
         "retained_gradients": gradients,
         "retained_input_transient": input_transient,
-        "retained_weight_transient": max(0, tracker.peak - before - gradients),
+        "retained_weight_transient": max(0, tracker.peak - before - left),
+        "loss_activation": gradients - left,
     }
 
 
-def _transients_as_in_torch(training: Training, stage: int, *, is_fresh: bool) -> tuple[int, int]:
-    """Return the transient of a backward whose gradients autograd makes; or beside which the stage's output is held.
+def _transients_as_in_torch(
+    training: Training, stage: int, *, is_fresh: bool = False, holds_output: bool = False, joined: bool = False
+) -> tuple[int, int]:
+    """Return the transient of a backward: one whose gradients autograd makes, or beside which the output is held.
 
-    And the part of it that comes behind the loss, when the gradient has reached the stage's output.
+    And the part of it that comes behind the loss, when the gradient has reached the stage's output. Where the backward
+    is joined to the next stage's, the gradient of the output counts: a copy, which autograd alone has.
     """
     tracker, peaks = Tracker(), list[int]()
 
@@ -229,9 +239,14 @@ def _transients_as_in_torch(training: Training, stage: int, *, is_fresh: bool) -
         tracker.reset_peak()
 
     ahead = _go_ahead(training, stage, tracker, reached)
-    if is_fresh:
+    if not holds_output:
         ahead = ahead._replace(output=None)
     above, before = _above(training, stage, tracker)
+    edge = ahead.kept.output
+    if joined:
+        edge.node.register_prehook(
+            lambda given: tuple(own.clone() if k == edge.output_nr else own for k, own in enumerate(given))
+        )
     with tracker:
         backward(training, ahead.kept, ahead.theta, above, None if is_fresh else ahead.gradient)
     return max([tracker.peak, *peaks]) - before, tracker.peak - before

@@ -13,6 +13,7 @@ from cdpsim.program import Category
 from ..training.fakes import Fakes
 from ..training.forms import zeros
 from ..training.optimizer import Optimizer
+from ..training.recomputation import CheckpointedLayer
 from ..training.stages import Architecture, Autocast, Loss
 from .caching import MIB, CachingAllocator
 from .tracker import Tracker
@@ -32,7 +33,9 @@ class WholeStep(NamedTuple):
 
 def whole_step(architecture: Architecture, optimizer: Optimizer, device: str = "cpu") -> WholeStep:
     """Train a model in one piece on fake tensors, as a program on one GPU does with torch's optimizer."""
-    net, peaks, allocator = nn.Sequential(*architecture.layers), [], CachingAllocator()
+    again, peaks, allocator = architecture.checkpointed, list[int](), CachingAllocator()
+    layers = [CheckpointedLayer(layer) if k in again else layer for k, layer in enumerate(architecture.layers)]
+    net = nn.Sequential(*layers)
     tracker = Tracker(allocator=allocator)
     for nbytes in WORKSPACES:
         allocator.allocate(nbytes)

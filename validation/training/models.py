@@ -24,7 +24,7 @@ from cdpsim.files import config
 from .families import FAMILIES, Description
 from .forms import Form
 from .optimizer import Optimizer
-from .stages import Architecture, Build, Draw, Training, cut, mean_square
+from .stages import Architecture, Build, Draw, Training, cut, mean_square, separate_layers
 from .user_models import user_model
 
 
@@ -112,7 +112,9 @@ def make_training(
     **sizes: Any,
 ) -> Training:
     """Return n stages of a model, the same ones in every process; `sizes` are parameters of the model."""
-    architecture = make_architecture(model, n, batch=batch, dtype=dtype, seed=seed, autocast=autocast, **sizes)
+    architecture = separate_layers(
+        make_architecture(model, n, batch=batch, dtype=dtype, seed=seed, autocast=autocast, **sizes)
+    )
     if cuts is None:
         cuts = even_cuts(len(architecture.layers), n)
     return cut(architecture, cuts, seed=seed, device=device, recompute=recompute)

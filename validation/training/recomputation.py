@@ -2,11 +2,25 @@
 
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .offload import OnHost
 from .passes import Pass, Saved, backward, forward, infer
 from .stages import Training
+
+
+class CheckpointedLayer(nn.Module):
+    """A layer that torch.utils.checkpoint computes again in the backward."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the layer."""
+        y: Tensor = checkpoint(self.layer, x, use_reentrant=False, preserve_rng_state=False)
+        return y
 
 
 class Checkpoints(NamedTuple):

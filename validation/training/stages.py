@@ -5,6 +5,7 @@ Only draws of data and the loss compute here; `passes.py` runs stages.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -63,6 +64,7 @@ class Architecture(NamedTuple):
     tied: Sequence[Sequence[nn.Parameter]] = ()
     autocast: Autocast | None = None
     names: Sequence[str] = ()  # of the layers; without any, those of their classes
+    checkpointed: Sequence[int] = ()  # the numbers of the layers that are computed again, unless nothing is
 
     def name_of(self, first: int, end: int) -> str:
         """Return the name of consecutive layers."""
@@ -88,6 +90,9 @@ class Segments(NamedTuple):
         return list(torch.split(vector, [self.training.parameters(part).numel for part in self.of_stage(stage)]))
 
 
+Place = tuple[int, int]  # a stage, and the number of a layer or a parameter in it
+
+
 @dataclass(frozen=True, eq=False)
 class Training:
     """Stages with their first parameters, on a CPU, and the data that each micro-batch brings."""
@@ -104,6 +109,8 @@ class Training:
     offloads: bool = False  # whether stashes are on the host between forward and backward
     segments: Segments | None = None  # of stages that keep only their segments' inputs from forward to backward
     divided: Mapping[int, Parts] = field(default_factory=dict)  # of stages whose split backwards go through them once
+    tied: Sequence[Sequence[Place]] = ()  # parameters of which each group is one tensor in the original model
+    checkpointed: Sequence[Place] = ()  # layers that the original model computes again
 
     @property
     def n(self) -> int:
@@ -154,6 +161,24 @@ class Training:
         return self.autocast(self.device.type) if self.autocast else nullcontext()
 
 
+def separate_layers(architecture: Architecture) -> Architecture:
+    """Return layers with parameters of their own, and which of these are one tensor in the model."""
+    seen: dict[int, list[nn.Parameter]] = {}
+    layers = []
+    for layer in architecture.layers:
+        given = list(layer.parameters())
+        own = deepcopy(layer) if any(id(parameter) in seen for parameter in given) else layer
+        for parameter, copy in zip(given, own.parameters(), strict=True):
+            seen.setdefault(id(parameter), []).append(copy)
+        layers.append(own)
+    told = [dict.fromkeys(map(id, group)) for group in architecture.tied]
+    known = {key for group in told for key in group}
+    tied = [
+        [own for key in group for own in seen[key]] for group in [*told, *([key] for key in seen if key not in known)]
+    ]
+    return architecture._replace(layers=layers, tied=[group for group in tied if len(group) > 1])
+
+
 def cut(
     architecture: Architecture,
     cuts: Sequence[int],
@@ -174,7 +199,7 @@ def cut(
 
 
 def _cut(architecture: Architecture, cuts: Sequence[int], seed: int, device: torch.device | str) -> Training:
-    layers, inputs, targets, loss, _, autocast, _ = architecture
+    layers, inputs, targets, loss, tied, autocast, _, checkpointed = architecture
     ends = [0, *cuts, len(layers)]
     if any(first >= end for first, end in pairwise(ends)):
         raise RequestError(f"cuts {list(cuts)}", f"must rise from 1 to at most {len(layers) - 1}")
@@ -191,6 +216,9 @@ def _cut(architecture: Architecture, cuts: Sequence[int], seed: int, device: tor
         for stage in stages
     )
     training = Training(stages, buffers, (), inputs, targets, loss, seed, device, autocast)
+    places = {id(own): (j, k) for j, stage in enumerate(stages) for k, own in enumerate(stage.parameters())}
+    again = [(j, k - begin) for j, (begin, end) in enumerate(pairwise(ends)) for k in checkpointed if begin <= k < end]
+    training = replace(training, tied=[[places[id(own)] for own in group] for group in tied], checkpointed=again)
     return replace(training, boundaries=_boundaries(training))
 
 

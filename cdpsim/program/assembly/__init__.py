@@ -12,7 +12,7 @@ import numpy as np
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
 from cdpsim.model.runtime import PAPER, Behaviours, Runtime
-from cdpsim.model.stage import Tie, knows_gradients, retaining
+from cdpsim.model.stage import Tie, joined, knows_gradients, retaining
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Buffers, Category, Content, Edges, Kind, Messages, Op, Program, Tasks
 from cdpsim.program.assembly.build import Builder, Location, end, start
@@ -201,6 +201,8 @@ def derive(
     behaviours = behaviours_of(runtime, schedule)
     if passes.splits and behaviours.split_backward == "retained":
         model = msgspec.structs.replace(model, stages=tuple(map(retaining, model.stages)))
+    if behaviours.whole_batch and not behaviours.static_receives:  # a loop of torch's, whose backwards autograd joins
+        model = msgspec.structs.replace(model, stages=tuple(map(joined, model.stages)))
     return _assemble(tables, model, prefetch, once, behaviours)
 
 
