@@ -333,6 +333,7 @@ def held_by_owners(case: Case, rank: int, peak: int) -> dict[str, int]:
     """
     stages, own = case.stages, tensors_of_owner(case, rank)
     assert stages is not None, "it has been profiled"
+    stages = stages.with_ties_counted_once(stages.tied)
     states = sum(2 * size + COUNTER for size in own)
     share = sum(-(-size // case.shape.replicas) for size in stages.size("optimizer").tolist())
     beside = 2 * int(stages.size("gradients").sum()) + int(stages.size("data").sum())  # gradients, and their buckets
