@@ -123,15 +123,15 @@ def test_the_draw_has_every_schedule_group_and_overlap() -> None:
     assert all(ranks_of(case) <= RANKS for case in cases()[:60])
 
 
-@pytest.mark.parametrize("first", range(0, CASES, 50))
+@pytest.mark.parametrize("first", range(0, CASES, 25))
 def test_teams_end_with_the_last_of_their_ranks(first: int) -> None:
-    for case in cases()[first : first + 50]:
+    for case in cases()[first : first + 25]:
         assert case.worst({}) < 1e-12, case
 
 
 def test_a_slow_rank_slows_its_team_and_no_link() -> None:
     random = Random(49)
-    for case in cases()[:60]:
+    for case in cases()[:40]:
         slow = {rank: random.choice([1.5, 3.0, 8.0]) for rank in random.sample(range(ranks_of(case)), 1)}
         assert case.worst(slow) < 1e-12, (case, slow)
 
@@ -139,7 +139,7 @@ def test_a_slow_rank_slows_its_team_and_no_link() -> None:
 def test_a_team_is_as_slow_as_its_slowest_rank() -> None:
     """Of several slow ranks in groups, some of them fast."""
     random = Random(50)
-    for case in cases()[60:120]:
+    for case in cases()[60:95]:
         count = ranks_of(case)
         slow = {rank: random.choice([0.5, 2.0, 3.0]) for rank in random.sample(range(count), min(count, 5))}
         assert case.worst(slow) < 1e-12, (case, slow)
