@@ -51,6 +51,7 @@ def play(command: str, code: int, expected: str) -> tuple[int, str]:
     if words[0] == "cat":
         file = Path(words[1])
         if not file.exists():
+            file.parent.mkdir(exist_ok=True)
             file.write_text(expected, encoding="utf-8")
         return 0, file.read_text(encoding="utf-8")
     if words[0] == "head":
