@@ -343,16 +343,19 @@ class Model(_ModelFacts, frozen=True, kw_only=True):
         ties = ((tie, tuple(sorted({group[j] for j in tie.stages}))) for tie in self.tied)
         return tuple(msgspec.structs.replace(tie, stages=groups) for tie, groups in ties if len(groups) > 1)
 
-    def with_ties_counted_once(self, ties: Sequence[Tie], places: Sequence[int] | None = None) -> Self:
+    def with_ties_counted_once(
+        self, ties: Sequence[Tie], places: Sequence[int] | None = None, *, joined: bool = True
+    ) -> Self:
         """Return a model that counts tied tensors once at each place, in the first of their stages there.
 
-        `places` has the place of each stage; by default all are at one.
+        `places` has the place of each stage; by default all are at one. `joined` says whether one backward goes through
+        all stages of a place.
         """
         stages = list(self.stages)
         places = places or [0] * self.n
         for tie in ties:
             for place in {places[j] for j in tie.stages}:
-                count_once(stages, tie, [j for j in tie.stages if places[j] == place])
+                count_once(stages, tie, [j for j in tie.stages if places[j] == place], joined=joined)
         others = tuple(tie for tie in self.tied if tie not in ties)
         return msgspec.structs.replace(self, stages=tuple(stages), tied=others)
 

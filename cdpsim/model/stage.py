@@ -276,10 +276,11 @@ class Tie(config.ConfigTable, frozen=True, kw_only=True):
 _OF_UPDATE = ("optimizer", "wide_gradients", "restored", "update_bytes")  # sizes of one number for each parameter
 
 
-def without_tied(stage: Stage, tie: Tie) -> Stage:
+def without_tied(stage: Stage, tie: Tie, *, joined: bool = True) -> Stage:
     """Return a stage without a tied tensor, because another stage counts it, or it does so itself.
 
-    What the tensor's gradient adds to the peak of the backward that makes it stays, as working memory.
+    Where their backwards are `joined`, what the tensor's gradient adds to the peak of the one that makes it stays, as
+    working memory.
     """
     alike = stage.gradients is None and tie.gradients is None
     kinds = ("parameters", *_OF_UPDATE, "host_optimizer", "factored")
@@ -287,22 +288,23 @@ def without_tied(stage: Stage, tie: Tie) -> Stage:
     less["host_parameters"] = max(stage.host_parameters - tie.parameters, 0)
     gradients = stage.gradient_bytes - tie.gradient_bytes
     first = None if stage.first_gradients is None else min(stage.first_gradients, gradients)
-    less["backward_transient"] = stage.backward_transient + (stage.first_gradients or 0) - (first or 0)
+    less["backward_transient"] = stage.backward_transient + joined * ((stage.first_gradients or 0) - (first or 0))
     tensors = _without_tensor(stage, tie.parameters)
     return replace(stage, gradients=None if alike else gradients, first_gradients=first, tensors=tensors, **less)
 
 
-def count_once(stages: list[Stage], tie: Tie, own: Sequence[int]) -> None:
-    """Count a tied tensor in the first of its own stages alone, where a backward goes through all of them at once.
+def count_once(stages: list[Stage], tie: Tie, own: Sequence[int], *, joined: bool = True) -> None:
+    """Count a tied tensor in the first of its own stages alone.
 
-    Autograd keeps the gradient of its later use until it has that of the earlier one, and adds both up in a third.
+    Where a backward goes through all of them at once, autograd keeps the gradient of the later use until it has that of
+    the earlier one, and adds both up in a third.
     """
-    waits = tie.gradient_bytes * knows_gradients(stages, own)
+    waits = tie.gradient_bytes * (joined and knows_gradients(stages, own))
     for j in range(own[0], own[-1]):
         more = waits * (2 if j in own else 1)
         stages[j] = replace(stages[j], backward_transient=stages[j].backward_transient + more)
     for j in own[1:]:
-        stages[j] = without_tied(stages[j], tie)
+        stages[j] = without_tied(stages[j], tie, joined=joined)
 
 
 def knows_gradients(stages: Sequence[Stage], of: Sequence[int]) -> bool:

@@ -215,7 +215,8 @@ def _assemble(tables: Tables, model: Model, prefetch: int, once: tuple[Tie, ...]
     build = Builder(passes.tasks + len(updates))
     pass_through_stages(Keeping(updates, model, behaviours, build, passes))
     exchange_values(updates, model, behaviours, build, min(prefetch, passes.tasks), once)
-    hold_from_the_first(tables, filter(lambda tie: not knows_gradients(model.stages, tie.stages), once), build)
+    apart = filter(lambda tie: not (passes.stay and knows_gradients(model.stages, tie.stages)), once)
+    hold_from_the_first(tables, apart, build)
     if model.updates_take_time and not (updates.in_lanes or in_stream):
         take_turns(updates, build, shared_rows(tables, model))
     lane_tasks, lane_start = lanes_with(updates)

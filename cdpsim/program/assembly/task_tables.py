@@ -226,6 +226,11 @@ class Passes:
             device = device + (self.replica * np.int32(self.replica_devices))[:, None]
         return np.ascontiguousarray(np.broadcast_to(device, (len(self), self.n)))
 
+    @property
+    def stay(self) -> bool:
+        """Whether each pass has all stages on one device."""
+        return bool((self.device == self.device[:, :1]).all())
+
     @cached_property
     def version(self) -> Ints:
         """The version that each forward reads."""

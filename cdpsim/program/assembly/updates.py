@@ -267,9 +267,10 @@ def counted_once(schedule: Schedule, shape: Shape, rule: Rule, model: Model) -> 
     apart = schedule.placement.exclusive or schedule.state.parameters is Placed.OWNED or rule.backward is not None
     if apart or not model.tied:
         return model, ()
-    device = Passes(schedule, rule, shape, check_counts(None, shape, 1)).device
+    passes = Passes(schedule, rule, shape, check_counts(None, shape, 1))
+    device = passes.device
     ties = tuple(tie for tie in model.tied if (device[:, tie.stages] == device[:, tie.stages[:1]]).all())
-    return model.with_ties_counted_once(ties) if ties else model, ties
+    return model.with_ties_counted_once(ties, joined=passes.stay) if ties else model, ties
 
 
 class _SharedCopies(NamedTuple):
