@@ -90,8 +90,7 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     first_gradients: Size | None = None  # what they add to the peak of the backward that makes them; None: all of them
     freed_output: Size | None = None  # the part of kept_output that is free by the peak of a backward; None: all of it
     freed_gradient: Size = 0  # the part of its output's gradient that is free by then, where autograd alone has it
-    # What the loss adds to the peak of a forward, beyond what comes before, and to that of the first backward, beyond
-    # what comes behind: parameters that are gathered for each use are not there beside it.
+    # By how much the loss raises the peaks of a forward and of the first backward. FSDP2 has no parameters then.
     loss_forward: Size = 0
     loss_gradient: Size = 0
     optimizer: Size = 0

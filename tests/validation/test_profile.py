@@ -93,8 +93,8 @@ def test_peak_is_that_of_a_real_run(model: str, dtype: torch.dtype) -> None:
     assert peak_activations(net, real.loss, real.inputs(0), real.targets(1)) == fake
 
 
-# What torch's updates of all tensors at once hold beside parameters, in tensors of four bytes a number: gradients,
-# state, and of SGD the gradients with the decay of weights, of Adam roots, of Adafactor the changes.
+# How many tensors of four bytes a number there are beside the parameters while torch updates all tensors at once: the
+# gradients, the optimizer's state, and temporaries: of momentum decayed gradients, of Adam roots, of Adafactor changes.
 @pytest.mark.parametrize(("optimizer", "held"), [("sgd", 1), ("momentum", 3), ("adam", 4), ("adafactor", 2)])
 @pytest.mark.parametrize("mixed_precision", [False, True])
 def test_a_step_reserves_what_its_optimizer_holds(optimizer: str, held: int, mixed_precision: bool) -> None:

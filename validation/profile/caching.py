@@ -32,10 +32,7 @@ class CachingAllocator:
     def __init__(self) -> None:
         self.reserved = 0  # bytes of segments
         self.allocated = self.most_allocated = 0  # bytes of given blocks
-        self._free: tuple[list[CachedBlock], list[CachedBlock]] = (
-            [],
-            [],
-        )  # in large and in small segments, the smallest first
+        self._free = list[CachedBlock](), list[CachedBlock]()  # in large and in small segments, the smallest first
         self._at: dict[int, CachedBlock] = {}  # free blocks, by their addresses
         self._before: dict[int, CachedBlock] = {}  # free blocks, by their ends
         self._top = 0
