@@ -48,13 +48,13 @@ _PASSED = (
 
 
 class Profile(NamedTuple):
-    """A model's stages, the layers of each, and a training step of the whole model in one piece."""
+    """A model's stages, the layers of each, and how to run a training step of the whole model in one piece."""
 
     model: Model
     cuts: Cuts
     layers: int
     optimizer: Optimizer  # of the step
-    whole: WholeStep
+    run_whole: Callable[[], WholeStep]
 
 
 def profile(
@@ -120,14 +120,13 @@ def profile(
         trained = OPTIMIZERS[recipe.optimizer or named]
         if recipe.mixed_precision:
             trained = dataclasses.replace(trained, mixed_precision=True)
-        whole = whole_step(architecture, trained, device)
     state = bool(found.size("optimizer").any())
     added = [f"autocast {autocast}"] * bool(autocast) + [named] * state  # as a recipe adds it to a name
     name = ", ".join([model[:100], *added])
     found = replace(
         found, name=name, precision=PRECISIONS[dtype], samples=batch, tokens=_tokens(architecture), training=recipe
     )
-    return Profile(found, cuts, count, trained, whole)
+    return Profile(found, cuts, count, trained, partial(whole_step, architecture, trained, device))
 
 
 def _checkpoints(architecture: Architecture, training: Training, found: Model) -> list[bool]:
@@ -249,8 +248,10 @@ def profile_command(options: Namespace) -> int:
         **given,
         **({} if options.attention is None else {"attention": options.attention}),
     )
+    with refuse_unfit_layers(options.model):
+        table = profile_table(result)
     result.model.save(options.output, force=options.force)
-    write_stdout(profile_table(result))
+    write_stdout(table)
     return 0
 
 
@@ -275,7 +276,7 @@ def profile_table(result: Profile) -> str:
         (str(j), f"{begin}-{end - 1}" if end - begin > 1 else str(begin), *_cells(stage))
         for j, (stage, (begin, end)) in enumerate(zip(result.model.stages, ends, strict=True))
     ]
-    peak, allocated, reserved = (_short(nbytes, "B") for nbytes in result.whole)
+    peak, allocated, reserved = (_short(nbytes, "B") for nbytes in result.run_whole())
     by = result.optimizer.name + ", mixed precision" * result.optimizer.mixed_precision
     return (
         f"{tables.as_text(header, rows)}\npeak activations of the whole model in one piece: {peak}\n"

@@ -139,7 +139,7 @@ def predict_step(step: HuggingFaceStep) -> WholeStep:
     with TemporaryDirectory() as folder:
         path = Path(folder, "config.json")
         path.write_text(json.dumps(step.config), encoding="utf-8")
-        return profile(str(path), 1, **given).whole
+        return profile(str(path), 1, **given).run_whole()
 
 
 def load_steps(path: str) -> HuggingFaceSteps:
