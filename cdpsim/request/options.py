@@ -565,7 +565,7 @@ class TrainingOptions(TypedDict, total=False):
         Option(
             "HOW",
             "compute activations again in the backward: none, layer (each layer of the model's file keeps its input, "
-            "embedding and head all: what Megatron-LM and torchtitan call full), layer+head (all keep their inputs), "
+            "embedding and head keep all: what Megatron-LM and torchtitan call full), layer+head (all keep inputs), "
             "layers:K (as layer, the first K of each of N stages, with dp of the device: Megatron-LM's block method), "
             "selective (the core of attention alone is computed again), full (a stage keeps its input), sqrt (a stage "
             "of l layers keeps the inputs of the square root of l segments), or reversible (layers in a row keep "
