@@ -177,12 +177,14 @@ def refuse_overflow(run: Run) -> None:
     program, limit = run.program, run.device_memory
     if np.isinf(limit).all() or (run.peaks[:, -1] <= limit).all():
         return
-    device, time, size = memory.device_memory(program, run.start, run.end)
+    where, when, held = memory.held_for_no_time(program, run.start, run.end)
+    curves = memory.device_memory(program, run.start, run.end), (where, when, held.sum(axis=1))
+    device, time, size = (np.concatenate(columns) for columns in zip(*curves, strict=True))
     over = np.flatnonzero(size > limit[device])
     first = over[np.argmin(time[over])]
-    most = int(size[device == device[first]].max())
     raise RequestError(
         "memory",
         f"device {device[first]} has {limit[device[first]]:,.0f} bytes, needs more from {time[first]:g} s on and "
-        f"{most:,} at its peak; take larger devices or smaller stages, or ignore the limit (--ignore-memory)",
+        f"{run.peaks[device[first], -1]:,} at its peak; take larger devices or smaller stages, or ignore the limit "
+        "(--ignore-memory)",
     )

@@ -254,6 +254,7 @@ def runs_end_as_they_began(run: Recount) -> Iterator[str]:
     moment[2 * last + 1] = True
     ends = moment[buffers.end]
     ends[buffers.kept[moment[buffers.kept_until]]] = True
+    ends[program.update_buffers] = False  # which go with the update that made them
     for category in (Category.PARAMETERS, Category.OPTIMIZER):
         rows = np.flatnonzero(buffers.category == category)
         key = buffers.device[rows] * np.int64(program.n) + buffers.stage[rows]

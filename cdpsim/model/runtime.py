@@ -19,6 +19,7 @@ RuntimeName = Literal["paper", "held", "torch"]
 Sends = Literal["until-sent", "until-step-end", "until-next"]
 Gradients = Literal["fresh", "zeroed", "kept"]
 GradientBuckets = Literal["none", "copies", "views"]
+Implementation = Literal["fused", "loop", "foreach"]
 Gathers = Literal["missing", "whole", "copied"]
 Reductions = Literal["until-summed", "until-next"]
 SplitBackward = Literal["freed", "retained"]
@@ -37,6 +38,7 @@ class Behaviours(NamedTuple):
     kept_losses: bool = False  # losses are held to the step's end, and with them the input of the last stage
     gradients: str = "fresh"  # autograd's own tensors; zeroed: added to zeros made for a step; kept: for all steps
     joint_updates: bool = False  # one step of the optimizer for all stages of a device, behind its last task
+    updates: str = "fused"  # what updates make: nothing in one kernel, or tensors in a loop, or of all at once
     split_backward: str = "freed"  # what only a split backward's first part needs goes with it; retained: all stays
     gradient_buckets: str = "none"  # what all-reduces run on: the gradients, a second buffer, or a buffer that has them
     gathers: str = "missing"  # owned parameters come where they are not; whole: to owners, too; copied: by a buffer
@@ -61,6 +63,7 @@ class Runtime(config.ConfigTable, frozen=True, kw_only=True):
     kept_losses: bool | None = None
     gradients: str | None = None
     joint_updates: bool | None = None
+    updates: str | None = None
     split_backward: str | None = None
     gradient_buckets: str | None = None
     gathers: str | None = None
@@ -75,7 +78,7 @@ class Runtime(config.ConfigTable, frozen=True, kw_only=True):
     def _check(self) -> None:
         choose("runtime", self.like, RUNTIMES)
         texts = {"sends": Sends, "gradients": Gradients, "gradient_buckets": GradientBuckets}
-        texts |= {"split_backward": SplitBackward, "gathers": Gathers, "reductions": Reductions}
+        texts |= {"split_backward": SplitBackward, "gathers": Gathers, "reductions": Reductions, "updates": Implementation}
         for name, known in texts.items():
             if getattr(self, name) is not None:
                 choose(name, getattr(self, name), get_args(known))
@@ -124,7 +127,7 @@ _FSDP2: dict[str, Any] = {
     "reductions": "until-next",
     "collective_copies": True,
 }
-_LOOP = Behaviours(whole_batch=True, joint_updates=True)
+_LOOP = Behaviours(whole_batch=True, joint_updates=True, updates="foreach")
 _PIPELINE = Behaviours(
     static_receives=True,
     kept_outputs=True,
@@ -132,6 +135,7 @@ _PIPELINE = Behaviours(
     whole_batch=True,
     kept_losses=True,
     joint_updates=True,
+    updates="foreach",
     split_backward="retained",
 )
 

@@ -39,6 +39,8 @@ STAGE_SIZES = (
     "loss_forward",
     "loss_gradient",
     "optimizer",
+    "update_loop",
+    "update_foreach",
     "data",
     "unused_input",
 )
@@ -100,6 +102,8 @@ class Stage(config.ConfigTable, frozen=True, kw_only=True):
     recomputed: Cost | None = None  # the part of the backward that computes the forward again, which MFU leaves out
     update: Cost | None = None  # the optimizer's step, in a lane of its device; None: no time
     update_bytes: Size = 0  # what that step reads and writes, in the time of its device's memory bandwidth
+    update_loop: Size = 0  # what that step makes while it runs, where it goes through tensors one by one
+    update_foreach: Size = 0  # the same where it goes through all at once
     outer_update: Cost | None = None  # an update by the mean of parameters, behind local steps; None: no time
     expert_parameters: Size = 0  # the part of its parameters that experts have
     partial: Size = 0  # the part of the parameters whose gradients are summed over a tensor group once a step
@@ -263,6 +267,7 @@ class Tie(config.ConfigTable, frozen=True, kw_only=True):
     wide_gradients: Size = 0
     restored: Size = 0
     update_bytes: Size = 0
+    update_foreach: Size = 0
     host_optimizer: Size = 0
     factored: Size = 0
 
@@ -272,7 +277,8 @@ class Tie(config.ConfigTable, frozen=True, kw_only=True):
         return self.parameters if self.gradients is None else self.gradients
 
 
-_OF_UPDATE = ("optimizer", "wide_gradients", "restored", "update_bytes")  # sizes of one number for each parameter
+# Sizes of one number for each parameter.
+_OF_UPDATE = ("optimizer", "wide_gradients", "restored", "update_bytes", "update_foreach")
 
 
 def without_tied(stage: Stage, tie: Tie, *, joined: bool = True) -> Stage:
@@ -420,6 +426,7 @@ def merge_stages(layers: Sequence[Stage], given: int) -> Stage:
         recomputed=_added(layers, "recomputed"),
         attention_forward=_added(layers, "attention_forward"),
         update=_added(layers, "update"),
+        update_loop=max(layer.update_loop for layer in layers),
         outer_update=_added(layers, "outer_update"),
         **_merged_memory(layers),
     )

@@ -473,6 +473,17 @@ class Program:
         longer = (buffers.category == Category.ACTIVATIONS) & (buffers.begin & 1 == 0) & (buffers.end >> 1 != begins)
         return np.flatnonzero(longer & (self.tasks.kind[np.minimum(begins, len(self.tasks) - 1)] == Kind.F))
 
+    @cached_property
+    def update_buffers(self) -> Ints:
+        """The buffers that begin with updates: what these make while they run."""
+        begin = self.buffers.begin
+        return np.flatnonzero((begin & 1 == 0) & self.is_end_of_update(begin | 1))
+
+    def is_end_of_update(self, moment: Ints) -> Flags:
+        """Flag moments at which updates end."""
+        flags: Flags = (moment & 1 == 1) & (moment >> 1 >= self.compute) & (moment >> 1 < len(self.tasks))
+        return flags
+
     @property
     def weight_stashes(self) -> Ints:
         """The buffers that the input's parts of split backwards leave for the weights' parts: the first of each."""

@@ -29,6 +29,7 @@ BEHAVIOURS: dict[str, list[Any]] = {
     "kept_losses": [True],
     "gradients": ["zeroed", "kept"],
     "joint_updates": [True],
+    "updates": ["loop", "foreach"],
     "split_backward": ["retained"],
     "gradient_buckets": ["copies", "views"],
     "gathers": ["whole", "copied"],
@@ -50,6 +51,8 @@ LAYER = Stage(
     kept_output=4,
     parameters=20,
     first_gradients=3,
+    update_loop=11,
+    update_foreach=13,
     data=7,
 )
 
@@ -81,6 +84,8 @@ def test_a_behaviour_lowers_no_peak(data: st.DataObject) -> None:
         "first_gradients": lambda stage: st.none() | st.integers(0, stage.gradient_bytes),
         "freed_output": lambda stage: st.none() | st.integers(0, stage.kept_output),
         "data": lambda stage: st.integers(0, stage.activation // 2),
+        "update_loop": lambda stage: st.integers(0, 2 * stage.parameters),
+        "update_foreach": lambda stage: st.integers(0, stage.parameters),
     }
     stages = tuple(
         msgspec.structs.replace(stage, **{field: data.draw(draw(stage)) for field, draw in more.items()})
@@ -201,6 +206,43 @@ def test_kept_gradients_never_go(name: str) -> None:
 def test_behaviours_of_split_backwards_keep_the_laws(name: str, n: int, runtime: str) -> None:
     """Of a model that ships, whose stages say what their first parts leave."""
     assert not violations(simulate(name, n, m=8, model="gpt2", cluster="h100-node", runtime=runtime))
+
+
+@pytest.mark.parametrize("update", [None, 0.5])
+def test_an_update_has_a_peak_of_its_own(update: float | None) -> None:
+    """Beside parameters (20), gradients (20), a second of them in buckets (20), state (40) and data (7) of each stage.
+
+    The peak of passes is the backward's: of the activation (100) and what there is of gradients. A loop makes as much
+    as it does in the stage that needs most, for all at once each stage counts. Where it takes no time, too.
+    """
+    for made, loop, foreach in ((11, 11, 2 * 13), (200, 200, 2 * 300)):
+        layer = msgspec.structs.replace(
+            LAYER, update_loop=made, update_foreach=foreach // 2, optimizer=40, update=update
+        )
+        layers = (layer, msgspec.structs.replace(layer, update_loop=made // 2))
+
+        def run(updates: str, layers: tuple[Stage, ...] = layers) -> Any:
+            runtime = f"torch:updates={updates}"
+            return simulate("multi-dp", model=Model(stages=layers), cluster=Cluster.unit(), runtime=runtime)
+
+        always, passes = 2 * (20 + 20 + 40 + 7), run("fused").peaks[0, -1]
+        for updates, size in (("loop", loop), ("foreach", foreach)):
+            having = run(updates)
+            assert not violations(having)
+            assert set(having.peaks[:, -1]) == {max(passes, always + 2 * 20 + size)}
+            assert set(having.peaks[:, Category.OPTIMIZER]) == {80 + size}
+
+
+def test_a_pipeline_returns_all_outputs_in_one_tensor() -> None:
+    """Before the update of the last of two stages, when the last device has 6 outputs, twice, and 6 micro-batches.
+
+    There are its parameters (20), gradients (20), state (0), receive buffers (6 x 10), and the input of each loss.
+    """
+    layer = msgspec.structs.replace(LAYER, activation=24, data=7)
+    for returned, outputs in (("yes", 2 * 6 * 10), ("no", 0)):
+        runtime = f"torch:updates=fused,returned_outputs={returned}"
+        run = simulate("1f1b", model=Model(stages=(layer,) * 2), m=6, cluster=Cluster.unit(), runtime=runtime)
+        assert run.peaks[1, -1] == 20 + 20 + 6 * 10 + 6 * 7 + outputs or returned == "no"
 
 
 def test_joint_updates_hold_the_gradients_of_all_stages() -> None:

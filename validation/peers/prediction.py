@@ -1,11 +1,12 @@
 """The simulation of what a runtime does: memory of each device, in total, by category and by task, and its sends."""
 
-from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from cdpsim import Run, simulate
+from cdpsim.model.runtime import read_runtime
 from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.request.sharing import accepts
 from cdpsim.schedules import find_schedule
@@ -59,22 +60,22 @@ def _simulate(peer: Peer, case: Case, runtime: str, **options: Any) -> Run:
     if peer.recompute is not None:
         options["recompute"] = peer.recompute
     if PAPER not in (runtime, peer.runtime):
-        options["runtime"] = peer.runtime
+        loops = {"updates": "loop"} if case.device == "cpu" else {}  # torch's own choice where tensors are
+        options["runtime"] = replace(read_runtime(peer.runtime), **loops)
     return simulate(case.schedule, case.n, **options).whole
 
 
 def _parts(run: Run, device: int) -> dict[str, int]:
     """Return a device's bytes by category when it has most."""
+    where, _, moments = memory.held_for_no_time(run.program, run.start, run.end)
     owner, time, size = memory.device_memory(run.program, run.start, run.end)
     own = np.flatnonzero(owner == device)
-    moment = time[own[np.argmax(size[own])]]
-    buffers = run.program.buffers
+    highest, buffers = own[np.argmax(size[own])], run.program.buffers
     begin, end = memory.buffer_spans(buffers, run.start, run.end)
-    there = (buffers.device == device) & (begin <= moment) & (moment < end)
-    sums: Counter[str] = Counter()
-    for category, nbytes in zip(buffers.category[there].tolist(), buffers.size[there].tolist(), strict=True):
-        sums[Category(category).name.lower()] += nbytes
-    return {name: nbytes for name, nbytes in sorted(sums.items()) if nbytes}
+    there = (buffers.device == device) & (begin <= time[highest]) & (time[highest] < end)
+    sums = np.bincount(buffers.category[there], buffers.size[there], len(Category)).astype(int)
+    held = max((sums, *moments[where == device]), key=np.sum)
+    return {Category(k).name.lower(): int(held[k]) for k in np.argsort([each.name for each in Category]) if held[k]}
 
 
 def _task_peaks(run: Run, device: int) -> dict[str, int]:

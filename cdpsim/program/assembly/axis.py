@@ -82,10 +82,10 @@ class DataAxis:
         return -(-size // self.shard)
 
     def shares_of(self, kind: str, size: Ints, stage: Ints) -> Ints:
-        """Return the bytes of shares of one of stages' `CopySizes`, of which experts' are among other ranks."""
+        """Return the bytes of shares of one of stages' sizes, of which experts' are among other ranks."""
         if self.experts is None:
             return self.share(size)
-        of_experts = getattr(self.experts.part, kind)[stage]
+        of_experts = np.array([each.of_experts(kind) for each in self.model.stages])[stage]
         return self.share(size - of_experts) + self.experts.share(of_experts)
 
     def group_copies(self, key: str, run: int, copies: int = 1) -> Groups:

@@ -32,7 +32,7 @@ import numpy as np
 from cdpsim.model import Model
 from cdpsim.model.runtime import Behaviours
 from cdpsim.model.stage import Tie
-from cdpsim.numeric.columns import Flags, Ints
+from cdpsim.numeric.columns import Flags, Ints, row_numbers
 from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.axis import Brought, DataAxis, Sums, earlier_sums, find_axis, order_updates, readers
 from cdpsim.program.assembly.build import Builder, Location, end, start, without_root
@@ -182,6 +182,24 @@ def hold_optimizers(axis: DataAxis) -> None:
     axis.build.hold(Category.OPTIMIZER, where, size[last], -1, end(updates.node[last]))
 
 
+def hold_made(axis: DataAxis) -> None:
+    """Hold what updates make while they run; one step of an optimizer makes it for all stages of a device together."""
+    updates, how = axis.updates, axis.behaviours.updates
+    if how == "fused":
+        return
+    kind = f"update_{how}"
+    size = axis.model.size(kind)[updates.stage]
+    if axis.state.optimizer is Placed.SPLIT:
+        size = axis.shares_of(kind, size, updates.stage)
+    if axis.behaviours.joint_updates:
+        step = row_numbers((updates.step, updates.device))
+        together = np.zeros(len(size), dtype=np.int64)
+        (np.add if how == "foreach" else np.maximum).at(together, step, size)
+        size = together[step]
+    where = Location(updates.device, updates.stage, updates.step)
+    axis.build.hold(Category.OPTIMIZER, where, size, start(updates.node), end(updates.node))
+
+
 def hold_residuals(axis: DataAxis, compress: Compression) -> None:
     """Hold the residuals of gradients always, which ranks add to the next ones. Factors start from the last ones."""
     size = axis.whole.gradients.copy()
@@ -313,5 +331,6 @@ def exchange_values(
     hold_sums(axis, sums, brought, gathered)
     hold_parameters(axis, sums, brought)
     hold_optimizers(axis)
+    hold_made(axis)
     if axis.state.compress is not None and axis.state.compress.leaves_some:
         hold_residuals(axis, axis.state.compress)

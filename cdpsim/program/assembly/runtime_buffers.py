@@ -335,6 +335,18 @@ def hold_returned(keeping: Keeping) -> None:
         number = keeping.build.hold(_ACTIVATIONS, of, keeping.boundary[of.stage], freed, until)
         final = np.flatnonzero(of.version == passes.steps - 1)
         keeping.keep_for_good(number[final], of.device[final])
+        _hold_merged(keeping)
+
+
+def _hold_merged(keeping: Keeping) -> None:
+    """Hold all outputs of a step once more, in one tensor, before their device's update of the last stage."""
+    passes, updates, last = keeping.passes, keeping.updates, keeping.passes.n - 1
+    row = np.flatnonzero(updates.stage == last)
+    of = Location(updates.device[row], updates.stage[row], updates.step[row])
+    outputs = np.zeros((passes.steps, passes.devices), dtype=np.int64)
+    np.add.at(outputs, (passes.step, passes.device[:, -1]), keeping.boundary[last])
+    at = start(updates.node[row])
+    keeping.build.hold(_ACTIVATIONS, of, outputs[of.version, of.device], at, at)
 
 
 def hold_always(keeping: Keeping) -> None:

@@ -8,18 +8,23 @@ from typing import NamedTuple
 import numpy as np
 
 from cdpsim.errors import RequestError
-from cdpsim.numeric.columns import Ints, Times, dense_ranks, group_starts, sort_by
+from cdpsim.numeric.columns import Flags, Ints, Times, dense_ranks, group_starts, sort_by
 from cdpsim.numeric.paths import compiled_loops_for
 from cdpsim.program import Buffers, Category, Kind, Program, once_a_program
 
 
 def buffer_spans(buffers: Buffers, start: Times, end: Times) -> tuple[Times, Times]:
     """Return the time at which each buffer is allocated, and the time at which it is freed."""
-    moments = np.zeros(2 * len(start) + 1, dtype=end.dtype)  # by number; -1, the last, is the start of the run
-    moments[:-1:2], moments[1::2] = start, end
+    moments = _times_of_moments(start, end)
     finish = moments.take(buffers.end)
     np.maximum.at(finish, buffers.kept, moments[buffers.kept_until])
     return moments.take(buffers.begin), finish
+
+
+def _times_of_moments(start: Times, end: Times) -> Times:
+    moments = np.zeros(2 * len(start) + 1, dtype=end.dtype)  # by number; -1, the last, is the start of the run
+    moments[:-1:2], moments[1::2] = start, end
+    return moments
 
 
 def step_function(key: Ints, begin: Times, end: Times, size: Ints) -> tuple[Ints, Times, Ints]:
@@ -80,13 +85,62 @@ def device_memory(program: Program, start: Times, end: Times) -> tuple[Ints, Tim
 def peak_memory(program: Program, start: Times, end: Times) -> np.ndarray:
     """Return the peak memory of each device (rows), by category and in total (the last column)."""
     if end.dtype.kind != "i":
-        return _peaks_in_seconds(program, *buffer_spans(program.buffers, start, end))
-    result = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
-    curve = memory_by_category(program, start, end)
-    np.maximum.at(result, (curve["device"], curve["category"]), curve["size"])
-    device, _, size = device_memory(program, start, end)
-    np.maximum.at(result[:, -1], device, size)
+        result = _peaks_in_seconds(program, *buffer_spans(program.buffers, start, end))
+    else:
+        result = np.zeros((program.devices, len(Category) + 1), dtype=np.int64)
+        curve = memory_by_category(program, start, end)
+        np.maximum.at(result, (curve["device"], curve["category"]), curve["size"])
+        device, _, size = device_memory(program, start, end)
+        np.maximum.at(result[:, -1], device, size)
+    if len(program.update_buffers):
+        device, _, held = held_for_no_time(program, start, end)
+        np.maximum.at(result, device, np.column_stack([held, held.sum(axis=1)]))
     return result
+
+
+class Moments(NamedTuple):
+    """Moments at which devices hold what they do at no other time, and their bytes by category."""
+
+    device: Ints
+    time: Times
+    held: Ints
+
+
+def held_for_no_time(program: Program, start: Times, end: Times) -> Moments:
+    """Return what devices hold with buffers that begin and end with updates at one time, which curves do not show.
+
+    Beside each is what was there before, and that no task and no message lets go of at that time.
+    """
+    buffers, row = program.buffers, program.update_buffers
+    begin, finish = buffer_spans(buffers, start, end)
+    row = row[begin[row] == finish[row]]
+    lasts = begin != finish
+    stays = _stay_until_updates(program, start, end, finish) & (lasts | program.is_end_of_update(buffers.end))
+    ranks = 2 * dense_ranks(np.concatenate([begin, finish])).astype(np.int64)
+    at, (begins, ends) = ranks[row] + 1, np.split(ranks, 2)
+    begins, ends = begins + 2 * lasts, ends + 2 * stays
+    begins[row] = ends[row] = 0  # each by itself
+    span, every = int(ranks.max(initial=0)) + 4, np.arange(len(Category))
+    device, category = _of_int64(buffers.device, buffers.category)
+    key = (device * len(Category) + category) * span
+    wanted = (device[row, None] * len(Category) + every) * span + at[:, None]
+    held = _sums_at(key + begins, key + ends, buffers.size, wanted)
+    held[np.arange(len(row)), category[row]] += buffers.size[row]
+    return Moments(device[row], begin[row], held)
+
+
+def _stay_until_updates(program: Program, start: Times, end: Times, finish: Times) -> Flags:
+    """Flag buffers that the end of an update frees, or the start of a task, which comes behind those of that time."""
+    buffers, moments = program.buffers, _times_of_moments(start, end)
+
+    def are_behind(moment: Ints) -> Flags:
+        begins_task: Flags = (moment & 1 == 0) & (moment >> 1 < program.compute)
+        return program.is_end_of_update(moment) | begins_task
+
+    stays: Flags = are_behind(buffers.end) & (moments[buffers.end] == finish)
+    kept = buffers.kept[are_behind(buffers.kept_until) & (moments[buffers.kept_until] == finish[buffers.kept])]
+    stays[kept] = True
+    return stays
 
 
 def _peaks_in_seconds(program: Program, begin: Times, finish: Times) -> Ints:
@@ -133,16 +187,20 @@ def _of_int64(*columns: Ints) -> tuple[Ints, ...]:
 def _sums_at_begins(key: Ints, begin: Times, end: Times, size: Ints) -> Ints:
     """Return the sum of the sizes of all spans of its key that have begun, and not ended, when each span begins."""
     ranks = dense_ranks(np.concatenate([begin, end]))
-    span, held = int(ranks.max(initial=0)) + 1, np.empty(len(key), dtype=np.int64)
-    begins, ends = (key.astype(np.int64) * span + each for each in np.split(ranks, 2))
-    by_begin, by_end = np.argsort(begins), np.argsort(ends)
-    wanted = begins[by_begin]
-    # Of all keys before, as much ends as begins.
+    begins, ends = (key.astype(np.int64) * (int(ranks.max(initial=0)) + 1) + each for each in np.split(ranks, 2))
+    return _sums_at(begins, ends, size, begins)
+
+
+def _sums_at(begins: Ints, ends: Ints, size: Ints, wanted: Ints) -> Ints:
+    """Return the sum of the sizes of all spans that have begun and not ended, at wanted places.
+
+    Places are numbers, of which each key has its own: of all keys before, as much ends as begins.
+    """
     begun, ended = (
-        np.append(0, np.cumsum(size[order]))[np.searchsorted(each, wanted, side="right")]
-        for order, each in ((by_begin, wanted), (by_end, ends[by_end]))
+        np.append(0, np.cumsum(size[order]))[np.searchsorted(each[order], wanted, side="right")]
+        for each, order in ((places, np.argsort(places)) for places in (begins, ends))
     )
-    held[by_begin] = begun - ended
+    held: Ints = begun - ended
     return held
 
 
