@@ -151,9 +151,9 @@ def _print_acco_table(args: argparse.Namespace, form: str, options: Mapping[str,
 def published_command(args: argparse.Namespace) -> int:
     """Compare what others measured and published with ours."""
     form = format_of(args)
-    if args.output is not None:
-        check_writable(args.output, force=args.force)
-    rows = compare_published(args.only)
+    compared = partial(compare_published, args.only)
+    check_output(args.output, partial(check_writable, args.output, force=args.force), [compared])
+    rows = compared()
     text = print_published(rows, form)
     if args.output is None:
         write_stdout(text)

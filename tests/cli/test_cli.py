@@ -99,7 +99,7 @@ BAD_WORDS = {
     "tabel1 -n 3": ["unknown command 'tabel1'; did you mean 'table1'?"],
     "TABLE1 -n 3": ["unknown command"],
     "x": ["unknown command 'x'; known are schedules, models, clusters"],
-    "xyzzy -n 3": ["unknown command 'xyzzy'; known are schedules, models", "and 10 more; see cdpsim --help"],
+    "xyzzy -n 3": ["unknown command 'xyzzy'; known are schedules, models", "and 11 more; see cdpsim --help"],
     "simulatr": ["unknown command 'simulatr'; did you mean 'simulate'?"],
     "-- x": ["COMMAND: invalid choice"],
     "--verzion": ["--verzion: unknown option; did you mean '--version'? see cdpsim --help-all"],
