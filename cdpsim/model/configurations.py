@@ -117,12 +117,15 @@ def shape_fields(content: Mapping[str, object], subject: str) -> dict[str, objec
     if given.get("n_shared_experts"):
         given["n_shared_experts"] *= given["moe_intermediate_size"]
     parallel = given["parallel_attn"] or new
+    names = ("activation_function", "hidden_act", "hidden_activation")
+    function = next((content[name] for name in names if content.get(name)), "gelu_new" if kind == "gpt2" else None)
     fields = {
         **{field: given[name] for name, field in _OF_SHAPE.items() if given.get(name) is not None},
         "dropout": any(given[name] for name in _DROPOUTS.split()),
         "biases": bool(given["attention_bias"]),
         "tied": bool(given["tie_word_embeddings"]),
         "causal": not given["use_bidirectional_attention"],
+        "activation": "gelu_new" if function == "gelu_new" else None,
         "parallel": bool(parallel or given["use_parallel_residual"]),
         "norms": (norms or (2 if new else 1)) if parallel else 2,
         **{name: given[name] for name in given.keys() - _TYPES.keys()},  # of the traits

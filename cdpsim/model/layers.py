@@ -98,6 +98,7 @@ class Layers(config.ConfigTable, frozen=True, kw_only=True):
     head_width: Size | None = None  # None: width / heads
     ffn: Size | None = None  # None: 4 times the width
     gated: bool = False  # whether the MLP has a gate beside its first product
+    activation: Literal["gelu_new"] | None = None  # of the MLP, where several operations compute it; None: one does
     attention: Literal["flash", "eager"] = "flash"
     dropout: bool = False
     biases: bool | Literal["qkv"] = True
@@ -246,6 +247,8 @@ class Operation(NamedTuple):
     sums: int = 1  # the messages that a partial output takes
     queries: tuple[Tensor, ...] = ()  # of the core of attention, which heads have
     keys: tuple[Tensor, ...] = ()  # and values, of which the core needs all positions
+    fused: str = ""  # the behaviour of runtimes that have it as one kernel
+    unfused: tuple[Tensor, ...] = ()  # kept by those that have not
 
 
 def count(dims: str, sizes: Mapping[str, int]) -> int:
@@ -307,7 +310,15 @@ def layer(shape: Layers, width: int = 2, *, experts: bool = False) -> Iterator[O
 def _first_product(shape: Layers, given: Tensor, u: Tensor, w: Tensor) -> Iterator[Operation]:
     """Yield an MLP's first product and its activation."""
     yield _product(given, u, u.dims[-1] + "h", biased=shape.biases is True)
-    yield Operation(PASS, (u,), w, kept=(u,), moved=((u.dims, w.width), (w.dims, w.width)))
+    yield _activate(shape, u, w)
+
+
+def _activate(shape: Layers, u: Tensor, w: Tensor) -> Operation:
+    """Return an MLP's activation; gelu_new(u) is u/2 (1 + tanh ...), and a gate's function is a factor."""
+    steps = ("half", "tanh", "1 + tanh") if shape.activation else ()
+    unfused = (u, *(w._replace(name=f"{step} of {u.name}") for step in (*steps, *["function"] * shape.gated)))
+    moved = ((u.dims, w.width), (w.dims, w.width))
+    return Operation(PASS, (u,), w, kept=(u,), moved=moved, fused="fused_mlp", unfused=unfused)
 
 
 def _experts(shape: Layers, width: int, y: Tensor, out: Tensor) -> Iterator[Operation]:
@@ -324,7 +335,7 @@ def _experts(shape: Layers, width: int, y: Tensor, out: Tensor) -> Iterator[Oper
     both = (("bsh", width), ("rh", width))
     yield Operation(PASS, (y,), rows, moved=both)
     yield Operation(GROUPED, (rows,), u, (f"e{inside}h",), (rows,), flop=((f"r{inside}h", 2),))
-    yield Operation(PASS, (u,), w, kept=(u,), moved=((u.dims, width), (w.dims, width)))
+    yield _activate(shape, u, w)
     yield Operation(GROUPED, (w,), got, ("ehi",), (w,), flop=(("rih", 2),))
     mixed = out._replace(name="mixed") if shape.shared_ffn else out
     yield Operation(PASS, (got,), mixed, kept=(got,), moved=both)
@@ -349,7 +360,7 @@ def _latent_attention(shape: Layers, width: int, y: Tensor, o: Tensor) -> Iterat
     yield _norm(shape, key_values, normed)
     yield _product(normed, heads, "lz")
     moved = (("bsm", 3 * width), ("bsl", width))
-    yield Operation(PASS, (queries, heads), qkv, kept=(qkv,), moved=moved)
+    yield _rotate(shape, (queries, heads), qkv, moved)
     yield from _core(shape, width, qkv, (queries, keys, values), o)
 
 
@@ -359,9 +370,18 @@ def _attention(shape: Layers, width: int, y: Tensor, o: Tensor) -> Iterator[Oper
     if shape.head_norms:
         norms = ("d", "d") * (2 if shape.norm == "layer" else 1)
         both = (("bsa", 2 * width), ("bsc", 2 * width))
-        yield Operation(PASS, (queries, keys), qkv, norms, (queries, keys), moved=both)
-    yield Operation(PASS, (qkv,), qkv, kept=(qkv,), moved=(("bsq", 2 * width),))
+        kept, d = (queries, keys), shape.sizes["d"]
+        unfused = (*_norm_steps(shape, queries, "bsa", d), *_norm_steps(shape, keys, "bsc", d))
+        yield Operation(PASS, kept, qkv, norms, kept, moved=both, fused="fused_norms", unfused=unfused)
+    yield _rotate(shape, (qkv,), qkv, (("bsq", 2 * width),))
     yield from _core(shape, width, qkv, (queries, keys, values), o)
+
+
+def _rotate(shape: Layers, given: tuple[Tensor, ...], qkv: Tensor, moved: tuple[tuple[str, float], ...]) -> Operation:
+    """Return the operation that brings queries, keys and values to the core, by default turned by their positions."""
+    angles = Tensor("cosines and sines", "t", 2 * qkv.width * (shape.rope_width or shape.sizes["d"]))  # of all samples
+    unfused = (qkv, *[angles] * (not shape.sizes["p"]))
+    return Operation(PASS, given, qkv, kept=(qkv,), moved=moved, fused="fused_rotary", unfused=unfused)
 
 
 def _core(
@@ -391,7 +411,18 @@ def _values(width: float, *words: str) -> Iterator[Tensor]:
 
 def _norm(shape: Layers, given: Tensor, output: Tensor) -> Operation:
     weights = (output.dims[-1],) * (2 if shape.norm == "layer" else 1)
-    return Operation(PASS, (given,), output, weights, (given,), moved=((output.dims, 2 * given.width),))
+    unfused, moved = _norm_steps(shape, given, output.dims, shape.sizes[output.dims[-1]]), 2 * given.width
+    norm = Operation(PASS, (given,), output, weights, (given,), moved=((output.dims, moved),))
+    return norm._replace(fused="fused_norms", unfused=unfused)
+
+
+def _norm_steps(shape: Layers, given: Tensor, dims: str, over: int) -> tuple[Tensor, ...]:
+    """Return what operations of torch keep for norms over so many numbers: layer norms are one, RMS norms several."""
+    scale = Tensor(f"scale of {given.name}", dims, LOGIT / over)
+    if shape.norm == "layer":
+        return given, scale._replace(width=2 * LOGIT / over)  # and the mean
+    wide = given if given.width >= LOGIT else Tensor(f"{given.name} in fp32", dims, LOGIT)
+    return wide, Tensor(f"normed {given.name}", dims, given.width), scale
 
 
 def _product(given: Tensor, output: Tensor, weight: str, *, biased: bool = False) -> Operation:

@@ -3,7 +3,9 @@
 `paper` holds each tensor as long as the schedule needs it. `held` adds what an implementation of estimates cannot do
 without: the gradient of a share in fp32, and what is set back after an estimate. `torch` holds what torch's runtimes
 were measured to hold: those of `torch.distributed.pipelining` where steps are flushed and devices have lists,
-`DistributedDataParallel` where gradients are all-reduced, FSDP2 where parameters are handed out.
+`DistributedDataParallel` where gradients are all-reduced, FSDP2 where parameters are handed out. Other names are of
+layers: `transformers` has norms, MLP and rotary positions as operations of torch, `liger` as kernels, both beside what
+`torch` holds; `megatron` and `te` (Transformer Engine) have kernels, beside what `paper` holds.
 docs/assumptions/memory.md has each behaviour, and where torch has it.
 """
 
@@ -15,7 +17,7 @@ from msgspec.structs import asdict
 from cdpsim.errors import RequestError, choose, short_repr
 from cdpsim.files import config
 
-RuntimeName = Literal["paper", "held", "torch"]
+RuntimeName = Literal["paper", "held", "torch", "transformers", "megatron", "te", "liger"]
 Sends = Literal["until-sent", "until-step-end", "until-next"]
 Gradients = Literal["fresh", "zeroed", "kept"]
 GradientBuckets = Literal["none", "copies", "views"]
@@ -24,6 +26,8 @@ Gathers = Literal["missing", "whole", "copied"]
 Reductions = Literal["until-summed", "until-next"]
 SplitBackward = Literal["freed", "retained"]
 RUNTIMES = get_args(RuntimeName)
+LIKE = {name: name for name in RUNTIMES[:3]}  # the runtime that holds what each does, layers apart
+LIKE |= {"transformers": "torch", "liger": "torch", "megatron": "paper", "te": "paper"}
 _YES_NO = {"yes": True, "no": False}
 
 
@@ -49,6 +53,9 @@ class Behaviours(NamedTuple):
     saved_states: bool = False  # while an estimate is made, what its update changes is there as it was, too
     keeps_gathered: bool = False  # of layers: what a tensor group gathers is kept for the backward, not gathered again
     weight_copies: bool = False  # of layers: the backward of a product makes a tensor as large as its weight
+    fused_norms: bool = True  # of layers, as the next two: one kernel, which keeps its input alone
+    fused_mlp: bool = True
+    fused_rotary: bool = True
 
 
 class Runtime(config.ConfigTable, frozen=True, kw_only=True):
@@ -74,6 +81,9 @@ class Runtime(config.ConfigTable, frozen=True, kw_only=True):
     saved_states: bool | None = None
     keeps_gathered: bool | None = None
     weight_copies: bool | None = None
+    fused_norms: bool | None = None
+    fused_mlp: bool | None = None
+    fused_rotary: bool | None = None
 
     def _check(self) -> None:
         choose("runtime", self.like, RUNTIMES)
@@ -100,12 +110,10 @@ class Runtime(config.ConfigTable, frozen=True, kw_only=True):
 
 def layer_habits(runtime: Runtime) -> dict[str, bool]:
     """Return the behaviours of layers: torch keeps what is gathered, and sums for each product; others do not."""
-    torch = runtime.like == "torch"
-    return {
-        "sums_apart": torch,
-        "keeps_gathered": torch if runtime.keeps_gathered is None else runtime.keeps_gathered,
-        "weight_copies": bool(runtime.weight_copies),
-    }
+    torch = LIKE[runtime.like] == "torch"
+    usual = {"sums_apart": torch, "keeps_gathered": torch, "weight_copies": runtime.like == "te"}
+    usual |= dict.fromkeys(("fused_norms", "fused_mlp", "fused_rotary"), runtime.like != "transformers")
+    return usual | {name: value for name, value in runtime.given.items() if name in usual}
 
 
 PAPER, PAPER_BEHAVIOURS = Runtime(), Behaviours()

@@ -107,6 +107,9 @@ class Mesh:
     keeps_gathered: bool = False  # of the runtime: gathered inputs are kept for the backward
     sums_apart: bool = False  # of the runtime: each product sums its own part of a sum, and of its input's gradient
     weight_copies: bool = False  # of the runtime: a backward makes a tensor as large as the weight
+    fused_norms: bool = True  # of the runtime, as the next two: one kernel, which keeps its input alone
+    fused_mlp: bool = True
+    fused_rotary: bool = True
 
     @property
     def team(self) -> int:
@@ -142,6 +145,10 @@ class Mesh:
         """Return the dimensions by which the work of an operation is split over each axis."""
         return {axis.name: axis.split_of(operation) for axis in self.axes}
 
+    def fuses(self, operation: Operation) -> bool:
+        """Return whether the runtime has an operation as one kernel."""
+        return not operation.fused or bool(getattr(self, operation.fused))
+
 
 NO_MESH = Mesh()
 
@@ -166,7 +173,7 @@ class Sizes(NamedTuple):
 
     def size(self, value: Tensor, split: Split | None = None) -> int:
         """Return the bytes of a value."""
-        return int(prod(self.shape(value.dims, split)) * value.width)
+        return round(prod(self.shape(value.dims, split)) * value.width)
 
     def over(self, axis: Axis, value: Tensor) -> int:
         """Return the bytes of a value over all ranks of an axis; each of those that share experts has its own."""
@@ -193,6 +200,7 @@ class RankShare:
     core: Counted = field(default_factory=list)  # the part of the forward that is the core of attention
     kept: dict[str, int] = field(default_factory=dict)  # bytes for the backward, by the value's name
     core_kept: int = 0  # of these
+    unused_input: int = 0  # bytes of the input, where nothing keeps it
     data: int = 0  # of these
     weights: list[tuple[int, ...]] = field(default_factory=list)
     experts: list[tuple[int, ...]] = field(default_factory=list)  # of these
@@ -209,7 +217,8 @@ class RankShare:
 
 def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh) -> RankShare:
     """Return one rank's share: work, exchanges, bytes kept, weights."""
-    share, needed, operations = RankShare(), set[tuple[str, str]](), list(operations)
+    share, needed = RankShare(), set[tuple[str, str]]()
+    operations = [each if mesh.fuses(each) else each._replace(kept=each.unfused) for each in operations]
     for each in operations:
         by = mesh.split_of(each)
         row = _row(each, sizes, by)
@@ -226,6 +235,8 @@ def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh) -> RankShar
         share.experts += [sizes.shape(weight, by) for weight in each.weights if "e" in weight]
         share.partial += sum(sizes.summed(weight, by) for weight in each.weights)
         _count_memory(share, each, sizes, mesh)
+    given = operations[0].inputs[0]
+    share.unused_input = 0 if given.name in share.kept else sizes.size(given, mesh.lies(given))
     _count_parts(share, operations, sizes, mesh)
     return share
 
@@ -343,7 +354,7 @@ def _count_parts(share: RankShare, operations: Sequence[Operation], sizes: Sizes
         own, given = sizes.size(each.output, by), sum(sizes.size(v, by) for v in each.inputs if not v.given)
         share.input_peak = max(share.input_peak, sum(live.values()) + gradients + own + given)
         share.retained_peak = max(share.retained_peak, share.retained + own + given)
-        if each.weights and {*each.kept} == {*each.inputs}:  # a norm or a product
+        if each.weights and (each.fused or {*each.kept} == {*each.inputs}):  # a norm or a product
             share.retained += own
         if each in products:
             gradients += own
@@ -413,7 +424,8 @@ def _stage(name: str, share: RankShare, width: int, boundary: int, mesh: Mesh) -
         recomputes=bool(share.core),
         attention_activation=share.core_kept,
         attention_forward=Operations(share.core) if share.core else None,
-        activation=kept,
+        activation=kept + share.unused_input,
+        unused_input=share.unused_input,
         data=share.data,
         forward_transient=share.forward_peak - kept,
         backward_transient=share.backward_transient,

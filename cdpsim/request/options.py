@@ -635,7 +635,9 @@ class PlatformOptions(TypedDict, total=False):
         Option(
             "RUNTIME",
             "memory that a runtime holds beyond what the schedule needs: paper (none; default), held (the copies that "
-            "estimates need) or torch (as torch's own pipelines and DDP); single behaviours may be changed: "
+            "estimates need), torch (as torch's own pipelines and DDP), transformers (as torch; norms, MLP and rotary "
+            "positions are operations of torch) or, with these as kernels, liger (as torch), megatron and te (as "
+            "paper); single behaviours may be changed: "
             "torch:sends=until-sent,returned_outputs=no (`cdpsim simulate --help-all` lists them)",
             known=lambda: RUNTIMES,
             record=lambda r: r.given["runtime"] and config.encode(r.given["runtime"]),

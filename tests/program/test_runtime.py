@@ -40,6 +40,9 @@ BEHAVIOURS: dict[str, list[Any]] = {
     "saved_states": [True],
     "keeps_gathered": [True],
     "weight_copies": [True],
+    "fused_norms": [False],
+    "fused_mlp": [False],
+    "fused_rotary": [False],
 }
 FLUSHED = sorted(name for name, schedule in SCHEDULES.items() if schedule.order.together)
 LAYER = Stage(

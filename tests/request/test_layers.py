@@ -245,6 +245,31 @@ def test_runtimes_of_layers_keep_what_is_gathered_and_copy_weights() -> None:
         assert copied.backward_transient - plain.backward_transient == 2 * 4 * 64 * 64 // tensor
 
 
+def test_a_layer_of_llama2_7b_keeps_what_its_runtime_does() -> None:
+    """A kernel keeps its input alone: of norms, their outputs, q, k, v, the core and the MLP two bytes a number.
+
+    Operations of torch keep a norm's input in float32, what its weights multiply and a scale, the gate's function, and
+    cosines and sines of each position. The input of the layer is there, which none of them reads.
+    """
+    h, f, tokens = 4096, 11008, 2 * 4096
+
+    def layer(runtime: str, tensor: int = 1) -> Any:
+        options: dict[str, Any] = {"tensor": tensor, "sequence": tensor > 1, "runtime": runtime, "micro_batch": 2}
+        return Request("1f1b", 34, model="llama2-7b", cluster="a100-nodes", **options).model.stages[1]
+
+    fused, angles = tokens * (2 * (8 * h + 3 * f) + 4 * 32), 4096 * 2 * 2 * 128
+    apart = tokens * (2 * (4 * h + 4) + 2 * f + 2 * h)
+    for runtime in ("paper", "megatron", "te", "liger", "torch"):
+        assert layer(runtime).activation == fused == 1_078_984_704
+    unfused = layer("transformers")
+    assert unfused.activation == fused + apart + angles == 1_597_046_784  # that of a profile of transformers' layer
+    assert unfused.unused_input == tokens * 2 * h
+    assert layer("transformers:fused_rotary=yes").activation == fused + apart
+    assert layer("megatron:fused_mlp=no").activation == fused + tokens * 2 * f
+    split = layer("transformers:keeps_gathered=no", 4).activation
+    assert split == (fused + apart) // 4 + angles  # norms lie as the sequence does, and heads need all angles
+
+
 def test_a_notebook_shows_the_embedding_the_layers_and_the_head() -> None:
     """As rows of one table; equal layers share a row."""
     text = Model.from_builtins({"name": "x", "layers": SHAPE}, "x")._repr_html_()

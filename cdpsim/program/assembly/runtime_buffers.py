@@ -12,7 +12,16 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
-from cdpsim.model.runtime import HELD, HELD_BEHAVIOURS, PAPER, PAPER_BEHAVIOURS, Behaviours, Runtime, torch_behaviours
+from cdpsim.model.runtime import (
+    HELD,
+    HELD_BEHAVIOURS,
+    LIKE,
+    PAPER,
+    PAPER_BEHAVIOURS,
+    Behaviours,
+    Runtime,
+    torch_behaviours,
+)
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Kind
 from cdpsim.program.assembly.build import Builder, Location, end, start
@@ -37,7 +46,7 @@ def usual_behaviours(runtime: str, schedule: Schedule) -> Behaviours:
 
 def behaviours_of(runtime: Runtime, schedule: Schedule) -> Behaviours:
     """Return the behaviours of a runtime with a schedule; where steps overlap, none of those of a step is there."""
-    behaviours = usual_behaviours(runtime.like, schedule)._replace(**runtime.given)
+    behaviours = usual_behaviours(LIKE[runtime.like], schedule)._replace(**runtime.given)
     if schedule.order.together:
         return behaviours
     if behaviours.gradients == "kept":
