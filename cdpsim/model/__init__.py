@@ -22,7 +22,7 @@ from cdpsim.files.tables import as_html
 from cdpsim.files.units import Work, counted, short_text
 from cdpsim.model.configurations import shape_fields
 from cdpsim.model.curve import MemoryCurve, OperatorSteps
-from cdpsim.model.layers import Layers
+from cdpsim.model.layers import OPERATORS, Layers
 from cdpsim.model.runtime import Runtime
 from cdpsim.model.splitting import NO_MESH, Mesh, shaped_stages
 from cdpsim.model.stage import PRECISIONS, STAGE_SIZES, Stage, Tie, count_once, merge_stages, pad_stage, without_tied
@@ -119,6 +119,7 @@ Recomputation = Literal["none", "layer", "layer+head", "selective", "full", "sqr
 Offload = Literal["none", "optimizer", "activations", "all", "parameters", "nvme"]
 OPTIMIZERS, RECOMPUTE, OFFLOAD = get_args(Optimizer), get_args(Recomputation), get_args(Offload)
 SINGLE_LAYERS = "layers:"  # another way to recompute begins so, and ends in a number
+OF_OPERATORS = "selective:"  # and another, which ends in OPERATORS with + between them
 GRADIENT_TYPES, UPDATE_TIMES = get_args(GradientType), get_args(UpdateTime)
 
 _SHOWN = ("repeat", "name", "forward", "backward", "activation", "boundary", "parameters")  # of stages, in a notebook
@@ -163,6 +164,11 @@ class Recipe(config.ConfigTable, frozen=True, kw_only=True):
 
 def _check_recompute(recompute: str) -> None:
     """Refuse an unknown way to recompute."""
+    if isinstance(recompute, str) and recompute.startswith(OF_OPERATORS):
+        if unknown := {*recompute.removeprefix(OF_OPERATORS).split("+")} - {*OPERATORS}:
+            problem = f"{short_repr(min(unknown))} is no operator whose output can be kept"
+            raise RequestError("recompute", f"{problem}; known are {', '.join(OPERATORS)}, with + between them")
+        return
     if not (isinstance(recompute, str) and recompute.startswith(SINGLE_LAYERS)):
         choose("recompute", recompute, RECOMPUTE)
         return

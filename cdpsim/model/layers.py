@@ -31,6 +31,7 @@ PADDED = 128  # a vocabulary split among t ranks is a multiple of this times t (
 
 
 PRODUCT, PASS, CORE, GROUPED = "product", "pass", "core", "grouped"
+OPERATORS = ("products", "products/2", "core", "norms", "activations", "scatters")  # whose outputs may be kept
 TENSOR, CONTEXT, EXPERT = "tensor", "context", "expert"  # axes of ranks, which share products, positions, experts
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
 ALL_TO_ALL, RING = "all-to-all", "ring"  # a ring passes on what each rank has until all have had it
@@ -249,6 +250,24 @@ class Operation(NamedTuple):
     keys: tuple[Tensor, ...] = ()  # and values, of which the core needs all positions
     fused: str = ""  # the behaviour of runtimes that have it as one kernel
     unfused: tuple[Tensor, ...] = ()  # kept by those that have not
+    parts: str = ""  # where torchtitan has a product for each weight: the last dimensions of their outputs
+
+    @property
+    def operator(self) -> str:
+        """The one of OPERATORS that it is, if any."""
+        if self.in_core:
+            return "" if "k" in self.output.dims else "core"
+        kinds = {"fused_norms": "norms", "fused_mlp": "activations"}
+        return "products" if self.kind == PRODUCT else kinds.get(self.fused, "")
+
+    @property
+    def apart(self) -> "Iterator[Operation]":
+        """Its parts."""
+        ((whole, times),), weight = self.flop, self.weights[0]
+        for part in self.parts:
+            output = self.output._replace(dims=self.output.dims[:-1] + part)
+            weights = (part + weight[1:], *[part] * (len(self.weights) - 1))
+            yield self._replace(output=output, weights=weights, flop=((whole.replace(weight[0], part), times),))
 
 
 def count(dims: str, sizes: Mapping[str, int]) -> int:
@@ -309,7 +328,8 @@ def layer(shape: Layers, width: int = 2, *, experts: bool = False) -> Iterator[O
 
 def _first_product(shape: Layers, given: Tensor, u: Tensor, w: Tensor) -> Iterator[Operation]:
     """Yield an MLP's first product and its activation."""
-    yield _product(given, u, u.dims[-1] + "h", biased=shape.biases is True)
+    product = _product(given, u, u.dims[-1] + "h", biased=shape.biases is True)
+    yield product._replace(parts=w.dims[-1] * 2 * shape.gated)
     yield _activate(shape, u, w)
 
 
@@ -366,7 +386,7 @@ def _latent_attention(shape: Layers, width: int, y: Tensor, o: Tensor) -> Iterat
 
 def _attention(shape: Layers, width: int, y: Tensor, o: Tensor) -> Iterator[Operation]:
     qkv, queries, keys, values = _values(width, "qkv bsq", "q bsa", "k bsc", "v bsc")
-    yield _product(y, qkv, "qh", biased=bool(shape.biases))
+    yield _product(y, qkv, "qh", biased=bool(shape.biases))._replace(parts="acc")
     if shape.head_norms:
         norms = ("d", "d") * (2 if shape.norm == "layer" else 1)
         both = (("bsa", 2 * width), ("bsc", 2 * width))

@@ -67,8 +67,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from msgspec.structs import replace
 
 from cdpsim.errors import RequestError
-from cdpsim.model import PRECISIONS, Model, Recipe
-from cdpsim.model.recomputation import make_stage, refuse_ineffective, ways_of_stages
+from cdpsim.model import OF_OPERATORS, PRECISIONS, Model, Recipe
+from cdpsim.model.recomputation import make_stage, refuse_ineffective, ways_of_stages, with_operators
 from cdpsim.model.stage import NO_CORE, Stage, Tie
 
 Dimensions: TypeAlias = tuple[int, ...]
@@ -171,6 +171,8 @@ def apply_recipe(
         return grouped if grouped.training == recipe else replace(grouped, training=recipe)
     if model.is_unit:
         raise RequestError("training", "the slot model has no bytes and no layers; give a model")
+    if recipe.recompute.startswith(OF_OPERATORS):
+        model = with_operators(model, recipe.recompute)
     if recipe.optimizer or recipe.gradients:
         model = with_update(model, replace(recipe, recompute="none"))
     refuse_ineffective(model, recipe.recompute)

@@ -18,7 +18,8 @@ The second forward adds its work to the backward, and so does the loss of a last
 `selective` (Korthikanti et al. 2022, section 5) computes the core of attention again: products of queries and keys,
 softmax, its dropout, and the product with values. Stages say what the core keeps and costs (`attention_activation`,
 `attention_forward`). A layer's core is there while its layer computes, beside all else that the layer has: this is
-never too little.
+never too little. `selective:LIST` keeps the inputs of layers and the outputs of a list of operators (OPERATORS), as
+torchtitan does, and computes all else of a layer again.
 
 `reversible` (Gomez et al. 2017, section 3.2): a layer whose output is as large as its input computes its input from its
 output. Of such layers in a row only the last output is kept; the backward goes through each layer once more, beside its
@@ -37,8 +38,9 @@ from msgspec.structs import replace
 
 from cdpsim.errors import RequestError
 from cdpsim.files.config import Cost
-from cdpsim.model import SINGLE_LAYERS, Model
+from cdpsim.model import OF_OPERATORS, SINGLE_LAYERS, Model
 from cdpsim.model.layers import ALL_GATHER, TENSOR, Exchange, Operations
+from cdpsim.model.splitting import shaped_stages
 from cdpsim.model.stage import NO_CORE, Stage, add_costs, first_gradients, merge_stages
 
 SEGMENTED = ("none", "layer+head", "full", "sqrt")  # ways in which all of a stage is computed again, or nothing
@@ -53,6 +55,15 @@ def refuse_ineffective(model: Model, recompute: str) -> None:
     if recompute == "reversible" and not any(map(_is_reversible, model.stages, given)):
         problem = "no layer gives as many bytes as it gets (`boundary`), as reversible ones do"
         raise RequestError("recompute", f"reversible, but {problem}; take --recompute layer")
+
+
+def with_operators(model: Model, recompute: str) -> Model:
+    """Return a model of layers with all that `selective:LIST` computes again as what `selective` does."""
+    if model.layers is None or model.samples is None:
+        raise RequestError("recompute", f"{recompute} is of operators, which [layers] has; take --recompute layer")
+    operators = (*recompute.removeprefix(OF_OPERATORS).split("+"),)
+    stages, _ = shaped_stages(model.layers, model.mesh, model.samples, model.precision, operators)
+    return replace(model, stages=stages)
 
 
 def core_share(model: Model) -> float:
@@ -83,7 +94,7 @@ def make_stage(layers: Sequence[Stage], given: int, recompute: str, j: int, rank
 
     Each of `ranks` ranks keeps a share of what segments keep.
     """
-    if recompute == "selective":
+    if recompute.startswith("selective"):
         return merge_stages([_without_core(layer) for layer in layers], given)
     if recompute == "reversible":
         return merge_stages(list(_reversed_layers(layers, given, j)), given)

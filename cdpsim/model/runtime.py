@@ -26,8 +26,7 @@ Gathers = Literal["missing", "whole", "copied"]
 Reductions = Literal["until-summed", "until-next"]
 SplitBackward = Literal["freed", "retained"]
 RUNTIMES = get_args(RuntimeName)
-LIKE = {name: name for name in RUNTIMES[:3]}  # the runtime that holds what each does, layers apart
-LIKE |= {"transformers": "torch", "liger": "torch", "megatron": "paper", "te": "paper"}
+LIKE = dict(zip(RUNTIMES, ("paper", "held", "torch", "torch", "paper", "paper", "torch"), strict=True))  # layers apart
 _YES_NO = {"yes": True, "no": False}
 
 

@@ -20,7 +20,7 @@ the experts and back all to all. What is copied over context, or over experts, i
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, lru_cache, partial
@@ -58,6 +58,7 @@ Split = Mapping[str, Dims]  # of each axis, the dimensions that are split over i
 OF_WEIGHTS, SEQUENCE, POSITIONS, OF_EXPERTS = map(frozenset, ("qmcanfgvuol", "sr", "str", "eij"))
 HEADS, NONE = frozenset("qmcan"), frozenset[str]()
 Counted = list[tuple[Kernel | Exchange, float]]
+Operators = Collection[str]
 
 
 class Axis(NamedTuple):
@@ -145,10 +146,6 @@ class Mesh:
         """Return the dimensions by which the work of an operation is split over each axis."""
         return {axis.name: axis.split_of(operation) for axis in self.axes}
 
-    def fuses(self, operation: Operation) -> bool:
-        """Return whether the runtime has an operation as one kernel."""
-        return not operation.fused or bool(getattr(self, operation.fused))
-
 
 NO_MESH = Mesh()
 
@@ -215,10 +212,10 @@ class RankShare:
     retained_peak: int = 0  # the most that there are with those that it works with
 
 
-def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh) -> RankShare:
-    """Return one rank's share: work, exchanges, bytes kept, weights."""
+def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh, operators: Operators = ()) -> RankShare:
+    """Return one rank's share: work, exchanges, bytes kept, weights; what `operators` make may be all that it keeps."""
     share, needed = RankShare(), set[tuple[str, str]]()
-    operations = [each if mesh.fuses(each) else each._replace(kept=each.unfused) for each in operations]
+    operations = [each if getattr(mesh, each.fused, True) else each._replace(kept=each.unfused) for each in operations]
     for each in operations:
         by = mesh.split_of(each)
         row = _row(each, sizes, by)
@@ -238,7 +235,40 @@ def split(operations: Iterable[Operation], sizes: Sizes, mesh: Mesh) -> RankShar
     given = operations[0].inputs[0]
     share.unused_input = 0 if given.name in share.kept else sizes.size(given, mesh.lies(given))
     _count_parts(share, operations, sizes, mesh)
+    if operators:
+        _keep(share, operations, sizes, mesh, operators)
     return share
+
+
+def _keep(share: RankShare, operations: Sequence[Operation], sizes: Sizes, mesh: Mesh, operators: Operators) -> None:
+    """Let the input and the outputs of operators be what is kept, and all else of the forward what is computed again.
+
+    Of every second product, the first is kept. A product's output is partial where ranks sum it; of a sum that they
+    scatter, each has its part.
+    """
+    given, kept, products, halved = operations[0].inputs[0], Counter[str](), 0, "products/2" in operators
+    kept[given.name] = sizes.size(given, mesh.lies(given))
+    share.core = []
+    for row, times in share.forward:
+        if isinstance(row, Exchange) and row.op == REDUCE_SCATTER and "scatters" in operators:
+            kept["scattered"] += int(times) * row.size // mesh.ranks(row.axis)
+        elif isinstance(row, Exchange):
+            share.core.append((row, times))
+    for each in operations:
+        by, name = mesh.split_of(each), each.operator
+        for part in each.apart if halved and each.parts else (each,):
+            products += name == "products"
+            if name in operators or (halved and name == "products" and products % 2):
+                more = [value for value in each.kept if name == "core" and value not in each.inputs]
+                kept.update({value.name: sizes.size(value, by) for value in (part.output, *more)})
+            else:
+                share.core.append((_row(part, sizes, by), 1))
+    beside = sum(max(0, size - share.kept.get(name, 0)) for name, size in kept.items())  # while it computes again
+    share.kept["outputs of operators"] = beside
+    share.forward_peak += beside
+    share.input_peak += beside
+    share.core_kept = sum(share.kept.values()) - sum(kept.values())
+    share.unused_input = 0
 
 
 def _add_exchanges(
@@ -384,18 +414,23 @@ def sizes_on(shape: Layers, samples: int, mesh: Mesh) -> Sizes:
 
 
 @lru_cache(maxsize=256)
-def shaped_stages(shape: Layers, mesh: Mesh, samples: int, precision: str) -> tuple[tuple[Stage, ...], tuple[Tie, ...]]:
-    """Return the stages of a shape, one for each layer between embedding and head, and the weights that two share."""
+def shaped_stages(
+    shape: Layers, mesh: Mesh, samples: int, precision: str, operators: Operators = ()
+) -> tuple[tuple[Stage, ...], tuple[Tie, ...]]:
+    """Return the stages of a shape, one for each layer between embedding and head, and the weights that two share.
+
+    Of `operators` layers keep the outputs; all else is what they have as the core of attention, to be computed again.
+    """
     width, sizes = PRECISIONS[precision], sizes_on(shape, samples, mesh)
     boundary, logits = (
         sizes.size(value, mesh.lies(value)) for value in (Tensor("x", "bsh", width), Tensor("logits", "bsv", width))
     )
     parts = {"embedding": embedding, "layer": layer, "head": head}
     parts |= {"experts": partial(layer, experts=True)} if shape.experts else {}
-    stage = {
-        name: _stage(name, split(part(shape, width), sizes, mesh), width, logits if name == "head" else boundary, mesh)
-        for name, part in parts.items()
-    }
+    stage = {}
+    for name, part in parts.items():
+        share = split(part(shape, width), sizes, mesh, () if name in ("embedding", "head") else operators)
+        stage[name] = _stage(name, share, width, logits if name == "head" else boundary, mesh)
     names = ("embedding", *("experts" if has else "layer" for has in shape.has_experts), "head")
     rows, columns = sizes.shape("vh", mesh.lies(Tensor("embedding", "vh", width)))
     tie = Tie(stages=(0, shape.layers + 1), parameters=width * rows * columns, factored=width * (rows + columns))

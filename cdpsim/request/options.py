@@ -567,9 +567,10 @@ class TrainingOptions(TypedDict, total=False):
             "compute activations again in the backward: none, layer (each layer of the model's file keeps its input, "
             "embedding and head keep all: what Megatron-LM and torchtitan call full), layer+head (all keep inputs), "
             "layers:K (as layer, the first K of each of N stages, with dp of the device: Megatron-LM's block method), "
-            "selective (the core of attention alone is computed again), full (a stage keeps its input), sqrt (a stage "
-            "of l layers keeps the inputs of the square root of l segments), or reversible (layers in a row keep "
-            "their last output)",
+            "selective (the core of attention alone is computed again), selective:LIST (layers keep their inputs and "
+            "what operators make: products, products/2 (every second), core, norms, activations, scatters; torchtitan "
+            "has selective:products/2+core+scatters), full (a stage keeps its input), sqrt (a stage of l layers keeps "
+            "the inputs of the square root of l segments), or reversible (layers in a row keep their last output)",
         ),
     ]
     offload: Annotated[

@@ -504,7 +504,7 @@ def read_mesh(options: Mapping[str, Any], model: Model) -> Mesh:
     recompute = given if isinstance(given := options.get("recompute"), str) else model.training.recompute
     if shares["split_checkpoints"] and shares["sequence"]:
         raise RequestError("split-checkpoints", "is of what --sequence splits anyway; leave either out")
-    if shares["split_checkpoints"] and recompute in ("none", "selective", "reversible"):
+    if shares["split_checkpoints"] and recompute.partition(":")[0] in ("none", "selective", "reversible"):
         problem = f"is of what recomputed layers keep, and recompute is {recompute}"
         raise RequestError("split-checkpoints", f"{problem}; give --recompute layer")
     exchange = options.get("attention_exchange")

@@ -22,7 +22,7 @@ WORDS: Mapping[tuple[str, str], Sequence[str]] = {
     ("Recipe", "optimizer"): OPTIMIZERS,
     ("Recipe", "gradients"): GRADIENT_TYPES,
     ("Recipe", "update_time"): UPDATE_TIMES,
-    ("Recipe", "recompute"): (*RECOMPUTE, "layers:K"),
+    ("Recipe", "recompute"): (*RECOMPUTE, "layers:K", "selective:LIST"),
     ("Recipe", "offload"): OFFLOAD,
     ("Runtime", "like"): behaviours.RUNTIMES,
     ("Runtime", "sends"): get_args(behaviours.Sends),

@@ -55,6 +55,15 @@ EXAMPLES = {
     "simulate pp-cdp -n 4 --model toy.toml --recompute sqrt -o less": '"recomputed": "20 ms"',  # both layers
     "simulate 1f1b -n 4 --model toy.toml --recompute layers:1 -o first": '"recomputed": "10 ms"',
     "simulate 1f1b --model gpt2 --cluster a100-nodes --recompute layer+head -o short": '"recompute": "layer+head"',
+    # Of 8,192 tokens 12 layers keep x, q, v, o and up, 2 * 6,144 + 48 B, and the embedding 776. At the peak the head
+    # has x, y and probabilities, 204,108 B of a token, and the gradients of logits and y, 102,050.
+    "simulate dp --model gpt2 --cluster selene --recompute selective:products/2+core": (
+        "activations up to 3.727 GB"  # 8,192 * (12 * 12,336 + 776 + 204,108 + 102,050)
+    ),
+    # Of 4 layers and 8 micro-batches, 186,760 B of each of 8,192 tokens and an output; and the working memory.
+    "simulate 1f1b -n 8 --model llama2-7b --cluster h100-node --runtime transformers": (
+        "activations up to 49.92 GB"  # 32 * 1.5299 + 8 * 0.0671 + 0.4278
+    ),
     "simulate 1f1b --model gpt2 --cluster a100-nodes --gradients fp32 -o wide": (
         '"gradients": 157535232,'  # four bytes of each number of both embeddings: (50,257 + 1,024) * 768
     ),

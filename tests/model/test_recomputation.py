@@ -319,6 +319,11 @@ def test_what_cannot_be_computed_again_is_refused() -> None:
     for how, problem in (
         ("selective", "recompute: selective, but no stage says what the core of its attention keeps"),
         ("reversible", "recompute: reversible, but no layer gives as many bytes as it gets"),
+        ("selective:core", "recompute: selective:core is of operators, which [layers] has; take --recompute layer"),
+        (
+            "selective:core+mm",
+            "recompute: 'mm' is no operator whose output can be kept; known are products, products/2,",
+        ),
         ("layers:", "recompute: 'layers:' does not end in a number of layers from 1"),
     ):
         with pytest.raises(RequestError) as refusal:

@@ -15,7 +15,7 @@ from cdpsim.cluster import Devices, Link
 from cdpsim.cluster.topology import Kernels, Speeds
 from cdpsim.invariants import violations
 from cdpsim.model import Recipe
-from cdpsim.model.layers import CORE, PRODUCT, Layers, Operations
+from cdpsim.model.layers import CORE, OPERATORS, PRODUCT, Layers, Operations
 from cdpsim.model.recipe import apply_recipe
 from cdpsim.model.splitting import Mesh
 from cdpsim.model.stage import Stage
@@ -191,6 +191,35 @@ def test_kept_bytes_are_figure_7(heads: int, width: int, percent: tuple[float, .
     assert found == pytest.approx(percent, abs=0.2)
 
 
+# Outputs of operators that are kept
+
+
+def kept_by_operators(shape: Layers, operators: str, *ranks: Any) -> Stage:
+    """Return a layer in the middle that keeps its input and the outputs of operators."""
+    model = Model.of_layers(shape, Mesh(*ranks), samples=2)
+    return apply_recipe(model, Recipe(recompute=f"selective:{operators}"), model.n).stages[1]
+
+
+def test_operators_of_ranks_keep_their_shares_and_what_they_scatter() -> None:
+    """Of torchtitan's list: first, third, ... product, the core, scattered sums. The last product's output is partial.
+
+    Every value lies split over the sequence, or by heads and the MLP. Products of keys, of the core's output and of up
+    are computed again, and both inputs gathered for them; nothing is scattered again.
+    """
+    shape = replace(GPT, attention="flash", dropout=False, biases=False, norm="rms", ffn=96, gated=True)
+    usual, stage = stages_on(shape, 4, True)[1], kept_by_operators(shape, "products/2+core+scatters", 4, True)
+    x, q, v, o, scattered = (STREAM // 4,) * 5
+    sums, gate, partial = 4 * TOKENS * 8 // 4, 2 * TOKENS * 96 // 4, STREAM
+    assert stage.activation == x + q + v + o + sums + gate + partial + 2 * scattered
+    assert exchanges(stage.backward) == exchanges(usual.backward) + Counter({(AG, STREAM, False): 2})
+    assert products(stage.backward) - products(usual.backward) == 2 * TOKENS * 64 * (64 + 64 + 96) / 4
+    others = kept_by_operators(shape, "norms+activations", 4, True)
+    assert others.activation == x + 2 * STREAM // 4 + gate
+    again = exchanges(usual.forward) + exchanges(usual.backward)
+    assert exchanges(others.backward) == again
+    assert others.activation + others.backward_transient >= usual.activation + usual.backward_transient
+
+
 # Laws
 
 
@@ -278,6 +307,21 @@ def test_a_split_sequence_sends_as_many_bytes(shape: Layers, t: int) -> None:
     again = [volume(each) - volume(stage) for each, stage in zip(split, copied, strict=True)]
     read = 1 if shape.parallel and shape.norms != 2 else 2
     assert again == [0, *[read * stream] * shape.layers, stream]
+
+
+@given(shapes(), st.sampled_from([1, 2, 4, 8]), st.booleans(), st.sets(st.sampled_from(OPERATORS), min_size=2))
+def test_more_operators_keep_no_less_and_compute_no_more(
+    shape: Layers, t: int, sequence: bool, operators: set[str]
+) -> None:
+    """All that a layer has in its backward is at least what it has without; where no product is kept, all are again."""
+    fewer, all_of_them = sorted(operators)[1:], sorted(operators)
+    plain = stages_on(shape, t, sequence and t > 1)[1]
+    one, more = (kept_by_operators(shape, "+".join(each), t, sequence and t > 1) for each in (fewer, all_of_them))
+    assert plain.boundary < one.activation <= more.activation
+    assert products(plain.backward) <= products(more.backward) <= products(one.backward)
+    assert one.activation + one.backward_transient >= plain.activation + plain.backward_transient
+    if operators.isdisjoint(("products", "products/2", "core")):
+        assert products(one.backward) == products(plain.backward) + products(plain.forward)
 
 
 @given(shapes(), st.booleans())

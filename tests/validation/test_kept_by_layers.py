@@ -1,6 +1,7 @@
 """What layers of torch and of transformers keep for their backward, beside what the shape of their model says."""
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import pytest
@@ -9,11 +10,16 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from cdpsim.model import Model, Stage
+from cdpsim.model import Model, Recipe, Stage
 from cdpsim.model.configurations import shape_fields
 from cdpsim.model.layers import Layers
+from cdpsim.model.recipe import apply_recipe
 from cdpsim.model.runtime import layer_habits, read_runtime
 from cdpsim.model.splitting import Mesh
 from tests.helpers.every_row import every_row
@@ -21,6 +27,7 @@ from tests.helpers.every_row import every_row
 LLAMA = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 176, "vocab_size": 60}
 GPT2 = {"n_embd": 64, "n_head": 4, "vocab_size": 60} | dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.0)
 SAMPLES, LENGTH = 2, 16
+CORE = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def kept_storages(module: nn.Module, run: Callable[[], Any]) -> int:
@@ -52,7 +59,7 @@ def layer_of_transformers(family: str, fields: dict[str, Any], dtype: Any) -> tu
 
 def layer_stage(shape: Layers, runtime: str, precision: str, samples: int = SAMPLES) -> Stage:
     """Return the stage of the first layer, as a runtime has it."""
-    habits = layer_habits(read_runtime(runtime))
+    habits: dict[str, Any] = {**layer_habits(read_runtime(runtime))}
     return Model.of_layers(shape, Mesh(**habits), samples=samples, precision=precision).stages[1]
 
 
@@ -88,3 +95,105 @@ def test_gelu_new_keeps_five_tensors_and_a_gelu_one() -> None:
     for name, tensors in (("gelu_new", 5), ("gelu", 2)):
         function = transformers.activations.ACT2FN[name]
         assert kept_storages(weight, lambda function=function: weight(function(x))) == tensors * 4 * 64  # type: ignore[misc]
+
+
+class Block(nn.Module):
+    """A layer of Llama as torchtitan has it, of separate products."""
+
+    def __init__(self, h: int, heads: int, kv: int, ffn: int) -> None:
+        super().__init__()
+        self.heads, self.kv, d = heads, kv, h // heads
+        outputs = {"wq": h, "wk": kv * d, "wv": kv * d, "wo": h, "w1": ffn, "w3": ffn}
+        self.products = nn.ModuleDict({name: nn.Linear(h, size, bias=False) for name, size in outputs.items()})
+        self.products["w2"] = nn.Linear(ffn, h, bias=False)
+        self.norms = nn.ModuleList(nn.RMSNorm(h) for _ in range(2))
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        """Return the layer's output."""
+        of, y = self.products, self.norms[0](x)
+        q, k, v = (of[name](y).unflatten(-1, (-1, 16)).transpose(1, 2) for name in ("wq", "wk", "wv"))
+        q, k = q * angles, k * angles
+        o = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + of["wo"](o.transpose(1, 2).flatten(2))
+        y = self.norms[1](x)
+        return x + of["w2"](nn.functional.silu(of["w1"](y)) * of["w3"](y))
+
+
+def policy_of(operators: str) -> Callable[[], Any]:
+    """Return what makes the contexts of a checkpoint with torchtitan's policy: a list, and every second product."""
+
+    def contexts() -> Any:
+        counts = {True: 0, False: 0}
+
+        def policy(context: Any, function: Any, *_args: Any, **_more: Any) -> CheckpointPolicy:
+            keeps = function == CORE and "core" in operators
+            if function == torch.ops.aten.mm.default:
+                counts[context.is_recompute] += 1
+                second = "products/2" in operators and counts[context.is_recompute] % 2 == 0
+                keeps = "products" in operators and not second
+            return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+        return create_selective_checkpoint_contexts(policy)
+
+    return contexts
+
+
+class Storages(TorchDispatchMode):
+    """All storages that operations have made, which this does not keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return what the operation makes."""
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self.made[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        return result
+
+    def there(self, *but: Tensor) -> int:
+        """Return the bytes of those that are there, but for the storages of some tensors."""
+        others = {tensor.untyped_storage()._cdata for tensor in but}
+        kept = self.made.items()
+        return sum(size for key, (storage, size) in kept if key not in others and not storage.expired())
+
+
+@pytest.mark.parametrize("operators", ["products/2+core", "products+core", "products/2", "core", "products"])
+def test_operators_keep_what_they_keep_under_a_policy_of_torchtitan(operators: str) -> None:
+    """Kept bytes, and FLOP of what the backward computes again, of a small layer in one checkpoint."""
+    h, heads, kv, ffn = 64, 4, 2, 176
+    block, x = Block(h, heads, kv, ffn), torch.randn(SAMPLES, LENGTH, h, requires_grad=True)
+    angles = torch.randn(LENGTH, h // heads)
+    counts: Any = {"display": False, "custom_mapping": {CORE.overloadpacket: lambda q, *_, **__: 4 * prod(q) * q[2]}}
+    with FlopCounterMode(**counts) as counted:
+        with Storages() as storages:
+            output = checkpoint(
+                block, x, angles, use_reentrant=False, context_fn=policy_of(operators), early_stop=False
+            )
+        found = storages.there(output, *block.parameters())
+        output.sum().backward()
+    with FlopCounterMode(**counts) as plain:
+        block(x, angles).sum().backward()
+    flop = counted.get_total_flops() - plain.get_total_flops()
+    shape = Layers(
+        layers=1,
+        width=h,
+        heads=heads,
+        key_value_heads=kv,
+        length=LENGTH,
+        vocabulary=60,
+        ffn=ffn,
+        gated=True,
+        norm="rms",
+        biases=False,
+        tied=False,
+        positions=False,
+    )
+    model = Model.of_layers(shape, samples=SAMPLES, precision="fp32")
+    stage = apply_recipe(model, Recipe(recompute=f"selective:{operators}")).stages[1]
+    assert stage.activation == found
+    assert stage.recomputed is not None and model.stages[1].recomputed is not None
+    assert float(stage.recomputed) == flop + float(model.stages[1].recomputed)  # of the core's own backward

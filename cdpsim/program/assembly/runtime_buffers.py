@@ -12,16 +12,7 @@ import numpy as np
 
 from cdpsim.errors import RequestError
 from cdpsim.model import Model
-from cdpsim.model.runtime import (
-    HELD,
-    HELD_BEHAVIOURS,
-    LIKE,
-    PAPER,
-    PAPER_BEHAVIOURS,
-    Behaviours,
-    Runtime,
-    torch_behaviours,
-)
+from cdpsim.model.runtime import HELD, HELD_BEHAVIOURS, LIKE, PAPER, Behaviours, Runtime, torch_behaviours
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_numbers, group_starts, sort_by
 from cdpsim.program import Category, Kind
 from cdpsim.program.assembly.build import Builder, Location, end, start
@@ -34,7 +25,7 @@ from cdpsim.schedules.state import Placed
 def usual_behaviours(runtime: str, schedule: Schedule) -> Behaviours:
     """Return the behaviours of a runtime, by its name, with a schedule: torch's pipelines are flushed lists."""
     if runtime == PAPER.like:
-        return PAPER_BEHAVIOURS
+        return Behaviours()
     if not schedule.order.waits or runtime == HELD:
         return HELD_BEHAVIOURS
     order, state = schedule.order, schedule.state
