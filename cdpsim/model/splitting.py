@@ -267,8 +267,8 @@ def _keep(share: RankShare, operations: Sequence[Operation], sizes: Sizes, mesh:
     share.kept["outputs of operators"] = beside
     share.forward_peak += beside
     share.input_peak += beside
-    share.core_kept = sum(share.kept.values()) - sum(kept.values())
-    share.unused_input = 0
+    share.core_kept, share.unused_input = sum(share.kept.values()) - sum(kept.values()), 0
+    share.core *= share.core_kept > 0  # else nothing is left to be computed again
 
 
 def _add_exchanges(
