@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from cdpsim import simulate
 from cdpsim.model import Model, Recipe, Stage
 from cdpsim.model.configurations import shape_fields
 from cdpsim.model.layers import Layers
@@ -23,6 +24,8 @@ from cdpsim.model.recipe import apply_recipe
 from cdpsim.model.runtime import layer_habits, read_runtime
 from cdpsim.model.splitting import Mesh
 from tests.helpers.every_row import every_row
+from tests.validation.measured_tables import RESULTS
+from validation.profile.hugging_face import load_steps
 
 LLAMA = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 176, "vocab_size": 60}
 GPT2 = {"n_embd": 64, "n_head": 4, "vocab_size": 60} | dict.fromkeys(("resid_pdrop", "attn_pdrop", "embd_pdrop"), 0.0)
@@ -78,7 +81,10 @@ def layer_stage(shape: Layers, runtime: str, precision: str, samples: int = SAMP
     ],
 )
 def test_a_layer_of_transformers_keeps_what_its_shape_says(family: str, fields: dict[str, Any], precision: str) -> None:
-    """To the byte, and nothing of its input where that is kept in float32; layer norms on CPUs, in float32 alone."""
+    """To the byte, and nothing of its input where that is kept in float32; layer norms on CPUs, in float32 alone.
+
+    Seconds, for the modules of four families.
+    """
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
     module, run = layer_of_transformers(family, fields, dtype)
     content = {"model_type": family, "num_hidden_layers": 1, "max_position_embeddings": LENGTH} | fields
@@ -95,6 +101,23 @@ def test_gelu_new_keeps_five_tensors_and_a_gelu_one() -> None:
     for name, tensors in (("gelu_new", 5), ("gelu", 2)):
         function = transformers.activations.ACT2FN[name]
         assert kept_storages(weight, lambda function=function: weight(function(x))) == tensors * 4 * 64  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "least", "most"), [("llama", "bfloat16", 0, 0.02), ("gpt2", "float32", -0.09, 0)]
+)
+def test_a_step_on_an_h100_takes_what_a_shape_says(name: str, dtype: str, least: float, most: float) -> None:
+    """Beyond parameters and moments; GPT-2 lacks its logits, which transformers returns: 1.65 of 13.45 GB."""
+    steps = load_steps(str(RESULTS / "hugging-face-cuda-2026-11-26.json")).steps
+    step = next(step for step in steps if step.name.startswith(name) and (step.dtype, step.autocast) == (dtype, False))
+    content = {**shape_fields(step.config, "x"), "length": step.length, "dropout": False}
+    facts = {"precision": {"bfloat16": "bf16", "float32": "fp32"}[dtype], "samples": step.batch}
+    model = Model.from_builtins(
+        {"layers": {key: value for key, value in content.items() if value is not None}} | facts, "x"
+    )
+    run = simulate("dp", 1, m=1, model=model, cluster="h100-node", optimizer="adam", runtime="transformers")
+    found = int(run.peaks[0, -1]) - 3 * model.parameter_bytes
+    assert least <= found / step.activations - 1 <= most
 
 
 class Block(nn.Module):
