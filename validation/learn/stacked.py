@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from itertools import chain
 from operator import add, itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from cdpsim.trace.metrics.memory import Lags
 from .data import label_loss
 from .lags import Learner
 from .layers import BACK, Doubled, has_statistics
-from .unfinished import Tree, placed
+from .unfinished import State
 from .updates import OuterUpdates, Parameters, States, Update
 
 RowParameters = list[Parameters]  # of each stage
@@ -114,33 +114,24 @@ class Stack:
         return reduce(add, losses).unflatten(0, (-1, self._learner.workers)).mean(dim=1)
 
     @property
-    def state(self) -> Tree:
+    def state(self) -> State:
         """All that later steps need."""
         return {
-            "at": {"step": torch.tensor(self._at), "kept": torch.tensor(self._last_kept)},
-            "versions": {v: dict(enumerate(own)) for v, own in self._versions.items()},
-            "counts": {v: {j: torch.tensor(own.count) for j, own in enumerate(of)} for v, of in self._states.items()},
-            "states": {v: {j: own.kept for j, own in enumerate(of)} for v, of in self._states.items()},
-            "taken": {t: dict(enumerate(own)) for t, own in self._taken.items()},
-            "outer": {"common": dict(enumerate(self._outer.common)), "momentum": dict(enumerate(self._outer.momentum))},
+            "at": self._at,
+            "kept": self._last_kept,
+            "versions": self._versions,
+            "taken": self._taken,
+            "states": {v: [(own.count, own.kept) for own in of] for v, of in self._states.items()},
+            "outer": (self._outer.common, self._outer.momentum),
         }
 
-    def go_on_from(self, state: Tree, device: str) -> None:
-        """Load a saved state, from which empty entries are missing."""
-
-        def rows(tree: Tree) -> list[Any]:
-            return [placed(tree.get(j, {}), device) for j in range(len(self._stages))]
-
-        self._at, self._last_kept = (int(state["at"][name]) for name in ("step", "kept"))
-        self._versions = {v: rows(own) for v, own in state["versions"].items()}
-        self._taken = {t: rows(own) for t, own in state.get("taken", {}).items()}
-        kept = state.get("states", {})
-        self._states = {
-            v: [States(self._update, int(of[j]), own) for j, own in enumerate(rows(kept.get(v, {})))]
-            for v, of in state.get("counts", {}).items()
-        }
-        if "outer" in state:
-            self._outer.common, self._outer.momentum = (rows(state["outer"][name]) for name in ("common", "momentum"))
+    def go_on_from(self, state: State) -> None:
+        """Load a saved state."""
+        self._at, self._last_kept, self._versions, self._taken = (
+            state[name] for name in ("at", "kept", "versions", "taken")
+        )
+        self._states = {v: [States(self._update, *own) for own in of] for v, of in state["states"].items()}
+        self._outer.common, self._outer.momentum = state["outer"]
 
     def _make_versions(self, rates: Tensor) -> None:
         """Make the versions of a step, and let go of what no later step needs."""

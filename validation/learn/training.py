@@ -151,10 +151,10 @@ class Trained:
         """Train from where an unfinished training has been, and return the curves of each schedule's runs."""
         if unfinished and (state := unfinished.load(name)):
             try:
-                self._losses, self._tests = [*state["losses"]], [*state["tests"]]
-                for k, stack in enumerate(self.stacks):
-                    stack.go_on_from(state["stacks"][k], self._course.device)
-            except (KeyError, TypeError, RuntimeError) as error:
+                self._losses, self._tests = state["losses"], state["tests"]
+                for stack, own in zip(self.stacks, state["stacks"], strict=True):
+                    stack.go_on_from(own)
+            except (LookupError, TypeError, ValueError) as error:
                 raise unfinished.is_none(name, error) from None
         runs = len(self._runs) * len(self._learners)
         done(runs * len(self._tests))
@@ -164,9 +164,8 @@ class Trained:
                 torch.stack([self._test(*own) for own in zip(self.stacks, self._learners, self._steps, strict=True)])
             )
             if unfinished:
-                stacks = {k: stack.state for k, stack in enumerate(self.stacks)}
-                told = {"losses": torch.stack(self._losses), "tests": torch.stack(self._tests)}
-                unfinished.save(name, {**told, "stacks": stacks})
+                told = {"losses": self._losses, "tests": self._tests}
+                unfinished.save(name, told | {"stacks": [stack.state for stack in self.stacks]})
             done(runs)
         return [[*self._found(k)] for k in range(len(self._learners))]
 

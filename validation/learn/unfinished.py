@@ -1,23 +1,21 @@
-"""Trainings that go on where a killed command left off: their state after each epoch, as plain arrays in files."""
+"""Trainings that go on where a killed command left off: their state after each epoch, in files of `torch.save`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
+from pickle import UnpicklingError
 from shutil import rmtree
 from typing import Any
-from zipfile import BadZipFile
 
 import msgspec
-import numpy as np
 import torch
-from torch import Tensor
 
 from cdpsim.errors import RequestError
 from cdpsim.files import writing as files
 
 FOLDER, REQUEST = "unfinished", "request.json"
-Tree = dict[Any, Any]  # of numbers or texts, down to tensors
+State = dict[str, Any]  # down to tensors and numbers, which are read without running anything
 
 
 class Unfinished:
@@ -37,64 +35,34 @@ class Unfinished:
             self.drop()
         self._content = content
 
-    def load(self, name: str) -> Tree | None:
-        """Return the state of a part, if there is one."""
+    def load(self, name: str) -> State | None:
+        """Return the state of a part, if there is one, with tensors on the devices that they were on."""
         file = self._file(name)
         if not file.is_file():
             return None
         try:
-            with np.load(file, allow_pickle=False) as found:
-                return _grown((path, torch.from_numpy(found[path])) for path in found.files)
-        except (BadZipFile, ValueError, OSError, EOFError) as error:
+            found: State = torch.load(file, weights_only=True)
+        except (UnpicklingError, RuntimeError, ValueError, OSError, EOFError) as error:
             raise self.is_none(name, error) from None
+        return found
 
     def is_none(self, name: str, error: Exception) -> RequestError:
         """Return the refusal of a file that is no state."""
-        return RequestError(str(self._file(name)), f"is no state of a training ({error}); remove it")
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        return RequestError(str(self._file(name)), f"is no state of a training ({reason}); remove it")
 
-    def save(self, name: str, state: Tree) -> None:
+    def save(self, name: str, state: State) -> None:
         """Write the state of a part."""
         if not (self._folder / REQUEST).exists():
             self._folder.mkdir(parents=True, exist_ok=True)
             files.write_file(self._folder / REQUEST, [self._content])
         content = BytesIO()
-        np.savez(content, allow_pickle=False, **{path: own.cpu().numpy() for path, own in _leaves(state)})
+        torch.save(state, content)
         files.write_file(self._file(name), [content.getvalue()], force=True)
 
     def _file(self, name: str) -> Path:
-        return self._folder / f"{sha256(name.encode()).hexdigest()[:16]}.npz"
+        return self._folder / f"{sha256(name.encode()).hexdigest()[:16]}.pt"
 
     def drop(self) -> None:
         """Remove all states."""
         rmtree(self._folder, ignore_errors=True)
-
-
-def placed(tree: Tree, device: str) -> Tree:
-    """Return a tree whose tensors are on a device."""
-    return {key: own.to(device) if isinstance(own, Tensor) else placed(own, device) for key, own in tree.items()}
-
-
-def _leaves(tree: Tree, above: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the path of each tensor in a tree, whose names have no slash; a number's has a mark."""
-    for key, value in tree.items():
-        path = f"{above}{key}#" if isinstance(key, int) else f"{above}{key}"
-        if isinstance(value, Tensor):
-            yield path, value
-        else:
-            yield from _leaves(value, f"{path}/")
-
-
-def _grown(leaves: Iterator[tuple[str, Tensor]]) -> Tree:
-    """Return the tree that has these paths.
-
-    >>> _grown(iter([("a/1#", 5), ("a/2#", 6), ("b", 7)]))
-    {'a': {1: 5, 2: 6}, 'b': 7}
-    """
-    tree: Tree = {}
-    for path, value in leaves:
-        *above, last = (int(key[:-1]) if key.endswith("#") else key for key in path.split("/"))
-        place = tree
-        for key in above:
-            place = place.setdefault(key, {})
-        place[last] = value
-    return tree
