@@ -17,7 +17,6 @@ The statements about Llama hold for Mistral and Qwen2, too.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ from cdpsim.errors import RequestError, choose
 
 from .forms import Form
 from .modules import Unfit, describe_unfit, installed, require
-from .stages import Architecture, Build, Draw, cross_entropy
+from .stages import Architecture, Draw, cross_entropy
 
 ATTENTIONS = ("sdpa", "eager")
 ROTARIES = ("default", "linear", "llama3", "yarn")  # the others change their frequencies as they run
@@ -129,99 +128,84 @@ def causal_mask(length: int, attention: str) -> Tensor | None:
     return torch.full((1, 1, length, length), -torch.inf).triu(1)
 
 
-def resnet(described: Description, image: int = 224) -> Build:
-    """Return how to build a ResNet: its stem, its blocks and its head, by the names of its paper (table 1)."""
-
-    @_taking_apart()
-    def build(n: int, *, batch: int, dtype: torch.dtype, image: int = image) -> Architecture:
-        config = _config(described, "ResNetConfig")
-        model = _model(described, "ResNetForImageClassification", config)
-        for module in model.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.track_running_stats = False
-                module.running_mean = module.running_var = module.num_batches_tracked = None
-        parts = {f"conv{k}_x": stage.layers for k, stage in enumerate(model.resnet.encoder.stages, 2)}
-        head = nn.Sequential(model.resnet.pooler, model.classifier)
-        blocks = [block for part in parts.values() for block in part]
-        names = ["conv1", *(name for name, part in parts.items() for _ in part), "head"]
-        return _classifier([model.resnet.embedder, *blocks, head], batch, dtype, image, config)._replace(names=names)
-
-    return build
+@_taking_apart()
+def resnet(given: Description, n: int, *, batch: int, dtype: torch.dtype, image: int = 224) -> Architecture:
+    """Build a ResNet: its stem, its blocks and its head, by the names of its paper (table 1)."""
+    config = _config(given, "ResNetConfig")
+    model = _model(given, "ResNetForImageClassification", config)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.track_running_stats = False
+            module.running_mean = module.running_var = module.num_batches_tracked = None
+    parts = {f"conv{k}_x": stage.layers for k, stage in enumerate(model.resnet.encoder.stages, 2)}
+    head = nn.Sequential(model.resnet.pooler, model.classifier)
+    blocks = [block for part in parts.values() for block in part]
+    names = ["conv1", *(name for name, part in parts.items() for _ in part), "head"]
+    return _classifier([model.resnet.embedder, *blocks, head], batch, dtype, image, config)._replace(names=names)
 
 
-def vit(described: Description) -> Build:
-    """Return how to build a vision transformer: its embedding, its blocks and its head."""
-
-    @_taking_apart()
-    def build(
-        n: int, *, batch: int, dtype: torch.dtype, image: int | None = None, attention: str = "sdpa"
-    ) -> Architecture:
-        config = _config(described, "ViTConfig", attention, **({} if image is None else {"image_size": image}))
-        if not isinstance(config.image_size, int):
-            raise RequestError(described.name, "its image_size must be one number; say --size image=K")
-        model = _model(described, "ViTForImageClassification", config)
-        head = nn.Sequential(model.vit.layernorm, FirstToken(), model.classifier)
-        return _classifier([model.vit.embeddings, *model.vit.layers, head], batch, dtype, config.image_size, config)
-
-    return build
+@_taking_apart()
+def vit(
+    given: Description, n: int, *, batch: int, dtype: torch.dtype, image: int | None = None, attention: str = "sdpa"
+) -> Architecture:
+    """Build a vision transformer: its embedding, its blocks and its head."""
+    config = _config(given, "ViTConfig", attention, **({} if image is None else {"image_size": image}))
+    if not isinstance(config.image_size, int):
+        raise RequestError(given.name, "its image_size must be one number; say --size image=K")
+    model = _model(given, "ViTForImageClassification", config)
+    head = nn.Sequential(model.vit.layernorm, FirstToken(), model.classifier)
+    return _classifier([model.vit.embeddings, *model.vit.layers, head], batch, dtype, config.image_size, config)
 
 
-def gpt2(described: Description) -> Build:
-    """Return how to build a GPT-2: its embedding, its blocks and its head."""
-
-    @_taking_apart()
-    def build(
-        n: int, *, batch: int, dtype: torch.dtype, length: int | None = None, attention: str = "sdpa"
-    ) -> Architecture:
-        config = _config(described, "GPT2Config", attention, **({} if length is None else {"n_positions": length}))
-        if config.add_cross_attention:
-            raise RequestError(described.name, "attends to another model; set add_cross_attention to false")
-        model = _model(described, "GPT2LMHeadModel", config)
-        mask = causal_mask(config.n_positions, attention)
-        blocks = [CausalBlock(block, mask) for block in model.transformer.h]
-        first = TokensAndPositions(model.transformer.wte, model.transformer.wpe)
-        head = nn.Sequential(model.transformer.ln_f, model.lm_head)
-        tied = _tied(described, "GPT2Config", first.tokens, model.lm_head)
-        return _language_model([first, *blocks, head], batch, config.n_positions, config.vocab_size, tied)
-
-    return build
+@_taking_apart()
+def gpt2(
+    given: Description, n: int, *, batch: int, dtype: torch.dtype, length: int | None = None, attention: str = "sdpa"
+) -> Architecture:
+    """Build a GPT-2: its embedding, its blocks and its head."""
+    config = _config(given, "GPT2Config", attention, **({} if length is None else {"n_positions": length}))
+    if config.add_cross_attention:
+        raise RequestError(given.name, "attends to another model; set add_cross_attention to false")
+    model = _model(given, "GPT2LMHeadModel", config)
+    mask = causal_mask(config.n_positions, attention)
+    blocks = [CausalBlock(block, mask) for block in model.transformer.h]
+    first = TokensAndPositions(model.transformer.wte, model.transformer.wpe)
+    head = nn.Sequential(model.transformer.ln_f, model.lm_head)
+    tied = _tied(given, "GPT2Config", first.tokens, model.lm_head)
+    return _language_model([first, *blocks, head], batch, config.n_positions, config.vocab_size, tied)
 
 
-def llama(described: Description, family: str = "Llama") -> Build:
-    """Return how to build a Llama, or a model of its kind: its embedding, its blocks and its head."""
-
-    @_taking_apart()
-    def build(
-        n: int, *, batch: int, dtype: torch.dtype, length: int | None = None, attention: str = "sdpa"
-    ) -> Architecture:
-        config = _config(described, f"{family}Config", attention)
-        longest = _check_llama(described.name, config, length)
-        if length is None:
-            length = longest
-        model = _model(described, f"{family}ForCausalLM", config)
-        mask = causal_mask(length, attention)
-        for block in model.model.layers:
-            block.input_layernorm = _wide(block.input_layernorm)
-            block.post_attention_layernorm = _wide(block.post_attention_layernorm)
-        own = model.model.rotary_emb
-        blocks = [CausalBlock(block, mask, Rotary(own.inv_freq, own.attention_scaling)) for block in model.model.layers]
-        head = nn.Sequential(_wide(model.model.norm), model.lm_head)
-        first = model.model.embed_tokens
-        tied = _tied(described, f"{family}Config", first, model.lm_head)
-        return _language_model([first, *blocks, head], batch, length, config.vocab_size, tied)
-
-    return build
+@_taking_apart()
+def llama(
+    given: Description, n: int, *, batch: int, dtype: torch.dtype, length: int | None = None, attention: str = "sdpa"
+) -> Architecture:
+    """Build a Llama, or a model of its kind: its embedding, its blocks and its head."""
+    family = given.fields["model_type"].capitalize()
+    config = _config(given, f"{family}Config", attention)
+    longest = _check_llama(given.name, config, length)
+    if length is None:
+        length = longest
+    model = _model(given, f"{family}ForCausalLM", config)
+    mask = causal_mask(length, attention)
+    for block in model.model.layers:
+        block.input_layernorm = _wide(block.input_layernorm)
+        block.post_attention_layernorm = _wide(block.post_attention_layernorm)
+    own = model.model.rotary_emb
+    blocks = [CausalBlock(block, mask, Rotary(own.inv_freq, own.attention_scaling)) for block in model.model.layers]
+    head = nn.Sequential(_wide(model.model.norm), model.lm_head)
+    first = model.model.embed_tokens
+    tied = _tied(given, f"{family}Config", first, model.lm_head)
+    return _language_model([first, *blocks, head], batch, length, config.vocab_size, tied)
 
 
-# By the `model_type` of a configuration.
-FAMILIES: Mapping[str, Callable[..., Build]] = MappingProxyType(
+# By the `model_type` of a configuration: functions of its description, which then are as those in `MODELS`.
+FAMILIES: Mapping[str, Callable[..., Architecture]] = MappingProxyType(
     {
         "resnet": resnet,
         "vit": vit,
         "gpt2": gpt2,
         "llama": llama,
-        "mistral": partial(llama, family="Mistral"),  # whose attention may look back over a window only
-        "qwen2": partial(llama, family="Qwen2"),  # with biases of queries, keys and values
+        "mistral": llama,  # whose attention may look back over a window only
+        "qwen2": llama,  # with biases of queries, keys and values
     }
 )
 

@@ -92,7 +92,7 @@ _CONFIG = "config.json"
 _TRANSFORMERS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 ZOO: Mapping[str, Build] = MappingProxyType(
     {
-        name: FAMILIES[fields["model_type"]](Description(name, fields), **fields.pop("sizes", {}))
+        name: partial(FAMILIES[fields["model_type"]], Description(name, fields), **fields.pop("sizes", {}))
         for name, fields in _TRANSFORMERS.items()
     }
 )
@@ -215,7 +215,7 @@ def configured_model(path: str) -> Build:
     if kind not in list(FAMILIES):  # in a list, since it may be anything
         problem = f"unknown model_type {kind!r}; known are {', '.join(FAMILIES)}"
         raise RequestError(str(file), f"{problem}; of any other give its layers as module:function")
-    return FAMILIES[kind](Description(str(file), fields))
+    return partial(FAMILIES[kind], Description(str(file), fields))
 
 
 @contextmanager
