@@ -5,20 +5,18 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .forms import Form
 from .optimizer import Optimizer, OptimizerState
 
-HostCopy = Tensor | NDArray[np.uint8]
-
 
 class _View(NamedTuple):
     """The place of a tensor in its storage, of which an address is the name."""
 
     storage: int
+    dtype: torch.dtype
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
@@ -27,22 +25,23 @@ class _View(NamedTuple):
 class OnHost:
     """Copies of tensors on the host, each storage once; what comes back are views as the tensors were.
 
-    The host of a GPU has them in pinned memory. A CPU is its own host: its copies are numpy's, which torch's allocator
-    does not know.
+    The host of a GPU has them in pinned memory. A CPU is its own host: its copies are in memory of numpy's, which
+    torch's allocator does not know.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._device = tensors[0].device
-        self._views = [_View(_key(each), each.shape, each.stride(), int(each.storage_offset())) for each in tensors]
-        self._dtypes = [each.dtype for each in tensors]
-        self._copies = {_key(each): _to_host(_bytes_of(each)) for each in {_key(t): t for t in tensors}.values()}
+        self._views = [
+            _View(_key(each), each.dtype, each.shape, each.stride(), int(each.storage_offset())) for each in tensors
+        ]
+        self._copies = {key: _to_host(_bytes_of(each)) for key, each in {_key(t): t for t in tensors}.items()}
 
     def come_back(self) -> list[Tensor]:
         """Return all tensors, on the device again."""
         storages = {key: _from_host(copy, self._device) for key, copy in self._copies.items()}
         return [
             torch.empty(0, dtype=dtype, device=self._device).set_(storages[key], offset, shape, stride)
-            for dtype, (key, shape, stride, offset) in zip(self._dtypes, self._views, strict=True)
+            for key, dtype, shape, stride, offset in self._views
         ]
 
 
@@ -69,9 +68,7 @@ class HostUpdates:
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    copy = _to_host(tensor.reshape(-1).view(torch.uint8))
-    values = copy if isinstance(copy, Tensor) else torch.from_numpy(copy)
-    return values.view(tensor.dtype).reshape(tensor.shape)
+    return _to_host(tensor.reshape(-1).view(torch.uint8)).view(tensor.dtype).reshape(tensor.shape)
 
 
 def _zeros_on_host(form: Form, _device: torch.device) -> Tensor:
@@ -86,13 +83,12 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
-def _to_host(content: Tensor) -> HostCopy:
-    if content.device.type == "cpu":
-        return content.numpy().copy()
-    return torch.empty(content.shape, dtype=content.dtype, pin_memory=True).copy_(content)
-
-
-def _from_host(copy: HostCopy, device: torch.device) -> torch.UntypedStorage:
+def _to_host(content: Tensor) -> Tensor:
     with _disable_current_modes():  # no watch of the device sees the host
-        values = copy if isinstance(copy, Tensor) else torch.from_numpy(copy)
-    return torch.empty(values.shape, dtype=torch.uint8, device=device).copy_(values).untyped_storage()
+        if content.device.type == "cpu":
+            return torch.from_numpy(content.numpy().copy())
+        return torch.empty(content.shape, dtype=content.dtype, pin_memory=True).copy_(content)
+
+
+def _from_host(copy: Tensor, device: torch.device) -> torch.UntypedStorage:
+    return torch.empty(copy.shape, dtype=torch.uint8, device=device).copy_(copy).untyped_storage()
