@@ -11,14 +11,14 @@ Workers that may have versions of their own are rows, too: those of a run stand 
 
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from itertools import chain
 from operator import add, itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.utils._pytree import tree_leaves, tree_map
 
 from cdpsim.numeric.columns import Ints
 from cdpsim.trace.metrics.memory import Lags
@@ -30,6 +30,7 @@ from .unfinished import State
 from .updates import OuterUpdates, Parameters, States, Update
 
 RowParameters = list[Parameters]  # of each stage
+Rows = TypeVar("Rows")  # of tensors: parameters, or what goes through the network with them
 
 
 class RowPass(NamedTuple):
@@ -109,9 +110,9 @@ class Stack:
             part = partial(_share, of=len(alike), share=alike.shape[1] / len(lags.forward))
             gradients.append(_mapped(own, part))
             losses.append(part(loss))
-        self._taken[self._at] = _added(gradients)
+        self._taken[self._at] = _joined(gradients, _sum)
         self._make_versions(rates.repeat_interleave(self._learner.workers))
-        return reduce(add, losses).unflatten(0, (-1, self._learner.workers)).mean(dim=1)
+        return _sum(losses).unflatten(0, (-1, self._learner.workers)).mean(dim=1)
 
     @property
     def state(self) -> State:
@@ -143,9 +144,7 @@ class Stack:
                 self._states[version] = self._states[base]
             else:
                 taken = [self._taken[t] for t in range(int(made.first[row]), step + 1)]
-                gradients = (
-                    taken[0] if len(taken) == 1 else _mapped(_added(taken), partial(torch.div, other=len(taken)))
-                )
+                gradients = _mapped(_joined(taken, _sum), partial(torch.div, other=len(taken)))
                 gradients = gradients if made.own[row] else self._on_rows(self._means(gradients))
                 rows = zip(self._states[base], self._versions[base], gradients, strict=True)
                 pairs = [state.step(theta, gradient, rates) for state, theta, gradient in rows]
@@ -165,8 +164,7 @@ class Stack:
 
     def _read(self, lags: Sequence[int], stage: int) -> Parameters:
         """Return the parameters of versions, one after another; the first one of steps before there was such a one."""
-        read = [self._versions[max(self._newest - lag, 0)][stage] for lag in lags]
-        return read[0] if len(read) == 1 else {name: torch.cat([own[name] for own in read]) for name in read[0]}
+        return _joined([self._versions[max(self._newest - lag, 0)][stage] for lag in lags], _beside)
 
     def gradients(self, asked: RowPass) -> tuple[RowParameters, Tensor]:
         """Return the gradients and the losses of all rows of a pass, of this stack or of one with the same network."""
@@ -174,14 +172,7 @@ class Stack:
         if not self._one_by_one:
             found: tuple[RowParameters, Tensor] = vmap(gradient)(*asked)
             return found
-        forward, back, x, y = asked
-        rows = [
-            gradient(_mapped(forward, itemgetter(r)), _mapped(back, itemgetter(r)), x[r], y[r]) for r in range(len(x))
-        ]
-        gradients = [
-            {name: torch.stack([each[j][name] for each, _ in rows]) for name in own} for j, own in enumerate(forward)
-        ]
-        return gradients, torch.stack([loss for _, loss in rows])
+        return _joined([gradient(*_mapped(asked, itemgetter(r))) for r in range(len(asked.x))], torch.stack)
 
     def _loss(self, parameters: RowParameters, back: RowParameters, x: Tensor, y: Tensor) -> Tensor:
         return self._loss_of(self.scores(parameters, x, back), y)
@@ -215,7 +206,8 @@ def step_together(stacks: Sequence[Stack], inputs: Tensor, labels: Tensor, rates
         alike.setdefault((own.x.shape[1:], any(own.back), alone), []).append(number)
     found: dict[int, tuple[RowParameters, Tensor]] = {}
     for numbers in alike.values():
-        gradients, losses = stacks[asked[numbers[0]][0]].gradients(_beside([asked[number][1] for number in numbers]))
+        together = _joined([asked[number][1] for number in numbers], _beside)
+        gradients, losses = stacks[asked[numbers[0]][0]].gradients(together)
         first = 0
         for number in numbers:
             rows = slice(first, first := first + len(asked[number][1].x))
@@ -226,35 +218,34 @@ def step_together(stacks: Sequence[Stack], inputs: Tensor, labels: Tensor, rates
     ]
 
 
-def _beside(of: Sequence[RowPass]) -> RowPass:
-    """Return passes of one size as one, whose rows stand one after another."""
-    if len(of) == 1:
-        return of[0]
-    forward, back = (
-        [{name: torch.cat([own[j][name] for own in rows]) for name in stage} for j, stage in enumerate(rows[0])]
-        for rows in ([own.forward for own in of], [own.back for own in of])
-    )
-    return RowPass(forward, back, torch.cat([own.x for own in of]), torch.cat([own.y for own in of]))
-
-
 def _stacked(starts: Sequence[Sequence[nn.Module]]) -> RowParameters:
-    return [
-        {name: torch.stack([dict(run[j].named_parameters())[name].detach() for run in starts]) for name in own}
-        for j, own in enumerate(dict(stage.named_parameters()) for stage in starts[0])
-    ]
+    runs = [[{name: own.detach() for name, own in stage.named_parameters()} for stage in run] for run in starts]
+    return _joined(runs, torch.stack)
 
 
-def _mapped(rows: RowParameters, change: Callable[[Tensor], Tensor]) -> RowParameters:
-    return [{name: change(own) for name, own in stage.items()} for stage in rows]
+def _mapped(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
+    changed: Rows = tree_map(change, rows)
+    return changed
+
+
+def _joined(of: Sequence[Rows], join: Callable[[tuple[Tensor, ...]], Tensor]) -> Rows:
+    """Return parameters, gradients or passes as one, each tensor of which is joined of those at its place."""
+    joined: Rows = tree_map(lambda *own: join(own), *of)
+    return joined
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
+    return reduce(add, tensors)
+
+
+def _beside(tensors: tuple[Tensor, ...]) -> Tensor:
+    """Return the rows of tensors, one after another."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
 def _share(rows: Tensor, of: int, share: float) -> Tensor:
     """Return a share of the sum of groups, whose rows stand one after another."""
     return share * rows.unflatten(0, (of, -1)).sum(dim=0)
-
-
-def _added(of: Sequence[RowParameters]) -> RowParameters:
-    return [{name: reduce(add, [own[j][name] for own in of]) for name in stage} for j, stage in enumerate(of[0])]
 
 
 def _alike(lags: Lags, *, apart: bool) -> list[Ints]:
@@ -282,5 +273,4 @@ def _last_uses(step: Ints, *sources: Ints) -> Ints:
 
 def is_finite(parameters: RowParameters) -> Tensor:
     """Return of each row whether all of its parameters are finite."""
-    tensors = chain.from_iterable(stage.values() for stage in parameters)
-    return torch.stack([own.flatten(1).isfinite().all(dim=1) for own in tensors]).all(dim=0)
+    return torch.stack([own.flatten(1).isfinite().all(dim=1) for own in tree_leaves(parameters)]).all(dim=0)
