@@ -16,14 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vjp, vmap
-from torch.nn.utils import parameters_to_vector
 
 from cdpsim.errors import RequestError
 from cdpsim.numeric.columns import Flags, Floats, Ints
 from cdpsim.schedules.rule import Versions
 from cdpsim.trace.metrics.memory import Lags
 
+from ..training.forms import flatten
 from ..training.passes import one_thread
+from ..training.stages import pieces
 from .data import Data, batches
 from .lags import Learner
 from .training import Course, starting_stages, train_all, typed
@@ -131,13 +132,10 @@ def hessian_products(
 
     Models differ in their parameters alone.
     """
-    shapes = {name: own.shape for name, own in models[0].named_parameters()}
-    thetas = torch.stack([parameters_to_vector(model.parameters()).detach() for model in models])
+    thetas = torch.stack([flatten(model.parameters()) for model in models])
 
     def loss_at(theta: Tensor) -> Tensor:
-        parts = theta.split([shape.numel() for shape in shapes.values()])
-        parameters = {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
-        return loss(functional_call(models[0], parameters, (x,)))
+        return loss(functional_call(models[0], pieces(models[0], theta), (x,)))
 
     def product(theta: Tensor, vector: Tensor) -> Tensor:
         moved: Tensor
