@@ -77,7 +77,7 @@ def _draw_curves(
         epochs = np.arange(1, own.shape[1] + 1)
         found = [interval(column[np.isfinite(column)].tolist() or [np.nan]) for column in own.T]
         mean = np.array([each.mean for each in found])
-        half = np.array([each.half if np.isfinite(each.half) else 0 for each in found])
+        half = np.array([each.half or 0 for each in found])
         if len(epochs) == 1:  # beside each other
             ends = np.abs(drawn(mean) - np.stack([drawn(mean - half), drawn(mean + half)]))
             axes.errorbar(1 + 0.05 * k, drawn(mean), ends, fmt="o", color=hues[name], markersize=4.5, capsize=2)

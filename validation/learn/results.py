@@ -2,12 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from math import isfinite
 
 import msgspec
 
 from . import statistics
-from .statistics import Interval
 
 TENTH = (0.05, 0.15)  # of all steps: around a tenth of a training
 
@@ -81,24 +79,16 @@ def answers_of(
             schedule=key[0],
             lag=lags[key[0]],
             rate=key[1],
-            accuracy=_plain(statistics.interval(accuracies[key])),
-            difference=_plain(other.difference) if other else None,
-            loss_at_a_tenth=_plain(statistics.interval(tenth)) if tenth else None,
+            accuracy=statistics.interval(accuracies[key]),
+            difference=other.difference if other else None,
+            loss_at_a_tenth=statistics.interval(tenth) if tenth else None,
             diverged=sum(curve.diverged for curve in own),
-            p_different=_finite(other.p_different) if other else None,
-            p_apart=_finite(other.p_apart) if other else None,
+            p_different=other.p_different if other else None,
+            p_apart=other.p_apart if other else None,
             verdict=verdict,
         )
         answers.append(answer)
     return answers
-
-
-def _plain(found: Interval) -> tuple[float, float | None]:
-    return found.mean, _finite(found.half)
-
-
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None
 
 
 CURVES_HEADER = ("schedule", "rate", "seed", "epoch", "loss", "test_loss", "accuracy")

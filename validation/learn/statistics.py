@@ -5,7 +5,7 @@ that differ in their seed alone are paired.
 """
 
 from collections.abc import Sequence
-from math import atan, cos, inf, isfinite, nan, pi, sin, sqrt
+from math import atan, cos, nan, pi, sin, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -15,25 +15,25 @@ EQUIVALENT, BETTER, WORSE, OPEN = VERDICTS = ("equivalent", "better", "worse", "
 
 
 class Interval(NamedTuple):
-    """A mean and half the width of its interval of 95 %; that of a single number is infinite."""
+    """A mean and half the width of its interval of 95 %; a single number has none."""
 
     mean: float
-    half: float
+    half: float | None
 
 
 class Comparison(NamedTuple):
-    """Paired differences, and what may be said of them."""
+    """Paired differences, and what may be said of them; of a single pair nothing."""
 
     difference: Interval
-    p_different: float  # of a mean difference of nothing, both sides
-    p_apart: float  # of a mean difference beyond the margin, the larger of both sides
+    p_different: float | None  # of a mean difference of nothing, both sides
+    p_apart: float | None  # of a mean difference beyond the margin, the larger of both sides
 
 
 def interval(values: Sequence[float]) -> Interval:
     """Return the mean of numbers and its interval."""
     count, mean = len(values), float(np.mean(values))
     if count < 2:
-        return Interval(mean, inf)
+        return Interval(mean, None)
     spread = float(np.std(values, ddof=1))
     return Interval(mean, quantile(1 - LEVEL / 2, count - 1) * spread / sqrt(count))
 
@@ -43,7 +43,7 @@ def compare(values: Sequence[float], others: Sequence[float], margin: float) -> 
     pairs = np.asarray(values, dtype=float) - np.asarray(others, dtype=float)
     count, found = len(pairs), interval(pairs.tolist())
     if count < 2:
-        return Comparison(found, nan, nan)
+        return Comparison(found, None, None)
     error, free = float(np.std(pairs, ddof=1)) / sqrt(count), count - 1
 
     def above(bound: float) -> float:
@@ -70,14 +70,14 @@ def verdicts(comparisons: Sequence[Comparison], margin: float) -> list[str]:
     return found
 
 
-def holm(values: Sequence[float]) -> list[float]:
-    """Return p-values of several tests, each as large as if it were the only one.
+def holm(values: Sequence[float | None]) -> list[float]:
+    """Return p-values of several tests, each as large as if it were the only one; nan where a test says nothing.
 
     >>> [round(value, 4) for value in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
     """
     adjusted, highest = [nan] * len(values), 0.0
-    order = sorted((value, k) for k, value in enumerate(values) if isfinite(value))
+    order = sorted((value, k) for k, value in enumerate(values) if value is not None)
     for place, (value, k) in enumerate(order):
         highest = max(highest, min(1.0, (len(order) - place) * value))
         adjusted[k] = highest
