@@ -9,12 +9,11 @@ summed once a step, which is what a data axis does.
 
 import sys
 
-from cdpsim import RequestError
-from cdpsim.cli.console import exit_code_of, write_stdout
+from cdpsim.cli.console import exit_code_of
 from cdpsim.model.layers import Layers
-from cdpsim.model.splitting import Mesh
+from cdpsim.model.splitting import NO_MESH, Mesh
 
-from .split_layers import LLAMA_LIKE, RANKS, SIZES, compare_on_ranks
+from .split_layers import LLAMA_LIKE, RANKS, SIZES, print_comparison
 
 OF_CONTEXT = SIZES | {"length": 12}  # each rank has two chunks of three
 CONTEXT_SHAPES = {
@@ -31,12 +30,8 @@ CONTEXT_MESHES = {
 
 
 def compare_contexts(arguments: list[str]) -> int:
-    """Train on ranks and in one process, print what was found, and return the exit code."""
-    if arguments:
-        raise RequestError(arguments[0], "is not known; the check of split contexts takes no options")
-    table, *said = compare_on_ranks(CONTEXT_SHAPES, CONTEXT_MESHES)
-    write_stdout("\n".join([table, *(said or ["all as the rule says"]), ""]))
-    return 1 if said else 0
+    """Compare each way in which ranks exchange keys and values."""
+    return print_comparison(arguments, "contexts", [(CONTEXT_SHAPES, CONTEXT_MESHES, NO_MESH)])
 
 
 if __name__ == "__main__":

@@ -11,13 +11,12 @@ rule; where routers choose and nothing is dropped, parameters alone are compared
 import sys
 from typing import Any
 
-from cdpsim import RequestError
-from cdpsim.cli.console import exit_code_of, write_stdout
+from cdpsim.cli.console import exit_code_of
 from cdpsim.model.layers import Layers
 from cdpsim.model.splitting import Mesh
 
 from .expert_operators import Uneven
-from .split_layers import LLAMA_LIKE, RANKS, SIZES, compare_on_ranks
+from .split_layers import LLAMA_LIKE, RANKS, SIZES, print_comparison
 
 OF_EXPERTS: dict[str, Any] = {"experts": 4, "top_k": 2, "expert_ffn": 24}
 EXPERT_SHAPES = {
@@ -30,13 +29,9 @@ EXPERT_MESHES = {"in turn": (Mesh(expert=RANKS), Mesh()), "chosen": (Uneven(expe
 
 
 def compare_experts(arguments: list[str]) -> int:
-    """Train on ranks and in one process, print what was found, and return the exit code."""
-    if arguments:
-        raise RequestError(arguments[0], "is not known; the check of split experts takes no options")
-    found = [compare_on_ranks(EXPERT_SHAPES, {name: mesh}, whole) for name, (mesh, whole) in EXPERT_MESHES.items()]
-    tables, said = [table for table, *_ in found], [line for _, *lines in found for line in lines]
-    write_stdout("\n".join([*tables, *(said or ["all as the rule says"]), ""]))
-    return 1 if said else 0
+    """Compare both ways in which tokens get their experts."""
+    checks = [(EXPERT_SHAPES, {name: mesh}, whole) for name, (mesh, whole) in EXPERT_MESHES.items()]
+    return print_comparison(arguments, "experts", checks)
 
 
 if __name__ == "__main__":

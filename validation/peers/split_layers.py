@@ -68,6 +68,7 @@ CLOSE = 1e-12  # of a parameter's largest number
 # The dimension by which a parameter is split. Of others, each rank has a copy.
 SPLIT = {"embedding": 0, "head": 0, "qkv": 0, "qkv bias": 0, "attention": 1, "up": 0, "up bias": 0, "down": 1}
 Collectives = Counter[tuple[str, int]]  # collectives with the bytes of the whole tensor, messages with their own
+Check = tuple[Mapping[str, Layers], Mapping[str, Mesh], Mesh]  # shapes, how ranks split them, and one process' mesh
 Runs = dict[str, dict[str, list["SplitTrained"]]]  # of each shape, and split
 
 
@@ -400,17 +401,8 @@ def table_of_splits(
             step = sum(first.calls.values(), Counter[tuple[str, int]]())
             kept = [f"{bytes_by_ring(step, RANKS):,}", f"{ruled:,}", f"{sum(first.kept) - ruled:,}"]
             lines.append([f"{name}; {mesh}", f"{distance:.1e}", *words, *kept])
-    header = [
-        "shape and split",
-        "parameters",
-        "forward, B",
-        "backward, B",
-        "step, B",
-        "sent, B",
-        "kept, B",
-        "beside, B",
-    ]
-    return as_text(header, lines)
+    in_bytes = (f"{name}, B" for name in ("forward", "backward", "step", "sent", "kept", "beside"))
+    return as_text(["shape and split", "parameters", *in_bytes], lines)
 
 
 def table_beside() -> str:
@@ -423,7 +415,7 @@ def table_beside() -> str:
     return as_text(["kept beside the rule", "tensor, B", "sequence, B", "what"], [*lines.values()])
 
 
-def compare_on_ranks(shapes: Mapping[str, Layers], meshes: Mapping[str, Mesh], whole: Mesh = NO_MESH) -> list[str]:
+def compare_on_ranks(shapes: Mapping[str, Layers], meshes: Mapping[str, Mesh], whole: Mesh) -> list[str]:
     """Train on ranks and in one process; return a table of what was found, and what differs."""
     teams = max(mesh.expert for mesh in meshes.values())
     try:
@@ -444,13 +436,19 @@ def compare_on_ranks(shapes: Mapping[str, Layers], meshes: Mapping[str, Mesh], w
     return [table_of_splits(runs, alone, shapes, meshes), *said]
 
 
-def compare_splits(arguments: list[str]) -> int:
+def print_comparison(arguments: list[str], of: str, checks: Sequence[Check], *beside: str) -> int:
     """Train on ranks and in one process, print what was found, and return the exit code."""
     if arguments:
-        raise RequestError(arguments[0], "is not known; the check of split layers takes no options")
-    table, *said = compare_on_ranks(SHAPES, MESHES)
-    write_stdout("\n".join([table, table_beside(), *(said or ["all as the rule says"]), ""]))
+        raise RequestError(arguments[0], f"is not known; the check of split {of} takes no options")
+    found = [compare_on_ranks(*check) for check in checks]
+    tables, said = [table for table, *_ in found], [line for _, *lines in found for line in lines]
+    write_stdout("\n".join([*tables, *beside, *(said or ["all as the rule says"]), ""]))
     return 1 if said else 0
+
+
+def compare_splits(arguments: list[str]) -> int:
+    """Compare tensor parallelism, with and without sequence parallelism."""
+    return print_comparison(arguments, "layers", [(SHAPES, MESHES, NO_MESH)], table_beside())
 
 
 if __name__ == "__main__":
