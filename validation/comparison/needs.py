@@ -11,11 +11,11 @@ import numpy as np
 
 from cdpsim.invariants import exchanges, gradients, round_laws, task_laws
 from cdpsim.invariants.recount import Recount
-from cdpsim.program import Category, Content, Op
+from cdpsim.program import Op
 from cdpsim.runs import Run
 from cdpsim.runs.assembling import price_resolved, request_of
 
-from ..replay.contents import Message
+from ..replay.interpreter import form_of_message
 from ..replay.plan import Plan
 from ..replay.shares import Shares, sizes_of_shares
 from ..report.schema import MessageDifference, MessageFault
@@ -46,10 +46,11 @@ def compare_needs(plan: Plan, training: Training, optimizer: Optimizer) -> list[
     """Return where messages break a law, and where they are larger or smaller than their tensors."""
     program, shares = plan.program, Shares(plan.program, plan.messages, training)
     among_ranks = (Op.REDUCE_SCATTER, Op.ALL_GATHER, Op.ALL_REDUCE)
-    sizes = [
-        shares.message_form(each).nbytes if each.op in among_ranks else _tensor_bytes(plan, each, training, optimizer)
+    forms = (
+        shares.message_form(each) if each.op in among_ranks else form_of_message(plan, each, training, optimizer)
         for each in plan.messages
-    ]
+    )
+    sizes = [form.nbytes for form in forms]
     stated = np.array(sizes, dtype=np.int64)
     for row, size, _ in sizes_of_shares(program, training):
         stated[row] = size
@@ -67,15 +68,3 @@ def compare_needs(plan: Plan, training: Training, optimizer: Optimizer) -> list[
             text = f"{message} has {message.size} B, and its tensors {size} B"
             found.append(MessageDifference(kind=kind, text=text, size=abs(message.size - size)))
     return found
-
-
-def _tensor_bytes(plan: Plan, message: Message, training: Training, optimizer: Optimizer) -> int:
-    if message.content == Content.ACTIVATION:
-        return training.boundary(message.stage).nbytes
-    if message.content == Content.ACTIVATION_GRADIENT:
-        return training.boundary(message.stage - 1).nbytes
-    vector = training.parameters(message.stage)
-    if message.content == Content.GRADIENT:
-        return vector.nbytes
-    sizes = {Category.OPTIMIZER: optimizer.nbytes(training.parts(message.stage))}
-    return sum(sizes.get(holding.category, vector.nbytes) for holding in plan.cargo(message.node))

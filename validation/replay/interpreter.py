@@ -323,7 +323,8 @@ class Device:
         begin = self._transport.begin
         if message.op in (Op.P2P, Op.BROADCAST):
             gives = self._part.device == message.src
-            return begin(message, self._outgoing(message) if gives else None, self._form(message))
+            form = form_of_message(self._plan, message, self._training, self._optimizer)
+            return begin(message, self._outgoing(message) if gives else None, form)
         if message.op == Op.REDUCE:
             return begin(message, self._sum(message.step, message.stage))
         given = [self._given_to(message, stage) for stage in message.covers]
@@ -439,29 +440,35 @@ class Device:
             self._watch.holds(tensor, Category.COMMUNICATION)
             self._passing[message.key] = tensor
             return
-        tensors = unpack(tensor, [form for holding in cargo for form in self._forms(holding).values()])
-        for holding in cargo:
-            own = {name: tensors.pop(0) for name in self._forms(holding)}
+        forms = [forms_of(holding, self._training, self._optimizer) for holding in cargo]
+        tensors = unpack(tensor, [form for named in forms for form in named.values()])
+        for holding, named in zip(cargo, forms, strict=True):
+            own = {name: tensors.pop(0) for name in named}
             value = own if holding.category == Category.OPTIMIZER else own[""]
             self._keep(holding, value)
 
-    def _form(self, message: Message) -> Form:
-        if message.content == Content.ACTIVATION:
-            return self._training.boundary(message.stage)
-        if message.content == Content.ACTIVATION_GRADIENT:
-            return self._training.boundary(message.stage - 1)
-        if message.content == Content.GRADIENT:
-            return self._training.parameters(message.stage)
-        forms = [form for holding in self._plan.cargo(message.node) for form in self._forms(holding).values()]
-        return packed(forms)
-
-    def _forms(self, holding: Holding) -> dict[str, Form]:
-        """Return the forms of the tensors of a content; a vector has no name."""
-        if holding.category != Category.OPTIMIZER:
-            return {"": self._training.parameters(holding.stage)}
-        return self._optimizer.forms(self._training.parts(holding.stage))
-
     def _tensors(self, holding: Holding) -> list[Tensor]:
         if holding.category == Category.OPTIMIZER:
-            return [self._states.get(holding)[name] for name in self._forms(holding)]
+            return [
+                self._states.get(holding)[name] for name in self._optimizer.forms(self._training.parts(holding.stage))
+            ]
         return [self._stores[holding.category].get(holding)]
+
+
+def forms_of(holding: Holding, training: Training, optimizer: Optimizer) -> dict[str, Form]:
+    """Return the forms of the tensors of a content; a vector has no name."""
+    if holding.category != Category.OPTIMIZER:
+        return {"": training.parameters(holding.stage)}
+    return optimizer.forms(training.parts(holding.stage))
+
+
+def form_of_message(plan: Plan, message: Message, training: Training, optimizer: Optimizer) -> Form:
+    """Return the form of what a message between devices carries whole."""
+    if message.content == Content.ACTIVATION:
+        return training.boundary(message.stage)
+    if message.content == Content.ACTIVATION_GRADIENT:
+        return training.boundary(message.stage - 1)
+    if message.content == Content.GRADIENT:
+        return training.parameters(message.stage)
+    cargo = plan.cargo(message.node)
+    return packed([form for holding in cargo for form in forms_of(holding, training, optimizer).values()])
