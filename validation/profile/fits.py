@@ -65,11 +65,7 @@ def _solve(columns: Floats, weight: Floats) -> Floats:
     if (both >= 0).all():
         return both / scale
     # If one of them is negative, the best fit has a zero: it is one of these two.
-    edges = []
-    for k in range(2):
-        one = np.zeros(2)
-        one[k] = scaled[:, k] @ root / (scaled[:, k] @ scaled[:, k])
-        edges.append(one)
+    edges = [np.eye(2)[k] * (scaled[:, k] @ root / (scaled[:, k] @ scaled[:, k])) for k in range(2)]
     best = min(edges, key=lambda one: float(((scaled @ one - root) ** 2).sum()))
     return best / scale
 
