@@ -126,12 +126,14 @@ class Stack:
             "outer": (self._outer.common, self._outer.momentum),
         }
 
-    def go_on_from(self, state: State) -> None:
+    def go_on_from(self, saved: State, device: str) -> None:
         """Load a saved state."""
-        self._at, self._last_kept, self._versions, self._taken = (
-            state[name] for name in ("at", "kept", "versions", "taken")
-        )
-        self._states = {v: [States(self._update, *own) for own in of] for v, of in state["states"].items()}
+        state = _mapped(saved, lambda own: own.to(device))
+        self._at, self._last_kept = int(state["at"]), int(state["kept"])
+        self._versions, self._taken = state["versions"], state["taken"]
+        self._states = {
+            v: [States(self._update, int(count), kept) for count, kept in of] for v, of in state["states"].items()
+        }
         self._outer.common, self._outer.momentum = state["outer"]
 
     def _make_versions(self, rates: Tensor) -> None:

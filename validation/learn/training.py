@@ -153,7 +153,7 @@ class Trained:
             try:
                 self._losses, self._tests = state["losses"], state["tests"]
                 for stack, own in zip(self.stacks, state["stacks"], strict=True):
-                    stack.go_on_from(own)
+                    stack.go_on_from(own, self._course.device)
             except (LookupError, TypeError, ValueError) as error:
                 raise unfinished.is_none(name, error) from None
         runs = len(self._runs) * len(self._learners)
