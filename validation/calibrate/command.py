@@ -170,10 +170,7 @@ def calibration_summary(found: Calibration) -> str:
     """Return a summary of a calibration in a few lines."""
     link, both, compute = found.one_way.fit, found.both_ways.fit, found.compute
     speed = quantity_text(round_measured(compute.speed_flop_per_second), "FLOPS")
-    lines = [
-        _fit_text("link", link),
-        _fit_text("both directions at once", both),
-    ]
+    lines = [_fit_text("link", link), _fit_text("both directions at once", both)]
     for each in found.collectives:
         off = each.on_link[each.best].median_relative_error
         lines.append(f"{each.name}: {each.best} on that link is off by {off:.0%}")

@@ -16,8 +16,8 @@ from cdpsim.files import writing as files
 from cdpsim.files.notes import explain, ticker
 from cdpsim.files.tables import as_csv, format_table
 from cdpsim.request.options import flag_of
+from cdpsim.request.reading import schedule_of
 from cdpsim.request.sharing import accepts
-from cdpsim.schedules import SCHEDULES
 
 from ..program import harness_command
 from ..report.environment import environment, source_hash
@@ -25,15 +25,7 @@ from .data import Data, load_data
 from .figure import draw_learned, draw_limits
 from .lags import Learner, options_of_learner, read_learner
 from .limits import LIMITS_HEADER, FoundLimits, Limit, find_limits, limit_row
-from .results import (
-    ANSWERS_HEADER,
-    CURVES_HEADER,
-    Learned,
-    ScheduleLags,
-    answer_row,
-    answers_of,
-    curve_rows,
-)
+from .results import ANSWERS_HEADER, CURVES_HEADER, Learned, ScheduleLags, answer_row, answers_of, curve_rows
 from .settings import (
     OF_MACHINE,
     OF_NETWORK,
@@ -170,8 +162,7 @@ def _read_asked(options: argparse.Namespace) -> _Asked:
     learners, asked = _read_learners(options, n)
     micro_batches = check_course(course, learners, data)
     report_untaken(asked)
-    warm_up = {} if options.schedule_warm_up is None else {"warm_up": options.schedule_warm_up}
-    more = {"of_schedules": own} if (own := _of_schedules(options) | warm_up) else {}
+    more = {"of_schedules": own} if (own := _of_schedules(options) | _warm_up_of(options)) else {}
     request = {"names": options.names, "n": n, **more, **settings, **recorded(course)}
     return _Asked(settings, course, data, learners, micro_batches, request)
 
@@ -180,16 +171,10 @@ def _read_learners(options: argparse.Namespace, n: int) -> tuple[list[Learner], 
     """Return the learners, each with the options that its schedule takes, and all options given for each."""
     if twice := [name for name in options.names if options.names.count(name) > 1]:
         raise RequestError(twice[0], "is named twice; name it once")
-    given, warm_up, warmed = _of_schedules(options), options.schedule_warm_up, []
-    learners, asked = [], []
-    for name in options.names:
-        declared = SCHEDULES.get(name.partition(":")[0])
-        warms = warm_up is not None and declared is not None and accepts(declared, "warm_up")
-        own = given | ({"warm_up": warm_up} if warms else {})
-        asked.append(options_of_learner(name, n, own))
-        learners.append(read_learner(name, n, own))
-        warmed.append(warms)
-    if warm_up is not None and not any(warmed):
+    given, warm_up = _of_schedules(options), _warm_up_of(options)
+    learners = [read_learner(name, n, given | warm_up) for name in options.names]
+    asked = [options_of_learner(name, n, given) for name in options.names]
+    if warm_up and not any(accepts(schedule_of(each), "warm_up") for each in asked):
         raise RequestError("schedule-warm-up", "none of these schedules takes it; leave it out")
     return learners, asked
 
@@ -222,6 +207,10 @@ def _write(
 
 def _of_schedules(options: argparse.Namespace) -> dict[str, Any]:
     return {name: own for name in LAG_OPTIONS if (own := getattr(options, name)) is not None}
+
+
+def _warm_up_of(options: argparse.Namespace) -> dict[str, str]:
+    return {} if options.schedule_warm_up is None else {"warm_up": options.schedule_warm_up}
 
 
 def _expected(text: str, names: Sequence[str]) -> tuple[str, str]:

@@ -183,11 +183,7 @@ def _starting_losses(course: Course, data: Data) -> Floats:
 
 
 def _beside_first(
-    learner: Learner,
-    bracket: tuple[float, float],
-    theory: Sequence[float],
-    sharpness: Floats,
-    before: Sequence[Limit],
+    learner: Learner, bracket: tuple[float, float], theory: Sequence[float], sharpness: Floats, before: Sequence[Limit]
 ) -> Limit:
     """Return the limit of a schedule, with its ratios to the first limit before it."""
     rates = (bracket[0], *theory)

@@ -29,13 +29,7 @@ from .footprints import likeness_key
 from .tracker import Tracker, address_of, tensors_in
 
 _ALLOCATIONS = frozenset(
-    {
-        torch.ops.aten.empty,
-        torch.ops.aten.empty_like,
-        torch.ops.aten.empty_strided,
-        torch.ops.aten.new_empty,
-        torch.ops.aten.new_empty_strided,
-    }
+    getattr(torch.ops.aten, name) for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 )
 
 
@@ -48,11 +42,6 @@ class Operation(NamedTuple):
     read: frozenset[int]  # the storages of its arguments
     changed: dict[int, int]  # the bytes that it changes in place, by storage, as a tensor of its own would count
     nanoseconds: int
-
-    @property
-    def is_step(self) -> bool:
-        """Whether it computes or moves anything."""
-        return bool(self.flops or self.moved)
 
 
 class Recorder(Tracker):
@@ -226,7 +215,7 @@ def _with_peaks(operations: Sequence[Operation]) -> list[int]:
     kept: list[int] = []
     between: list[int] = []  # since the last one that computes or moves
     for k, operation in enumerate([*operations, None]):
-        if operation is not None and not operation.is_step:
+        if operation is not None and not (operation.flops or operation.moved):
             between.append(k)
             continue
         beside = [operations[j].held for j in kept[-1:]] + ([operation.held] if operation else [])

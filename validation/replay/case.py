@@ -41,16 +41,7 @@ from .round_lives import last_kept
 from .rounds import RoundsDevice
 from .shares import Shares, check_shares, in_whole_numbers
 from .transport import InProcess, Mailboxes, Transport
-from .watch import (
-    Accountant,
-    Event,
-    Ledger,
-    Meter,
-    Reading,
-    Stopwatch,
-    TaskInterval,
-    Watch,
-)
+from .watch import Accountant, Event, Ledger, Meter, Reading, Stopwatch, TaskInterval, Watch
 
 Watched = Literal["nothing", "storages", "account", "time"]
 

@@ -98,11 +98,7 @@ def evaluate(
 
 
 def evaluate_program(
-    training: Training,
-    optimizer: Optimizer,
-    program: Program,
-    request: Request,
-    rule: Rule | None = None,
+    training: Training, optimizer: Optimizer, program: Program, request: Request, rule: Rule | None = None
 ) -> list[Tensor]:
     """Evaluate the equation of a program, by the rule of its request or another one; each stage's parameters.
 

@@ -14,12 +14,7 @@ from .forms import Form, view_parts, zeros
 OptimizerState = dict[str, Tensor]
 
 _KINDS = MappingProxyType(
-    {
-        "sgd": torch.optim.SGD,
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
-        "adafactor": torch.optim.Adafactor,
-    }
+    {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "adafactor": torch.optim.Adafactor}
 )
 _STEP, _MASTER = "step", "master"
 
