@@ -52,9 +52,7 @@ class Recorder(Tracker):
         self._clock = clock
         self._operations: list[Operation] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> object:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Run an operation, track its results and record it."""
         begin = self._clock()
         result = func(*args, **(kwargs or {}))

@@ -93,9 +93,7 @@ class _Uses(TorchDispatchMode):
         self.storages: set[int] = set()
         self.products = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> object:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Run an operation; one that returns a view of a tensor does not use its values."""
         result = func(*args, **(kwargs or {}))
         self.products += func._overloadpacket in flop_registry

@@ -71,9 +71,7 @@ class Flops(TorchDispatchMode):
         self.given_to_cores: list[tuple[Reference, int]] = []  # and bytes of what a second forward would start from
         self._made: dict[int, Reference] | None = None  # storages by address, of the function of a core that runs
 
-    def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> object:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Run an operation and count it."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)

@@ -116,9 +116,7 @@ class Tracker(TorchDispatchMode):
             self._peaks[category] = max(self._peaks[category], self._levels[category])
             entry.category = category
 
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> object:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Run an operation and track its results."""
         result = func(*args, **(kwargs or {}))
         self._look(result)

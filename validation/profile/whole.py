@@ -124,7 +124,5 @@ def _updating(net: nn.Module, optimizer: Optimizer, tracker: Tracker) -> Callabl
 class _Numbers(TorchDispatchMode):
     """Some number where a program reads one of a fake tensor, which has none."""
 
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> object:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         return 1.0 if func is torch.ops.aten._local_scalar_dense.default else func(*args, **(kwargs or {}))

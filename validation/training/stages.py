@@ -243,9 +243,7 @@ class _Draws(TorchDispatchMode):
         super().__init__()
         self.found = ""
 
-    def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> object:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         # Attention is marked as random, for its own dropout.
         if torch.Tag.nondeterministic_seeded in func.tags and not {"attention", "sdp"} & set(func.name().split("_")):
             self.found = func.name()
