@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cdpsim.errors import RequestError, short_repr
+from cdpsim.files.writing import read_bytes
 from cdpsim.numeric.disturbances import uniforms
 
 ALTERING = 1  # the stream of the random numbers by which images are altered
@@ -39,6 +40,7 @@ class Colours(NamedTuple):
 
 CIFAR_COLOURS = Colours((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 ROWS, PIXELS, SIDE, PADDING = 10_000, 3072, 32, 4  # images of a file, bytes of an image
+_LARGEST = 2 * ROWS * PIXELS  # bytes of a file
 _BATCHES = (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")
 _INTEGERS = ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1")
 
@@ -98,7 +100,7 @@ def cifar10(folder: Path) -> tuple[SmallImages, SmallImages, int]:
 
 def read_binary(path: Path) -> tuple[Pixels, NDArray[np.int64]]:
     """Return the images and labels of a file in which each label stands before its image."""
-    content = np.frombuffer(_content(path), dtype=np.uint8)
+    content = np.frombuffer(read_bytes(path, largest_bytes=_LARGEST), dtype=np.uint8)
     if len(content) != ROWS * (1 + PIXELS):
         raise _other_size(path, f"{len(content):,} bytes", f"{ROWS * (1 + PIXELS):,}")
     rows = content.reshape(ROWS, 1 + PIXELS)
@@ -114,7 +116,7 @@ def read_pickled(path: Path) -> tuple[Pixels, NDArray[np.int64]]:
     labels: list[int] = []
     behind_labels = marked = transposed = False
     try:
-        content = _content(path)
+        content = read_bytes(path, largest_bytes=_LARGEST)
         if not content.startswith(b"\x80"):
             raise ValueError("its protocol is older than 2")
         for operation, argument, _ in pickletools.genops(content):
@@ -148,13 +150,6 @@ def _checked(path: Path, pixels: Pixels, labels: Sequence[int]) -> tuple[Pixels,
 
 def _other_size(path: Path, found: str, expected: str) -> RequestError:
     return RequestError(str(path), f"has {found}, and not {expected}; take the file of the archive")
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise RequestError(str(path), f"cannot be read: {error.strerror}; give a file that can be") from None
 
 
 def _check_folder(folder: Path, name: str) -> None:
