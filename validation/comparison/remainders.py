@@ -92,16 +92,19 @@ class EventSequence:
         tasks = self._plan.program.tasks
         for k, event in enumerate(self._events):
             if 0 <= event.node < len(tasks) and tasks.kind[event.node] == Kind.U:
-                yield from self._of_update(k, int(tasks.stage[event.node]))
+                yield from self._of_update(k, event.node, event.device)
             elif 0 <= event.node < len(tasks) and tasks.kind[event.node] == Kind.F:
                 yield from self._of_kept_share(k, event)
         for message in self._messages:
-            if message.op in (Op.P2P, Op.BROADCAST, Op.REDUCE):
-                yield from self._of_cargo(message)
-            else:
-                yield from self._of_ranks(message)
-            if message.op == Op.REDUCE and len(self.devices) > 1:
-                yield from self._of_sum(message)
+            yield from self._of_message(message)
+
+    def _of_message(self, message: Message) -> Iterator[Span]:
+        if message.op in (Op.P2P, Op.BROADCAST, Op.REDUCE):
+            yield from self._of_cargo(message)
+        else:
+            yield from self._of_ranks(message)
+        if message.op == Op.REDUCE and len(self.devices) > 1:
+            yield from self._of_sum(message)
 
     def workspaces(self, found: list[Workspaces]) -> Iterator[Span]:
         """Yield what kernels allocate for themselves in forwards and backwards, and what graphs keep between them."""
@@ -118,15 +121,15 @@ class EventSequence:
             yield Span("workspaces of kernels", own.during, 2 * k, 2 * k + 1)
             behind[key] = own.behind, 2 * k + 1
 
-    def _of_update(self, k: int, stage: int) -> Iterator[Span]:
+    def _of_update(self, k: int, node: int, device: int) -> Iterator[Span]:
         """Yield the new version while the old one is there, and the optimizer's temporaries."""
-        program, device = self._plan.program, self._events[k].device
+        program, stage = self._plan.program, int(self._plan.program.tasks.stage[node])
         split = split_of(program, Category.OPTIMIZER)
         parts, size = tuple(self._shares.parts(stage, split)), self._shares.form(stage, split).nbytes
         if split > split_of(program, Category.PARAMETERS) and self._is_short(device, stage, split):
             many = 1 + (split > split_of(program, Category.GRADIENTS))
             yield Span("padded shares", many * size, 2 * k, 2 * k + 1)
-        needed = self._update_bytes(parts, by_mean=self._plan.is_mean(int(program.tasks.version[self._events[k].node])))
+        needed = self._update_bytes(parts, by_mean=self._plan.is_mean(int(program.tasks.version[node])))
         yield Span("new parameters beside the old", size, 2 * k, 2 * k + 1)
         yield Span("temporaries of the optimizer", needed - size, 2 * k, 2 * k + 1)
 
@@ -172,23 +175,22 @@ class EventSequence:
         """Yield what ranks exchange beside what they hold: packed tensors, shares on their way, unpacked tensors."""
         program, shares = self._plan.program, self._shares
         members = sorted(self.devices & set(message.members))
-        alone = len(self.devices) == 1  # then a rank does its part, else the last one to come does all
-        last = 2 * max(self._starts[device, message.node] for device in members) + 1
         split, (whole, share) = shares.splits(message), self._bytes(message)
         parameters, sums = (split_of(program, each) for each in (Category.PARAMETERS, Category.GRADIENTS))
         for device in members:
-            begin, end = self._points(message, device)
+            (begin, end), given = self._points(message, device), self._given(message, device)
             if message.op == Op.ALL_GATHER:
                 packed = share if parameters == 1 else 0
-                yield Span("tensors packed to be sent", packed, begin, begin + 1 if alone else last)
+                yield Span("tensors packed to be sent", packed, begin, given)
                 padded = self._padded(message, device) if parameters == 1 else 0
                 yield Span("padded shares", padded, begin, begin + 1)
                 yield Span("padding of gathered shares", split * share - whole, begin, end + 1)
                 yield Span("tensors unpacked on arrival", whole if shares.is_packed(message) else 0, end, end + 1)
             elif message.op == Op.REDUCE_SCATTER:
                 packed = split * share if shares.is_packed(message) else 0
+                alone = len(self.devices) == 1
                 unpacked = share if message.stages > 1 and not alone else 0  # after the packed ones have gone
-                yield Span("tensors packed to be sent", packed, begin, end + 1 if alone else last)
+                yield Span("tensors packed to be sent", packed, begin, end + 1 if alone else given)
                 yield Span("shares before they are sums", share, begin, end + 1)
                 yield Span("tensors unpacked on arrival", unpacked, end, end + 1)
             else:
@@ -198,6 +200,11 @@ class EventSequence:
                 yield Span("padded shares", self._padded(message, device) if sums < split else 0, begin, begin + 1)
                 if (come := self._coming(message, device)) is not None:
                     yield Span("shares on their way across groups", share, 2 * come + 1, end + 1)
+
+    def _given(self, message: Message, device: int) -> int:
+        """Return the point at which a message has taken what a device gives: in one process, from the last one."""
+        members = [device] if len(self.devices) == 1 else sorted(self.devices & set(message.members))
+        return 2 * max(self._starts[member, message.node] for member in members) + 1
 
     def _padded(self, message: Message, device: int) -> int:
         split = self._shares.splits(message)

@@ -61,20 +61,11 @@ class RoundsSequence(EventSequence):
                     found[2 * last + 1] = 2 * after
         return found
 
-    def remainders(self) -> Iterator[Span]:
-        """Yield what updates and messages need beside the program's buffers."""
-        tasks = self._plan.program.tasks
-        for k, event in enumerate(self._events):
-            if 0 <= event.node < len(tasks) and tasks.kind[event.node] == Kind.U:
-                yield from self._of_round(k, event.node, event.device)
-        for message in self._messages:
-            for device in sorted(self.devices & set(message.members)):
-                if message.op == Op.ALL_GATHER:
-                    yield from self._of_gathered(message, device)
-                else:
-                    yield from self._of_sums(message, device)
+    def _of_message(self, message: Message) -> Iterator[Span]:
+        for device in sorted(self.devices & set(message.members)):
+            yield from (self._of_gathered if message.op == Op.ALL_GATHER else self._of_sums)(message, device)
 
-    def _of_round(self, k: int, node: int, device: int) -> Iterator[Span]:
+    def _of_update(self, k: int, node: int, device: int) -> Iterator[Span]:
         """Yield the mean of what was handed over, a copy of the state, the optimizer's temporaries and its result."""
         optimizer, brings = self._prepared.case.optimizer, versions_brought(self._plan)
         program, stage = self._plan.program, int(self._plan.program.tasks.stage[node])
@@ -103,11 +94,6 @@ class RoundsSequence(EventSequence):
         own = (tasks.kind == Kind.U) & (tasks.stage == stage) & (tasks.device == device)
         ends = [self._ends[device, node] for node in np.flatnonzero(own).tolist()]
         return max(*ends, self._ends[device, WorkerSteps(self._plan.program, device).last])
-
-    def _given(self, message: Message, device: int) -> int:
-        """Return the point at which a message has taken what a device gives: in one process, from the last one."""
-        members = [device] if len(self.devices) == 1 else sorted(self.devices & set(message.members))
-        return 2 * max(self._starts[member, message.node] for member in members) + 1
 
     def _of_sums(self, message: Message, device: int) -> Iterator[Span]:
         """Yield what a device gives to a sum, packed, and its share, which is there for all updates of the step."""
