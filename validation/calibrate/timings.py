@@ -7,7 +7,7 @@ every function here at once.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from time import perf_counter, thread_time
+from time import thread_time
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -20,6 +20,7 @@ from ..profile.footprints import likeness_key
 from ..ranks.member import Member
 from ..replay.contents import Message
 from ..replay.transport import Pending
+from ..replay.watch import settled_clock
 from ..training.forms import flatten, form_of
 from ..training.models import Stages
 from ..training.optimizer import Optimizer, OptimizerState
@@ -124,11 +125,9 @@ def _repeated(
     spans = []
     for _ in range(WARM_UP + repetitions(size)):
         meet()
-        _settle(member.device)
-        start = perf_counter()
+        start = settled_clock(member.device)
         action()
-        _settle(member.device)
-        spans.append(RankInterval(start, perf_counter()))
+        spans.append(RankInterval(start, settled_clock(member.device)))
     return spans[WARM_UP:]
 
 
@@ -139,11 +138,6 @@ def _message(op: Op, members: tuple[int, ...], node: int = 0) -> Message:
 def _zeros(member: Member, size: int) -> Tensor:
     # Zeros: repeated sums do not grow.
     return torch.zeros(size // 4, dtype=torch.float32, device=member.device)
-
-
-def _settle(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def begin_all_reduce(member: Member, members: tuple[int, ...], size: int) -> Begin:
@@ -255,8 +249,6 @@ def _there_and_back(
 
 def time_call(device: torch.device, action: Callable[[], TimedValue]) -> tuple[TimedValue, Passed]:
     """Return the result and the time of a call, to the end of its work on a GPU, which is idle before it."""
-    _settle(device)
-    clock, own = perf_counter(), thread_time()
+    clock, own = settled_clock(device), thread_time()
     result = action()
-    _settle(device)
-    return result, Passed(perf_counter() - clock, thread_time() - own)
+    return result, Passed(settled_clock(device) - clock, thread_time() - own)

@@ -148,11 +148,13 @@ class Stopwatch(Watch):
     @contextmanager
     def task(self, node: int) -> Iterator[None]:
         """Time the task, on a GPU until it is done there."""
-        begin = self._now()
+        begin = settled_clock(self._device)
         yield
-        self.spans.append(TaskInterval(node, begin, self._now()))
+        self.spans.append(TaskInterval(node, begin, settled_clock(self._device)))
 
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+
+def settled_clock(device: torch.device) -> float:
+    """Return a time of the wall at which all work of a device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
