@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from cdpsim.errors import RequestError, choose
 from cdpsim.schedules.order import Outer
@@ -105,18 +106,17 @@ class OuterUpdates:
     def __init__(self, outer: Outer | None, start: list[Parameters]) -> None:
         self._outer = outer
         self.common: list[Parameters] = [] if outer is None else start
-        self.momentum = [{name: torch.zeros_like(own) for name, own in stage.items()} for stage in self.common]
+        self.momentum: list[Parameters] = tree_map(torch.zeros_like, self.common)
 
     def step(self, mean: list[Parameters]) -> list[Parameters]:
         """Return the next common parameters: the mean, or what torch's SGD makes of its difference as a gradient."""
         if self._outer is None:
             return mean
         kind, rate, mu = self._outer
-        rows, self.common = zip(self.common, mean, self.momentum, strict=True), []
-        for stage, own, momentum in rows:
-            gradients = {name: theta - own[name] for name, theta in stage.items()}
-            for name, gradient in gradients.items():
-                momentum[name] = mu * momentum[name] + gradient
-                gradients[name] = gradient + mu * momentum[name] if kind == "nesterov" else momentum[name]
-            self.common.append({name: theta - rate * gradients[name] for name, theta in stage.items()})
+        gradients = tree_map(torch.sub, self.common, mean)
+        self.momentum = tree_map(lambda own, gradient: mu * own + gradient, self.momentum, gradients)
+        moved = self.momentum
+        if kind == "nesterov":
+            moved = tree_map(lambda gradient, own: gradient + mu * own, gradients, self.momentum)
+        self.common = tree_map(lambda theta, own: theta - rate * own, self.common, moved)
         return self.common

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves, tree_map
 
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content, Op, Program
@@ -86,10 +87,8 @@ def evaluate(
                     mine = [i for i in micro_batches if owners[i] is walk] if own else None
                     walk.make(row + 1, _mean(given, taken, grouping, mine, whole=counts is not None))
             if row + 1 in made.averaged:
-                means[row + 1] = [
-                    {name: reduce(add, (own[name] for own in each)).detach() / len(walks) for name in each[0]}
-                    for each in zip(*(walk.read(row + 1) for walk in walks), strict=True)
-                ]
+                each = (walk.read(row + 1) for walk in walks)
+                means[row + 1] = tree_map(lambda *own: reduce(add, own).detach() / len(walks), *each)
         first, oldest = made.first[made.step > t].min(initial=t + 1), int(max(lags.max(), back.max()))
         taken = {each: own for each, own in taken.items() if each >= first}
         for walk in walks:
@@ -153,7 +152,7 @@ class _OuterUpdates:
     """The common parameters of workers, which a mean replaces, or an optimizer updates by what the mean has changed."""
 
     def __init__(self, outer: Outer | None, start: StageParameters) -> None:
-        self._weights = [nn.Parameter(own.detach().clone()) for stage in start for own in stage.values()]
+        self._weights = [nn.Parameter(own.detach().clone()) for own in tree_leaves(start)]
         self._optimizer = outer and torch.optim.SGD(
             self._weights, lr=outer.rate, momentum=outer.momentum, nesterov=outer.kind == "nesterov"
         )
@@ -162,8 +161,7 @@ class _OuterUpdates:
         """Return the next common parameters."""
         if self._optimizer is None:
             return mean
-        given = (own for stage in mean for own in stage.values())
-        for weight, own in zip(self._weights, given, strict=True):
+        for weight, own in zip(self._weights, tree_leaves(mean), strict=True):
             weight.grad = weight.detach() - own
         self._optimizer.step()
         after = iter(self._weights)
@@ -247,8 +245,8 @@ def gradients_of(
 ) -> StageParameters:
     """Return one micro-batch's gradient through all stages at once, each at the version that it reads."""
     x, target = training.data(step, micro_batch)
-    inputs = [tensor for parameters in forward for tensor in parameters.values()]
-    with _going_back_with(inputs, [tensor for parameters in backward for tensor in parameters.values()]):
+    inputs = tree_leaves(forward)
+    with _going_back_with(inputs, tree_leaves(backward)):
         for j, parameters in enumerate(forward):
             x = training.apply(j, parameters, x)
         loss = training.loss(x, target, m)

@@ -161,8 +161,7 @@ class Device:
         theta = flatten(self._training.stages[holding.stage].parameters()).to(self._training.device)
         parts = self._shares.parts(holding.stage, holding.split)
         if holding.split > 1:
-            rank = self._shares.rank(self._part.device, holding.split)
-            theta = self._shares.of(theta, holding.stage, holding.split, rank).clone()
+            theta = self._share(theta, holding.stage, holding.split).clone()
         if holding.category == Category.OPTIMIZER:
             return {} if self._optimizer.on_host else self._optimizer.state(theta, parts)
         return theta
@@ -181,8 +180,7 @@ class Device:
         self._passes.put(Holding(Category.ACTIVATIONS, j, t, i), kept)
         for holding in self._part.begins.get(node, ()):
             if holding.split > 1:  # a share of what the backward gathers from fewer ranks than the forward
-                rank = self._shares.rank(self._part.device, holding.split)
-                self._keep(holding, self._shares.of(theta, j, holding.split, rank).clone())
+                self._keep(holding, self._share(theta, j, holding.split).clone())
 
     def _parts(self, step: int) -> int:
         """Return by how much the loss of a micro-batch is divided, so that those of a step add up to the mean."""
@@ -287,17 +285,16 @@ class Device:
         """Whether the sum of a device's share is in its place among the device's own gradients, which stay."""
         return self._splits[Category.GRADIENTS] < self._splits[Category.OPTIMIZER]
 
+    def _share(self, vector: Tensor, stage: int, split: int) -> Tensor:
+        return self._shares.of(vector, stage, split, self._shares.rank(self._part.device, split))
+
     def _own_share(self, vector: Tensor, stage: int) -> Tensor:
-        return self._shares.of(vector, stage, *self._own_rank)
+        """Return the share of a vector that the device updates."""
+        return self._share(vector, stage, self._splits[Category.OPTIMIZER])
 
     def _write_own(self, vector: Tensor, stage: int, share: Tensor) -> None:
-        self._shares.write(vector, stage, *self._own_rank, share)
-
-    @property
-    def _own_rank(self) -> tuple[int, int]:
-        """Among how many ranks what the device updates is split, and which of them it is."""
         split = self._splits[Category.OPTIMIZER]
-        return split, self._shares.rank(self._part.device, split)
+        self._shares.write(vector, stage, split, self._shares.rank(self._part.device, split), share)
 
     def _place(self, node: int) -> tuple[int, int, int]:
         tasks = self._program.tasks
