@@ -33,8 +33,17 @@ from validation.learn.statistics import BETTER, EQUIVALENT, OPEN, WORSE, compare
 from validation.learn.training import Course, check_course, train_all
 from validation.learn.unfinished import Unfinished
 from validation.learn.updates import KINDS, OuterUpdates, Update
-from validation.replay.case import Case, largest_difference, play_in_process, prepare, profiled
-from validation.replay.equation import evaluate, evaluate_program
+from validation.replay.case import (
+    Case,
+    Prepared,
+    expected_parameters,
+    largest_difference,
+    play_in_process,
+    prepare,
+    profiled,
+)
+from validation.replay.equation import evaluate
+from validation.replay.plan import Plan
 from validation.training.forms import Form, flatten
 from validation.training.models import even_cuts
 from validation.training.optimizer import Optimizer
@@ -252,8 +261,8 @@ def test_rounds_and_local_steps_are_those_of_replays(name: str, kind: str) -> No
         how: dict[str, Any] = {"versions": request.rule.versions, "counts": [m] * steps, "waits": request.shape.warm_up}
         expected = evaluate(training, optimizer, learner.lags.forward, steps, **how)
     else:
-        program = assemble(request)
-        steps, expected = program.steps, evaluate_program(training, optimizer, program, request)
+        prepared = Prepared(Case(name, 1, optimizer=optimizer), request, Plan(assemble(request)), training)
+        steps, expected = prepared.plan.program.steps, expected_parameters(prepared)
     stack = stack_of("mlp", VECTORS, 1, learner, Update(kind, 0.9, 0.1))
     found = learnt(stack, training, m, 0.05, steps)
     assert torch.allclose(found, torch.cat(expected), rtol=0, atol=1e-12)

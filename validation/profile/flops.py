@@ -34,12 +34,8 @@ def _attention_backward(
 
 # Fused attention, each of which gives its output, and then what its backward reads beside that.
 _ATTENTION = frozenset(
-    (
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
-        torch.ops.aten._scaled_dot_product_flash_attention,
-        torch.ops.aten._scaled_dot_product_efficient_attention,
-        torch.ops.aten._scaled_dot_product_cudnn_attention,
-    )
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention{device}")
+    for kernel, device in (("flash", "_for_cpu"), ("flash", ""), ("efficient", ""), ("cudnn", ""))
 )
 
 # Missing in torch's own table: its kernel for attention on a CPU.

@@ -32,7 +32,7 @@ from ..training.optimizer import Optimizer
 from ..training.passes import Split, one_thread
 from ..training.stages import Training
 from .contents import Calls, ReplayError
-from .equation import evaluate_program
+from .equation import evaluate, grouping_of
 from .interpreter import Device
 from .local import LocalDevice
 from .plan import Part, Plan
@@ -294,11 +294,28 @@ def play_in_process(prepared: Prepared) -> list[Outcome]:
 def expected_parameters(prepared: Prepared, rule: Rule | None = None) -> list[Tensor]:
     """Return each stage's parameters by the update equation, in a case's type and on its device.
 
-    Another `rule` reads other versions.
+    Another `rule` reads other versions. Gradients are added in the order in which the program adds them. Of rounds, all
+    that a program throws away is left out, and steps have the program's counts.
     """
-    case = prepared.case
+    program, request = prepared.plan.program, prepared.request
+    shape, local = request.shape, request.schedule.order.local
+    versions = local.versions(shape) if local and rule is None else (rule or request.rule).versions
+    rule = rule or request.rule
+    lags, backward_lags = (np.tile(own(shape), (shape.replicas, 1)) for own in (rule.lags, rule.backward_lags))
     with one_thread():
-        return evaluate_program(prepared.training, case.optimizer, prepared.plan.program, prepared.request, rule)
+        return evaluate(
+            prepared.training,
+            prepared.case.optimizer,
+            lags,
+            program.updated,
+            grouping_of(program),
+            backward_lags,
+            versions=versions,
+            counts=program.counts.tolist() if program.thrown_away else None,
+            waits=shape.warm_up,
+            workers=program.devices,
+            outer=local.outer if local else None,
+        )
 
 
 def largest_difference(outcomes: list[Outcome], parameters: list[Tensor]) -> float:

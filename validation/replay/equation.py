@@ -24,9 +24,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from cdpsim.numeric.columns import Ints
 from cdpsim.program import Content, Op, Program
-from cdpsim.request import Request
 from cdpsim.schedules.order import Outer
-from cdpsim.schedules.rule import MadeVersions, Rule, Versions
+from cdpsim.schedules.rule import MadeVersions, Versions
 from cdpsim.schedules.state import When
 
 from ..training.forms import flatten
@@ -94,33 +93,6 @@ def evaluate(
         for walk in walks:
             walk.forget(int(np.searchsorted(made.step, t + 1)) - oldest)
     return [flatten(own.values()) for own in walks[0].last_kept]
-
-
-def evaluate_program(
-    training: Training, optimizer: Optimizer, program: Program, request: Request, rule: Rule | None = None
-) -> list[Tensor]:
-    """Evaluate the equation of a program, by the rule of its request or another one; each stage's parameters.
-
-    Gradients are added in the order in which the program adds them. Of rounds, all that a program throws away is left
-    out, and steps have the program's counts.
-    """
-    shape, local = request.shape, request.schedule.order.local
-    versions = local.versions(shape) if local and rule is None else (rule or request.rule).versions
-    rule = rule or request.rule
-    lags, backward_lags = (np.tile(own(shape), (shape.replicas, 1)) for own in (rule.lags, rule.backward_lags))
-    return evaluate(
-        training,
-        optimizer,
-        lags,
-        program.updated,
-        grouping_of(program),
-        backward_lags,
-        versions=versions,
-        counts=program.counts.tolist() if program.thrown_away else None,
-        waits=shape.warm_up,
-        workers=program.devices,
-        outer=local.outer if local else None,
-    )
 
 
 def _mean(

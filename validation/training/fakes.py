@@ -15,7 +15,7 @@ class Fakes(FakeTensorMode):
     the type of the weight; torch fakes them in that of the input.
     """
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the results of an operation."""
         result: Any = super().__torch_dispatch__(func, types, args, kwargs or {})
         if func is not _BATCH_NORM or args[1] is None:
