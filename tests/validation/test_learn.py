@@ -32,7 +32,7 @@ from validation.learn.stacked import Stack, step_together
 from validation.learn.statistics import BETTER, EQUIVALENT, OPEN, WORSE, compare, holm, interval, quantile, verdicts
 from validation.learn.training import Course, check_course, train_all
 from validation.learn.unfinished import Unfinished
-from validation.learn.updates import KINDS, OuterUpdates, Update
+from validation.learn.updates import KINDS, OuterUpdates, States, Update
 from validation.replay.case import (
     Case,
     Prepared,
@@ -189,7 +189,7 @@ def test_muon_is_its_polynomial_of_singular_values_and_torchs(shape: tuple[int, 
     """torch has it in bfloat16, and so within a few per cent of a step."""
     generator = torch.Generator().manual_seed(1)
     theta, gradient = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(2))
-    state, own = Update("muon").starting(), {"weight": theta[None]}
+    state, own = States(Update("muon"), 0, {}), {"weight": theta[None]}
     other = nn.Parameter(theta.clone())
     optimizer = torch.optim.Muon([other], lr=0.1, momentum=0.9, weight_decay=0)
     for _ in range(3):
@@ -286,7 +286,7 @@ def test_outer_updates_by_hand(kind: str, after: list[float]) -> None:
 
 def test_a_state_of_a_training_is_written_and_read_as_it_was(tmp_path: Path) -> None:
     """Numbers and texts as keys, at any depth, and empty ones; a number comes back as a tensor."""
-    state = {
+    state: dict[str, Any] = {
         "epoch": 3,
         "stacks": {0: {"w": torch.arange(4.0)}, 1: {"w": torch.ones(2, 2)}},
         "taken": {},

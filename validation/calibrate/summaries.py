@@ -14,8 +14,6 @@ from ..profile.fits import Sample, algorithms, errors_of, fit_collective, fit_li
 from ..report.schema import Collective, Compute, Errors, Point, Task, Transfers
 from .timings import Passed, RankInterval, Spans, StageTimes, Times
 
-NAMES = {Op.ALL_REDUCE: "all-reduce", Op.BROADCAST: "broadcast", Op.REDUCE: "reduce"}
-
 
 def summarize_transfers(times: Times) -> Transfers:
     """Return the results of messages from one rank to another."""
@@ -36,7 +34,8 @@ def summarize_collective(op: Op, spans: Mapping[int, Sequence[Spans]], link: Err
     on_link = {name: _fit_errors(*costs, errors_of(*costs, op, name, samples)) for name in fits}
     # For a single size of group, every algorithm is a latency and a bandwidth.
     told = len(spans) > 1 or len(fits) == 1
-    return Collective(NAMES[op], points, fits, on_link, _nearest(fits) if told else None, _nearest(on_link))
+    name = op.name.lower().replace("_", "-")
+    return Collective(name, points, fits, on_link, _nearest(fits) if told else None, _nearest(on_link))
 
 
 def group_seconds(members: Sequence[list[list[RankInterval]]]) -> list[list[float]]:

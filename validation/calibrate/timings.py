@@ -176,7 +176,10 @@ def time_passes(member: Member, stages: Stages, rounds: int, busy: int, split: S
 
 def stage_times(training: Training, optimizer: Optimizer, rounds: int) -> list[StageTimes]:
     """Time each stage's passes and update over a number of micro-batches."""
-    track = [_Held.first(training, optimizer, stage) for stage in range(training.n)]
+    track = []
+    for j, stage in enumerate(training.stages):
+        theta = flatten(stage.parameters()).to(training.device)
+        track.append(_Held(theta, torch.zeros_like(theta), optimizer.state(theta, training.parts(j))))
     times = [StageTimes([], [], [], [], []) for _ in track]
     for k in range(WARM_UP + rounds):
         found = _micro_batch(training, optimizer, track, k)
@@ -190,12 +193,6 @@ class _Held(NamedTuple):
     theta: Tensor
     gradient: Tensor
     state: OptimizerState
-
-    @classmethod
-    def first(cls, training: Training, optimizer: Optimizer, stage: int) -> "_Held":
-        theta = flatten(training.stages[stage].parameters()).to(training.device)
-        state = optimizer.state(theta, training.parts(stage))
-        return cls(theta, torch.zeros_like(theta), state)
 
 
 def _micro_batch(training: Training, optimizer: Optimizer, held: list[_Held], number: int) -> list[list[Passed]]:

@@ -37,7 +37,7 @@ MOST_LABELS = 1024  # drawn, always the same, of data that have more: a sequence
 _SETTLED, _MOST_PRODUCTS = 1e-4, 200
 
 
-class Limit(msgspec.Struct, frozen=True, kw_only=True):
+class Limit(msgspec.Struct, frozen=True):
     """The largest rate of a schedule, and that of both theories; ratios are to the first schedule's."""
 
     schedule: str
@@ -188,20 +188,9 @@ def _beside_first(
     """Return the limit of a schedule, with its ratios to the first limit before it."""
     rates = (bracket[0], *theory)
     first = (before[0].lower, before[0].own, before[0].shared) if before else rates
-    ratio, own_ratio, shared_ratio = (rate / other for rate, other in zip(rates, first, strict=True))
-    return Limit(
-        schedule=learner.name,
-        lag=learner.mean,
-        lower=bracket[0],
-        upper=bracket[1],
-        own=theory[0],
-        shared=theory[1],
-        ratio=ratio,
-        own_ratio=own_ratio,
-        shared_ratio=shared_ratio,
-        sharpness=float(sharpness.mean()),
-        spread=float(sharpness.std()),
-    )
+    ratios = (rate / other for rate, other in zip(rates, first, strict=True))
+    of_loss = float(sharpness.mean()), float(sharpness.std())
+    return Limit(learner.name, learner.mean, *bracket, *theory, *ratios, *of_loss)
 
 
 LIMITS_HEADER = (

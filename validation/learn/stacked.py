@@ -66,7 +66,7 @@ class Stack:
         self._first_taken = np.minimum.accumulate(np.append(self._made.first, steps)[::-1])[::-1]  # from a version on
         first = self._on_rows(_stacked(starts))
         self._versions: dict[int, RowParameters] = {0: first}
-        self._states: dict[int, list[States]] = {0: [update.starting() for _ in self._stages]}
+        self._states: dict[int, list[States]] = {0: [States(update, 0, {}) for _ in self._stages]}
         self._taken: dict[int, RowParameters] = {}  # the mean gradients of steps that a later version takes
         self._last_kept = 0
         self._outer = OuterUpdates(learner.outer, self._means(first))

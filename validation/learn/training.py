@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite, lcm
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -237,8 +239,6 @@ def _scores(stack: Stack, kept: RowParameters, x: Tensor, statistics: Statistics
     """Return each run's scores of inputs; batch norms use statistics."""
 
     def scores(parameters: RowParameters, own: Statistics) -> Tensor:
-        if not own:
-            return stack.scores(parameters, x)
         with using(own):
             return stack.scores(parameters, x)
 
@@ -250,12 +250,9 @@ def starting_stages(
     course: Course, data: Data, seeds: Sequence[int], *, twice: bool = False
 ) -> list[list[nn.Sequential]]:
     """Return the first stages of each seed, on the device."""
-
-    def make(seed: int) -> list[nn.Sequential]:
-        given = course.network, data, course.sizes, course.stages, seed, course.dtype
-        return make_stages(*given, twice=twice, cut=course.cut, batch_norm=course.batch_norm)
-
-    return [[stage.to(course.device) for stage in make(seed)] for seed in seeds]
+    given: dict[str, Any] = {"dtype": course.dtype, "twice": twice, "cut": course.cut, "batch_norm": course.batch_norm}
+    make = partial(make_stages, course.network, data, course.sizes, course.stages, **given)
+    return [[stage.to(course.device) for stage in make(seed=seed)] for seed in seeds]
 
 
 def typed(pair: tuple[Tensor, ...], course: Course) -> tuple[Tensor, Tensor]:

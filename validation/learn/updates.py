@@ -34,10 +34,6 @@ class Update:
         """The tensors as large as parameters that it keeps."""
         return {"sgd": 0, "adamw": 2, "muon": 2}.get(self.kind, 1)
 
-    def starting(self) -> "States":
-        """Return the state before the first update."""
-        return States(self, 0, {})
-
 
 Parameters = dict[str, Tensor]  # by name; the first dimension of each tensor is of rows
 

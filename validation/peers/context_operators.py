@@ -14,7 +14,7 @@ from torch import Tensor
 from cdpsim.model.layers import RING, Layers
 from cdpsim.model.splitting import Mesh
 
-from .split_operators import enter_sequence, gathered, pair, scattered
+from .split_operators import all_to_all, enter_sequence, gathered, pair, scattered
 
 Core = tuple[Tensor, Tensor]  # an output, and the logarithms of its sums
 
@@ -25,13 +25,6 @@ def own_positions(values: Tensor, dim: int, mesh: Mesh, rank: int) -> Tensor:
         return values
     chunks = values.chunk(2 * mesh.context, dim)
     return torch.cat((chunks[rank], chunks[-1 - rank]), dim)
-
-
-def all_to_all(values: Tensor) -> Tensor:
-    """Send a part to each rank, of the first dimension, and return what has come from each."""
-    found = torch.empty_like(values, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(found, values.contiguous())
-    return found
 
 
 def to_heads(value: Tensor) -> Tensor:

@@ -9,14 +9,13 @@ from math import ceil
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from cdpsim.model.layers import Layers
 from cdpsim.model.splitting import Mesh
 
-from .split_operators import Weights, pair
+from .split_operators import Weights, all_to_all, pair
 
 Activated = Callable[[Tensor, Layers], Tensor]
 
@@ -32,13 +31,6 @@ class Routes(NamedTuple):
     weights: Tensor
     counts: Tensor  # of this rank's rows, for each rank and each of its experts
     arriving: Tensor  # from each rank, for each of this rank's experts
-
-
-def exchanged(rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-    """Send so many rows to each rank, and return those that come from each."""
-    found = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(found, rows.contiguous(), received, sent)
-    return found
 
 
 def routes_of(scores: Tensor, shape: Layers, mesh: Mesh) -> Routes:
@@ -62,7 +54,7 @@ def routes_of(scores: Tensor, shape: Layers, mesh: Mesh) -> Routes:
     counts = counts.view(mesh.expert, -1)
     arriving = counts  # even ones are the same everywhere
     if mesh.expert > 1 and shape.capacity is None and isinstance(mesh, Uneven):
-        arriving = exchanged(counts, [1] * mesh.expert, [1] * mesh.expert)
+        arriving = all_to_all(counts, [1] * mesh.expert, [1] * mesh.expert)
     return Routes(tokens, weights, counts, arriving)
 
 
@@ -82,7 +74,7 @@ def mixture(y: Tensor, of: Weights, shape: Layers, mesh: Mesh, activated: Activa
     given, scores = F.pad(y.flatten(0, 1), (0, 0, 0, 1)), F.linear(y, of["router"]).softmax(-1)  # and no token
     routes = routes_of(scores.flatten(0, 1), shape, mesh)
     sent, received = (counts.sum(1).tolist() for counts in (routes.counts, routes.arriving))
-    there, back = partial(exchanged, sent=sent, received=received), partial(exchanged, sent=received, received=sent)
+    there, back = (partial(all_to_all, sent=one, received=two) for one, two in ((sent, received), (received, sent)))
     dispatch, combine = (pair(there, back), pair(back, there)) if mesh.expert > 1 else (Tensor.clone, Tensor.clone)
     rows, of_expert = rearranged(dispatch(given[routes.tokens]), routes.arriving), routes.arriving.sum(0).tolist()
     w = activated(products_of(rows, of["expert up"], of_expert), shape)

@@ -44,6 +44,13 @@ def scattered(partial: Tensor) -> Tensor:
     return share
 
 
+def all_to_all(rows: Tensor, sent: list[int] | None = None, received: list[int] | None = None) -> Tensor:
+    """Send some rows to each rank, by default equally many, and return those that come from each."""
+    found = rows.new_empty(sum(received) if received else len(rows), *rows.shape[1:])
+    dist.all_to_all_single(found, rows.contiguous(), received, sent)
+    return found
+
+
 def pair(there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """Return a function of autograd that does one in the forward, and the other in the backward."""
 

@@ -68,7 +68,7 @@ def profile(
     mixed_precision: bool = False,
     autocast: str | None = None,
     float32_loss: bool = False,
-    split: str = "once",
+    split: str | None = None,
     device: str = "cpu",
     by_operator: bool = False,
     measured: bool = False,
@@ -86,7 +86,7 @@ def profile(
     kind, named = TYPES[choose("dtype", dtype, TYPES)], choose("optimizer", optimizer or "sgd", OPTIMIZERS)
     if mixed_precision:
         check_mixed(dtype)
-    how = cast(Split, choose("split", split, SPLITS))
+    how = cast(Split, choose("split", split or "once", SPLITS))
     check_profile_device(device)
     if measured and not by_operator:
         raise RequestError("measured", "times are those of operations; add --by-operator, or leave it out")
@@ -171,11 +171,10 @@ def refuse_unfit_layers(model: str) -> Iterator[None]:
         raise RequestError(model, f"its layers do not run ({reason}); check them, and the sizes") from error
 
 
-def check_profile_device(device: str) -> str:
+def check_profile_device(device: str) -> None:
     """Refuse a device that does not exist: a fake tensor on it would end the process."""
     if choose("device", device, ("cpu", "cuda")) == "cuda" and not torch.cuda.is_available():
         raise RequestError("device", "torch finds no CUDA device here, and fakes none without; take cpu")
-    return device
 
 
 def without_weights(
@@ -194,6 +193,11 @@ def without_weights(
 SIZE = argument("--size", action="append", default=[], metavar="NAME=K", help="a size of the model, such as width=512")
 PARTITION = argument(
     "--partition", default="flops", metavar="PARTITION", help="how layers are cut into stages, as for `profile`"
+)
+SPLIT = argument(
+    "--split",
+    metavar="HOW",
+    help="split backwards go through a stage once (default), keeping what weights need, or twice, keeping all",
 )
 MIXED_PRECISION = argument(
     "--mixed-precision",
@@ -215,12 +219,7 @@ MIXED_PRECISION = argument(
         "--autocast", metavar="TYPE", help="bf16 or fp16: forwards under CUDA's torch.autocast, of a float32 model"
     ),
     argument("--float32-loss", action="store_true", help="losses are of outputs in float32, as in transformers"),
-    argument(
-        "--split",
-        default="once",
-        metavar="HOW",
-        help="split backwards go through a stage once (default), keeping what weights need, or twice, keeping all",
-    ),
+    SPLIT,
     argument("--device", default="cpu", metavar="NAME", help="whose kernels: cpu (default) or cuda"),
     argument("--attention", metavar="KERNEL", help="sdpa (default) or eager, for models of transformers"),
     argument(
@@ -285,15 +284,10 @@ def profile_table(result: Profile) -> str:
 
 
 def _cells(stage: Stage) -> tuple[str, ...]:
-    transients = f"{_short(stage.forward_transient, 'B')}, {_short(stage.backward_transient, 'B')}"
     work = [_short(cost, "FLOP" if isinstance(cost, Work) else "s") for cost in (stage.forward, stage.backward)]
-    return (
-        *work,
-        _short(stage.activation, "B"),
-        transients,
-        _short(stage.boundary, "B"),
-        _short(stage.parameters, "B"),
-    )
+    sizes = stage.activation, stage.forward_transient, stage.backward_transient, stage.boundary, stage.parameters
+    activation, ahead, back, *others = (_short(size, "B") for size in sizes)
+    return *work, activation, f"{ahead}, {back}", *others
 
 
 def _short(amount: float, unit: str) -> str:

@@ -94,16 +94,11 @@ class Device:
         self._plan, self._part, self._program = plan, part, plan.program
         self._training, self._optimizer, self._transport = training, optimizer, transport
         self._made, self._watch, self._hosts = made, watch, hosts or HostUpdates(optimizer)
-        self._passes: BufferStore[Stash | Rest] = BufferStore(part.device)
-        self._parameters: BufferStore[Tensor] = BufferStore(part.device)
-        self._gradients: BufferStore[Tensor] = BufferStore(part.device)
-        self._states: BufferStore[OptimizerState] = BufferStore(part.device)
-        self._stores: dict[Category, BufferStore[Any]] = {
-            Category.ACTIVATIONS: self._passes,
-            Category.PARAMETERS: self._parameters,
-            Category.GRADIENTS: self._gradients,
-            Category.OPTIMIZER: self._states,
-        }
+        self._stores: dict[Category, BufferStore[Any]] = {each: BufferStore(part.device) for each in Category}
+        self._passes: BufferStore[Stash | Rest] = self._stores[Category.ACTIVATIONS]
+        self._parameters: BufferStore[Tensor] = self._stores[Category.PARAMETERS]
+        self._gradients: BufferStore[Tensor] = self._stores[Category.GRADIENTS]
+        self._states: BufferStore[OptimizerState] = self._stores[Category.OPTIMIZER]
         self._passing: dict[Passing, Tensor] = {}
         self._pending: dict[int, Pending] = {}
         self._shares = Shares(plan.program, plan.messages, training)

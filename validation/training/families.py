@@ -132,7 +132,7 @@ def causal_mask(length: int, attention: str) -> Tensor | None:
 def resnet(given: Description, n: int, *, batch: int, dtype: torch.dtype, image: int = 224) -> Architecture:
     """Build a ResNet: its stem, its blocks and its head, by the names of its paper (table 1)."""
     config = _config(given, "ResNetConfig")
-    model = _model(given, "ResNetForImageClassification", config)
+    model = _made(given, _transformers("ResNetForImageClassification"), config)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.track_running_stats = False
@@ -152,7 +152,7 @@ def vit(
     config = _config(given, "ViTConfig", attention, **({} if image is None else {"image_size": image}))
     if not isinstance(config.image_size, int):
         raise RequestError(given.name, "its image_size must be one number; say --size image=K")
-    model = _model(given, "ViTForImageClassification", config)
+    model = _made(given, _transformers("ViTForImageClassification"), config)
     head = nn.Sequential(model.vit.layernorm, FirstToken(), model.classifier)
     return _classifier([model.vit.embeddings, *model.vit.layers, head], batch, dtype, config.image_size, config)
 
@@ -165,7 +165,7 @@ def gpt2(
     config = _config(given, "GPT2Config", attention, **({} if length is None else {"n_positions": length}))
     if config.add_cross_attention:
         raise RequestError(given.name, "attends to another model; set add_cross_attention to false")
-    model = _model(given, "GPT2LMHeadModel", config)
+    model = _made(given, _transformers("GPT2LMHeadModel"), config)
     mask = causal_mask(config.n_positions, attention)
     blocks = [CausalBlock(block, mask) for block in model.transformer.h]
     first = TokensAndPositions(model.transformer.wte, model.transformer.wpe)
@@ -184,7 +184,7 @@ def llama(
     longest = _check_llama(given.name, config, length)
     if length is None:
         length = longest
-    model = _model(given, f"{family}ForCausalLM", config)
+    model = _made(given, _transformers(f"{family}ForCausalLM"), config)
     mask = causal_mask(length, attention)
     for block in model.model.layers:
         block.input_layernorm = _wide(block.input_layernorm)
@@ -247,10 +247,6 @@ def _config(described: Description, kind: str, attention: str = "eager", **sizes
     if config.num_labels < 1:
         raise RequestError(described.name, "has no labels to tell apart; mend its num_labels or id2label")
     return config
-
-
-def _model(described: Description, kind: str, config: Any) -> Any:
-    return _made(described, _transformers(kind), config)
 
 
 def _made(described: Description, make: Callable[[Any], Any], given: Any) -> Any:

@@ -68,11 +68,9 @@ class Optimizer:
         if self.kind == "adafactor":
             factors = [(f"{k}.{name}", form) for k, part in enumerate(wide) for name, form in _factors(part).items()]
             return forms | dict(factors)
-        moments = (
-            ["exp_avg", "exp_avg_sq"]
-            if self.kind != "sgd"
-            else ["momentum_buffer"] * bool(self.options.get("momentum"))
-        )
+        moments = ["exp_avg", "exp_avg_sq"]
+        if self.kind == "sgd":
+            moments = ["momentum_buffer"] * bool(self.options.get("momentum"))
         return forms | dict.fromkeys(moments, vector)
 
     def state(

@@ -206,9 +206,7 @@ def _cut(architecture: Architecture, cuts: Sequence[int], seed: int, device: tor
     stages = tuple(nn.Sequential(*layers[first:end]) for first, end in pairwise(ends))
     _check_parameters(stages)
     device = torch.device(device)
-    if (
-        device.type == "cuda" and not torch.cuda.is_available()
-    ):  # fake tensors would also end the process, without an error
+    if device.type == "cuda" and not torch.cuda.is_available():  # where fake tensors would end the process
         raise RequestError(f"device {device}", "torch finds no GPU here; use cpu")
     # A model on the meta device has no numbers to move; it can be profiled.
     buffers = tuple(
