@@ -30,6 +30,7 @@ def take_from_files(options: argparse.Namespace) -> None:
         files.append((options.stages, _values_of_stages(Model.load(options.stages))))
     if options.cluster is not None:
         files.append((options.cluster, _values_of_cluster(Cluster.load(options.cluster))))
+    files = [(path, {option: value for option, value in values.items() if value}) for path, values in files]
     kind = next((values["--optimizer"] for _, values in files if "--optimizer" in values), _USUAL_VALUES["--optimizer"])
     owner: dict[str, str] = {}
     found = _given_values(options, kind.removesuffix(_MIXED))
@@ -62,14 +63,12 @@ def _values_of_stages(model: Model) -> Values:
     said = re.fullmatch(r"(.*?)((?: \w+=\d+)*)", model.source, re.DOTALL)
     name, sizes = said.groups() if said else ("", "")
     optimizer = model.training.optimizer or ("" if model.size("optimizer").any() else "sgd")
-    found = _without_blanks(
-        {
-            "--model": name,
-            "--batch": str(model.samples or ""),
-            "--dtype": _TYPES.get(model.precision, ""),
-            "--optimizer": optimizer + _MIXED * model.training.mixed_precision,
-        }
-    )
+    found = {
+        "--model": name,
+        "--batch": str(model.samples or ""),
+        "--dtype": _TYPES.get(model.precision, ""),
+        "--optimizer": optimizer + _MIXED * model.training.mixed_precision,
+    }
     return found | {f"--size {size}": number for size, number in re.findall(r"(\w+)=(\d+)", sizes)}
 
 
@@ -77,11 +76,7 @@ def _values_of_cluster(cluster: Cluster) -> Values:
     if (said := cluster.measured_with) is None:
         return {}
     batch, dtype = str(said.samples or ""), _TYPES.get(said.precision, "")
-    return _without_blanks({"--batch": batch, "--dtype": dtype, "--optimizer": said.optimizer})
-
-
-def _without_blanks(values: Values) -> Values:
-    return {option: value for option, value in values.items() if value}
+    return {"--batch": batch, "--dtype": dtype, "--optimizer": said.optimizer}
 
 
 def _two_values(option: str, said: str, other: str, path: str | None) -> str:

@@ -107,12 +107,8 @@ class RoundsSequence(EventSequence):
 
     def _of_gathered(self, message: Message, device: int) -> Iterator[Span]:
         """Yield a device's shares, packed, and all that it gathers, until that is in the buffer for communication."""
-        split, (whole, share), (begin, end) = (
-            self._shares.splits(message),
-            self._bytes(message),
-            self._points(message, device),
-        )
-        given = self._given(message, device)
+        split, (whole, share) = self._shares.splits(message), self._bytes(message)
+        (begin, end), given = self._points(message, device), self._given(message, device)
         yield Span("tensors packed to be sent", share if message.stages > 1 else 0, begin, given)
         yield Span("parameters as they are gathered", split * share, begin, end + 1)
         yield Span("tensors unpacked on arrival", whole if self._shares.is_packed(message) else 0, end, end + 1)

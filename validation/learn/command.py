@@ -137,16 +137,10 @@ class _Asked(NamedTuple):
     def of_states(self) -> dict[str, object]:
         """All on which unfinished states depend."""
         named = {name: own for name, own in self.request.items() if name not in ("margin", "best_of")}
-        means = {
-            each.name: [
-                *(own.tolist() for own in each.lags),
-                each.waits,
-                each.workers,
-                each.outer,
-                each.steps_per_update,
-            ]
-            for each in self.learners
-        }
+        means: dict[str, list[object]] = {}
+        for each in self.learners:
+            lags = [own.tolist() for own in each.lags]
+            means[each.name] = [*lags, each.waits, each.workers, each.outer, each.steps_per_update]
         return {**named, "means": means, "data_is": self.about, "torch": str(torch.__version__), "code": source_hash()}
 
 

@@ -29,11 +29,9 @@ class Samples(Protocol):
 
     def __len__(self) -> int:
         """Return how many there are."""
-        ...
 
     def take(self, numbers: Tensor, draws: Draws | None = None) -> tuple[Tensor, Tensor]:
         """Return inputs and labels; with draws, as they are learnt from: altered at random, always the same of both."""
-        ...
 
 
 @dataclass(frozen=True)

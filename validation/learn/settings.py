@@ -1,7 +1,9 @@
 """Settings of a training: given ones, the paper's, and the usual ones."""
 
+import tomllib
 from collections.abc import Mapping
 from math import isfinite
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -65,31 +67,7 @@ OF_MACHINE = (
 )
 SETTINGS = {each.name: each for each in (*OF_NETWORK, *OF_TRAINING, *OF_VERDICTS, *OF_MACHINE)}
 # Fournier and Oyallon, section 5, by the data. Of a ResNet-50, the decay is another one with some.
-_PAPERS: Mapping[str, Settings] = {
-    "cifar10": {
-        "network": "resnet18",
-        "cut": "flops",
-        "batch": "128",
-        "epochs": "100",
-        "lr": "0.05",
-        "drops": "0.3,0.6,0.9",
-        "drop_by": "0.2",
-        "weight_decay": "5e-4",
-        "seeds": "5",
-    },
-    "imagenet": {
-        "network": "resnet18",
-        "cut": "flops",
-        "batch": "256",
-        "epochs": "90",
-        "lr": "0.1",
-        "drop_by": "0.1",
-        "weight_decay": "1e-4",
-        "seeds": "3",
-        "best_of": "10",
-        "drops": f"{1 / 3},{2 / 3}",
-    },
-}
+_PAPERS: Mapping[str, Settings] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _DECAYS_OF_RESNET_50 = {"cifar10": "1e-3"}
 
 

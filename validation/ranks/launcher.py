@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import DupFd
 from tempfile import TemporaryFile, gettempdir
 from typing import Any, Self, TypeVar, cast
 
@@ -62,7 +61,8 @@ class Ranks:
         self._processes = []
         for rank in range(count):
             here, there = context.Pipe()
-            arguments = (rank, count, device, backend, _Inherited(self._meeting.fileno()), there)
+            meeting = Connection(os.dup(self._meeting.fileno()))  # as which an open file gets into the process
+            arguments = (rank, count, device, backend, meeting, there)
             process = context.Process(target=_serve_rank, args=arguments, daemon=True)
             process.start()
             there.close()
@@ -150,28 +150,14 @@ def describe_exit(code: int | None) -> str:
     return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
 
 
-class _Inherited:
-    """An open file on its way into a process that is being started."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def __reduce__(self) -> tuple[Callable[..., int], tuple[object]]:
-        return _arrived, (DupFd(self._number),)
-
-
-def _arrived(inherited: Any) -> int:
-    return int(inherited.detach())
-
-
-def _serve_rank(rank: int, count: int, device: str, backend: str, meeting: int, end: Connection) -> None:
+def _serve_rank(rank: int, count: int, device: str, backend: str, meeting: Connection, end: Connection) -> None:
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C comes to all processes; the launcher handles it
     torch.set_num_threads(1)
     try:
         seconds = end.recv()
         try:
-            store = FileStore(f"/proc/self/fd/{meeting}", count)
+            store = FileStore(f"/proc/self/fd/{meeting.fileno()}", count)
             member = join_ranks(rank, count, store, device=device, backend=backend, local_rank=rank, seconds=seconds)
         except Exception as error:
             end.send(RankFailure(str(error)))
