@@ -177,8 +177,8 @@ def time_passes(member: Member, stages: Stages, rounds: int, busy: int, split: S
 def stage_times(training: Training, optimizer: Optimizer, rounds: int) -> list[StageTimes]:
     """Time each stage's passes and update over a number of micro-batches."""
     track = []
-    for j, stage in enumerate(training.stages):
-        theta = flatten(stage.parameters()).to(training.device)
+    for j, module in enumerate(training.stages):
+        theta = flatten(module.parameters()).to(training.device)
         track.append(_Held(theta, torch.zeros_like(theta), optimizer.state(theta, training.parts(j))))
     times = [StageTimes([], [], [], [], []) for _ in track]
     for k in range(WARM_UP + rounds):

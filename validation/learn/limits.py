@@ -186,11 +186,12 @@ def _beside_first(
     learner: Learner, bracket: tuple[float, float], theory: Sequence[float], sharpness: Floats, before: Sequence[Limit]
 ) -> Limit:
     """Return the limit of a schedule, with its ratios to the first limit before it."""
-    rates = (bracket[0], *theory)
+    own, shared = theory
+    rates = (bracket[0], own, shared)
     first = (before[0].lower, before[0].own, before[0].shared) if before else rates
-    ratios = (rate / other for rate, other in zip(rates, first, strict=True))
+    ratio, own_ratio, shared_ratio = (rate / other for rate, other in zip(rates, first, strict=True))
     of_loss = float(sharpness.mean()), float(sharpness.std())
-    return Limit(learner.name, learner.mean, *bracket, *theory, *ratios, *of_loss)
+    return Limit(learner.name, learner.mean, *bracket, own, shared, ratio, own_ratio, shared_ratio, *of_loss)
 
 
 LIMITS_HEADER = (

@@ -110,7 +110,7 @@ class Stack:
             part = partial(_share, of=len(alike), share=alike.shape[1] / len(lags.forward))
             gradients.append(_mapped(own, part))
             losses.append(part(loss))
-        self._taken[self._at] = _joined(gradients, _sum)
+        self._taken[self._at] = _tree_of(gradients, _sum)
         self._make_versions(rates.repeat_interleave(self._learner.workers))
         return _sum(losses).unflatten(0, (-1, self._learner.workers)).mean(dim=1)
 
@@ -146,7 +146,7 @@ class Stack:
                 self._states[version] = self._states[base]
             else:
                 taken = [self._taken[t] for t in range(int(made.first[row]), step + 1)]
-                gradients = _mapped(_joined(taken, _sum), partial(torch.div, other=len(taken)))
+                gradients = _mapped(_tree_of(taken, _sum), partial(torch.div, other=len(taken)))
                 gradients = gradients if made.own[row] else self._on_rows(self._means(gradients))
                 rows = zip(self._states[base], self._versions[base], gradients, strict=True)
                 pairs = [state.step(theta, gradient, rates) for state, theta, gradient in rows]
@@ -166,7 +166,7 @@ class Stack:
 
     def _read(self, lags: Sequence[int], stage: int) -> Parameters:
         """Return the parameters of versions, one after another; the first one of steps before there was such a one."""
-        return _joined([self._versions[max(self._newest - lag, 0)][stage] for lag in lags], _beside)
+        return _tree_of([self._versions[max(self._newest - lag, 0)][stage] for lag in lags], _beside)
 
     def gradients(self, asked: RowPass) -> tuple[RowParameters, Tensor]:
         """Return the gradients and the losses of all rows of a pass, of this stack or of one with the same network."""
@@ -174,7 +174,7 @@ class Stack:
         if not self._one_by_one:
             found: tuple[RowParameters, Tensor] = vmap(gradient)(*asked)
             return found
-        return _joined([gradient(*_mapped(asked, itemgetter(r))) for r in range(len(asked.x))], torch.stack)
+        return _tree_of([gradient(*_mapped(asked, itemgetter(r))) for r in range(len(asked.x))], torch.stack)
 
     def _loss(self, parameters: RowParameters, back: RowParameters, x: Tensor, y: Tensor) -> Tensor:
         return self._loss_of(self.scores(parameters, x, back), y)
@@ -208,7 +208,7 @@ def step_together(stacks: Sequence[Stack], inputs: Tensor, labels: Tensor, rates
         alike.setdefault((own.x.shape[1:], any(own.back), alone), []).append(number)
     found: dict[int, tuple[RowParameters, Tensor]] = {}
     for numbers in alike.values():
-        together = _joined([asked[number][1] for number in numbers], _beside)
+        together = _tree_of([asked[number][1] for number in numbers], _beside)
         gradients, losses = stacks[asked[numbers[0]][0]].gradients(together)
         first = 0
         for number in numbers:
@@ -222,7 +222,7 @@ def step_together(stacks: Sequence[Stack], inputs: Tensor, labels: Tensor, rates
 
 def _stacked(starts: Sequence[Sequence[nn.Module]]) -> RowParameters:
     runs = [[{name: own.detach() for name, own in stage.named_parameters()} for stage in run] for run in starts]
-    return _joined(runs, torch.stack)
+    return _tree_of(runs, torch.stack)
 
 
 def _mapped(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
@@ -230,7 +230,7 @@ def _mapped(rows: Rows, change: Callable[[Tensor], Tensor]) -> Rows:
     return changed
 
 
-def _joined(of: Sequence[Rows], join: Callable[[tuple[Tensor, ...]], Tensor]) -> Rows:
+def _tree_of(of: Sequence[Rows], join: Callable[[tuple[Tensor, ...]], Tensor]) -> Rows:
     """Return parameters, gradients or passes as one, each tensor of which is joined of those at its place."""
     joined: Rows = tree_map(lambda *own: join(own), *of)
     return joined

@@ -194,7 +194,7 @@ SIZE = argument("--size", action="append", default=[], metavar="NAME=K", help="a
 PARTITION = argument(
     "--partition", default="flops", metavar="PARTITION", help="how layers are cut into stages, as for `profile`"
 )
-SPLIT = argument(
+SPLIT_BACKWARDS = argument(
     "--split",
     metavar="HOW",
     help="split backwards go through a stage once (default), keeping what weights need, or twice, keeping all",
@@ -219,7 +219,7 @@ MIXED_PRECISION = argument(
         "--autocast", metavar="TYPE", help="bf16 or fp16: forwards under CUDA's torch.autocast, of a float32 model"
     ),
     argument("--float32-loss", action="store_true", help="losses are of outputs in float32, as in transformers"),
-    SPLIT,
+    SPLIT_BACKWARDS,
     argument("--device", default="cpu", metavar="NAME", help="whose kernels: cpu (default) or cuda"),
     argument("--attention", metavar="KERNEL", help="sdpa (default) or eager, for models of transformers"),
     argument(
