@@ -100,9 +100,8 @@ def read_stages(path: str, case: Case) -> Model:
         problem = f"ties stages {list(model.tied[0].stages)}, and a replay trains each by itself; leave [[tied]] out"
         raise RequestError(path, problem)
     if case.recompute in ("layer+head", "sqrt"):
-        problem = (
-            f"does not say what the segments of its stages hold, of which --recompute {case.recompute} keeps the inputs"
-        )
+        kept = f"of which --recompute {case.recompute} keeps the inputs"
+        problem = f"does not say what the segments of its stages hold, {kept}"
         raise RequestError(path, f"{problem}; leave --stages out, or take --recompute full")
     asked = {name: how for name in ("recompute", "offload") if (how := getattr(case, name)) != "none"}
     recipe = structs.replace(model.training, optimizer=None, mixed_precision=False, update_time="stated", **asked)

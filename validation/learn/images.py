@@ -207,9 +207,8 @@ def imagenet(folder: Path) -> tuple[ImageFiles, ImageFiles, int]:
 def _subfolders(folder: Path) -> list[str]:
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()) if folder.is_dir() else []
     if not names:
-        raise RequestError(
-            str(folder), "is no folder with a folder for each class; give imagenet:DIR with train/, val/"
-        )
+        problem = "is no folder with a folder for each class; give imagenet:DIR with train/, val/"
+        raise RequestError(str(folder), problem)
     return names
 
 

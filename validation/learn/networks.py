@@ -172,9 +172,8 @@ def _check_network(network: str, data: Data, *, batch_norm: bool) -> None:
     if takes != kind and not digits:
         raise RequestError("network", f"{network} takes {takes}, which {data.name} has not; leave it out")
     if batch_norm and takes != "images":
-        raise RequestError(
-            "batch-norm", f"{network} has layer norms or none; leave it out, or take a network of images"
-        )
+        problem = f"{network} has layer norms or none; leave it out, or take a network of images"
+        raise RequestError("batch-norm", problem)
 
 
 def _flops(layers: Sequence[nn.Module], data: Data) -> list[int]:

@@ -146,7 +146,7 @@ class Stack:
                 self._states[version] = self._states[base]
             else:
                 taken = [self._taken[t] for t in range(int(made.first[row]), step + 1)]
-                gradients = _mapped(_tree_of(taken, _sum), partial(torch.div, other=len(taken)))
+                gradients = _tree_of(taken, _average)
                 gradients = gradients if made.own[row] else self._on_rows(self._means(gradients))
                 rows = zip(self._states[base], self._versions[base], gradients, strict=True)
                 pairs = [state.step(theta, gradient, rates) for state, theta, gradient in rows]
@@ -238,6 +238,10 @@ def _tree_of(of: Sequence[Rows], join: Callable[[tuple[Tensor, ...]], Tensor]) -
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:
     return reduce(add, tensors)
+
+
+def _average(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else _sum(tensors) / len(tensors)
 
 
 def _beside(tensors: tuple[Tensor, ...]) -> Tensor:

@@ -69,9 +69,8 @@ def check_course(course: Course, learners: Sequence[Learner], data: Data) -> int
         raise RequestError("batch", f"{data.name} has {data.samples} samples to learn from; give a smaller one")
     all_batches = course.epochs * (data.samples // course.batch)
     if course.warm_up >= all_batches:
-        raise RequestError(
-            "warm-up", f"{course.warm_up} batches are all of a training, which has {all_batches}; give fewer"
-        )
+        problem = f"{course.warm_up} batches are all of a training, which has {all_batches}; give fewer"
+        raise RequestError("warm-up", problem)
     return most
 
 
@@ -153,7 +152,7 @@ class Trained:
         """Train from where an unfinished training has been, and return the curves of each schedule's runs."""
         if unfinished and (state := unfinished.load(name)):
             try:
-                self._losses, self._tests = state["losses"], state["tests"]
+                self._losses, self._tests = [*state["losses"]], [*state["tests"]]
                 for stack, own in zip(self.stacks, state["stacks"], strict=True):
                     stack.go_on_from(own, self._course.device)
             except (LookupError, TypeError, ValueError) as error:
@@ -166,7 +165,7 @@ class Trained:
                 torch.stack([self._test(*own) for own in zip(self.stacks, self._learners, self._steps, strict=True)])
             )
             if unfinished:
-                told = {"losses": self._losses, "tests": self._tests}
+                told = {"losses": torch.stack(self._losses), "tests": torch.stack(self._tests)}
                 unfinished.save(name, told | {"stacks": [stack.state for stack in self.stacks]})
             done(runs)
         return [[*self._found(k)] for k in range(len(self._learners))]

@@ -119,9 +119,8 @@ def _check(workload: Workload, chosen: list[Peer]) -> None:
 
 def peers_list(chosen: list[Peer]) -> str:
     """Return a table of runtimes, with the schedule that is held against each."""
-    return tables.as_text(
-        ("runtime", "of torch", "schedule"), [(peer.name, peer.about, peer.schedule) for peer in chosen]
-    )
+    rows = [(peer.name, peer.about, peer.schedule) for peer in chosen]
+    return tables.as_text(("runtime", "of torch", "schedule"), rows)
 
 
 def peers_table(reports: list[PeerReport], form: str) -> str:
