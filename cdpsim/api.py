@@ -174,7 +174,7 @@ def reopen(directory: str | Path) -> Trace:
 
 def refuse_overflow(run: Run) -> None:
     """Refuse a run whose devices need more memory than they have: say how much more, where and from when on."""
-    program, limit = run.program, run.device_memory
+    program, limit = run.held, run.device_memory
     if np.isinf(limit).all() or (run.peaks[:, -1] <= limit).all():
         return
     where, when, held = memory.held_for_no_time(program, run.start, run.end)

@@ -27,6 +27,7 @@ from cdpsim.cluster.topology import (
     PairLink,
     Speeds,
     Topology,
+    Workspace,
 )
 from cdpsim.files import units
 from cdpsim.files.config import ConfigTable
@@ -59,6 +60,7 @@ CLUSTER_FILES: dict[str, type[msgspec.Struct]] = {
     "`[devices]`": Devices,
     "`[devices.speeds]`": Speeds,
     "`[devices.kernels]`": Kernels,
+    "`[devices.workspace]`": Workspace,
     "`[link]`": Link,
     "`[[links]]`": PairLink,
     "`[topology]`": Topology,

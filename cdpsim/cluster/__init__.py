@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import chain
 from math import fsum, inf, prod
 from pathlib import Path
 from typing import Annotated, Self
@@ -25,6 +26,7 @@ from cdpsim.cluster.topology import (
     PairLink,
     Speeds,
     Topology,
+    Workspace,
     turned,
 )
 from cdpsim.errors import RequestError, neighbours, one_line, short_repr
@@ -40,7 +42,7 @@ _MOST_COMPARED = 128  # members of a group whose edges are compared with those o
 _LARGEST_NODE = 512  # in devices, of nodes of which two stand for all; larger ones are drawn, and refused if too large
 Cards = tuple[tuple[tuple[int, ...], ...], ...]  # of each node, of each card there, the members of a group
 
-__all__ = ["Cable", "Cluster", "Devices", "Edge", "Link", "MeasuredWith", "PairLink", "Speeds", "Topology"]
+__all__ = ["Cable", "Cluster", "Devices", "Edge", "Link", "MeasuredWith", "PairLink", "Speeds", "Topology", "Workspace"]
 
 
 class _ClusterFile(config.ConfigTable, frozen=True, kw_only=True):
@@ -249,6 +251,16 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
         """Return how the messages of each of the first `count` devices overlap with its tasks: full, stream or none."""
         return [self.devices[group].overlap for group in self._groups(count)]
 
+    @property
+    def workspace_bytes(self) -> int:
+        """The most that kernels take of any of its devices beside tensors."""
+        taken = ((group.workspace.kept, *chain(*chain(*group.workspace.during(1)))) for group in self.devices)
+        return max(kept + max(during) for kept, *during in taken)
+
+    def workspaces(self, count: int) -> list[Workspace]:
+        """Return what kernels take on each of the first `count` devices."""
+        return [self.devices[group].workspace for group in self._groups(count)]
+
     def link_costs(self, src: Ints, dst: Ints) -> tuple[Floats, Floats]:
         """Return latency and bandwidth of each message between two different devices."""
         src, dst = self.at(src), self.at(dst)
@@ -455,6 +467,7 @@ _TABLES = (
     _ClusterFile,
     Devices,
     Kernels,
+    Workspace,
     Speeds,
     MeasuredWith,
     Link,

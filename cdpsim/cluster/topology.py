@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from cdpsim.errors import RequestError, choose
 from cdpsim.files import config
-from cdpsim.files.config import Bandwidth, Name, Seconds, Share, Size, Speed
+from cdpsim.files.config import Bandwidth, Name, Seconds, Share, Size, Sizes, Speed
 from cdpsim.numeric.columns import Ints
 
 MOST_DEVICES = 10_000_000
@@ -166,7 +166,6 @@ class Topology(config.ConfigTable, frozen=True, kw_only=True):
             raise RequestError("nics", f"{self.nics} are more than the {self.per_node} devices of a node; lower it")
         if self.ports is not None and (self.ports % 2 or (self.across, self.kind) == ("switch", "nodes")):
             raise RequestError("ports", "must be even, and are those of a fat tree's switches; mend that")
-
         if self.apart > 1 and self.across == "switch":
             raise RequestError("apart", 'is of the cards of a fat tree; set across = "fat-tree", or leave it out')
 
@@ -310,6 +309,26 @@ class Kernels(config.ConfigTable, frozen=True, kw_only=True):
     beside: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0  # the share of a product that hides an exchange beside it
 
 
+class Workspace(config.ConfigTable, frozen=True, kw_only=True):
+    """What kernels of libraries take of a device's memory beside all tensors.
+
+    What they take during a task is one size for all stages, or a list for a run in as many; another has its largest.
+    """
+
+    kept: Size = 0  # from before the first task on, for good
+    forward: Sizes = ()  # during a forward; (): nothing
+    backward: Sizes = ()  # during a backward
+    input_backward: Sizes | None = None  # during the input's part of a split backward; None: as the whole
+    weight_backward: Sizes | None = None  # the same of the weights' part; None: as the whole
+
+    def during(self, n: int) -> list[list[list[int]]]:
+        """Return what forwards, backwards and weights' parts of n stages take; then the same of split backwards."""
+        whole = self.backward
+        parts = (self.input_backward or whole), (self.weight_backward or whole)
+        rows = (self.forward, whole, ()), (self.forward, *parts)
+        return [[[*(sizes if len(sizes) == n else [max(sizes, default=0)] * n)] for sizes in row] for row in rows]
+
+
 class Devices(config.ConfigTable, frozen=True, kw_only=True):
     """A group of equal devices."""
 
@@ -319,9 +338,8 @@ class Devices(config.ConfigTable, frozen=True, kw_only=True):
     achieved: Share | None = None  # the share of either that is reached; None: all
     kernels: Kernels | None = None  # for models of layers; None: their FLOP over the speed that is reached
     memory: Size | None = None  # None: unlimited
-    memory_bandwidth: Bandwidth | None = (
-        None  # at which it is read and written: for updates by their bytes, and Fig. 4's rooflines
-    )
+    memory_bandwidth: Bandwidth | None = None  # of reads and writes: for updates by their bytes, and rooflines
+    workspace: Workspace = Workspace()
     lanes: Annotated[int, msgspec.Meta(ge=1, le=UNLIMITED_LANES)] = 1  # tasks side by side on one device
     overlap: str = FULL  # of its messages with its tasks and with each other: one of OVERLAPS
 
@@ -337,7 +355,8 @@ class Devices(config.ConfigTable, frozen=True, kw_only=True):
     @property
     def is_measured(self) -> bool:
         """Whether anything of it is in bytes or FLOP/s."""
-        return any(value is not None for value in (self.speed, self.speeds, self.memory, self.memory_bandwidth))
+        values = self.speed, self.speeds, self.memory, self.memory_bandwidth
+        return any(value is not None for value in values) or self.workspace != Workspace()
 
     @property
     def reached_bandwidth(self) -> float | None:

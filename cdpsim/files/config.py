@@ -46,12 +46,14 @@ if TYPE_CHECKING:
     Cost: TypeAlias = float | units.Work
     Seconds: TypeAlias = float
     Size: TypeAlias = int
+    Sizes: TypeAlias = tuple[int, ...]
     Speed: TypeAlias = float
     Bandwidth: TypeAlias = float
 else:
     Cost = _quantity(units.time_or_work, "s")
     Seconds = _quantity(units.seconds, "s")
     Size = _quantity(units.size_bytes, "B")
+    Sizes = _quantity(units.sizes_bytes, "B")
     Speed = _quantity(units.speed, "FLOPS")
     Bandwidth = _quantity(units.bandwidth, "B/s")
 Share: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -170,7 +172,9 @@ def encode(table: ConfigTable) -> dict[str, object]:
 def _encode_field(value: Any, kind: Any) -> object:
     quantity = next((k for k in (kind, *get_args(kind)) if isinstance(k, _Quantity)), None)
     if quantity is not None:
-        return units.quantity_text(value, "FLOP" if isinstance(value, units.Work) else quantity.unit)
+        parts = ((each, isinstance(each, units.Work)) for each in (value if isinstance(value, tuple) else [value]))
+        texts = [units.quantity_text(each, "FLOP" if is_work else quantity.unit) for each, is_work in parts]
+        return texts if len(texts) > 1 else texts[0]
     if isinstance(value, ConfigTable):
         return encode(value)
     if isinstance(value, tuple):

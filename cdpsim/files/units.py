@@ -91,6 +91,11 @@ def size_bytes(given: object) -> int:
     return whole
 
 
+def sizes_bytes(given: object) -> tuple[int, ...]:
+    """Return the bytes of one size, or of a list of them."""
+    return tuple(map(size_bytes, given if isinstance(given, list | tuple) else [given]))
+
+
 def speed(given: object) -> float:
     """Return the FLOP/s of a speed such as "312 TFLOPS"."""
     return float(_parse(given, _SPEED)[0])

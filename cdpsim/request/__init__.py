@@ -4,7 +4,7 @@
 lets commands read requests without a run, before they write to a file.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
@@ -20,7 +20,7 @@ from cdpsim.cluster.disorder import DISORDER_OPTIONS, Disorder, disorder_of
 from cdpsim.cluster.topology import NONE
 from cdpsim.errors import RequestError, choose, one_line, refuse_unknown, short_repr
 from cdpsim.files.config import preset_names
-from cdpsim.files.units import in_number
+from cdpsim.files.units import in_number, short_text
 from cdpsim.limits import refuse_too_large
 from cdpsim.model import UNIT_MODELS, Model, Recipe
 from cdpsim.model.layers import Operations
@@ -313,11 +313,8 @@ class Request(Mapping[str, Any]):
 
     def with_steps(self, steps: int, **changed: Any) -> Self:
         """Return the request with another number of training steps; refuse it if these do not fit."""
-        request, shape, parts = (
-            self._changed(steps=steps, **changed),
-            self.shape,
-            3 if self.schedule.splits(self.shape) else 2,
-        )
+        request, shape = self._changed(steps=steps, **changed), self.shape
+        parts = 3 if self.schedule.splits(shape) else 2
         size = shape.n, shape.m, steps, request.memory_engine, self.max_memory
         steps_of = partial(self.schedule.order.steps, shape=shape)
         replicas = 1 if self.may_fold else shape.replicas
@@ -420,7 +417,13 @@ _OWN_FIELDS = tuple(field.name for field in fields(Request))
 
 
 MEMORY_LEAVES_OUT = "without CUDA context and allocator reserve"
-MEMORY_NOTE = f"memory is {MEMORY_LEAVES_OUT}"
+
+
+def memory_note(workspaces: Iterable[int]) -> str:
+    """Return what the memory of runs has beside tensors, by the most that kernels take, and what it leaves out."""
+    most = max(workspaces, default=0)
+    beside = f"with {short_text(most, 'B')} of workspaces, " if most else ""
+    return f"memory is {beside}{MEMORY_LEAVES_OUT}"
 
 
 def describe_request(request: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ from cdpsim.files.units import counted, json_number, short_text
 from cdpsim.numeric.columns import Columns, Ints, Times, group_starts
 from cdpsim.program import Category, Content, Kind, Op, Program
 from cdpsim.program.collectives import Algorithm
+from cdpsim.program.workspaces import with_workspaces
 from cdpsim.request import Request
 from cdpsim.runs.ranks import exchanged_bytes, rates_of_run, table_of_exchanges
 from cdpsim.runs.steady_state import SteadyState, find_steady_state
@@ -160,11 +161,19 @@ class Run(Trace):
         run = self.whole
         return message_columns(run.program, run.costs, run.start, run.end, run.message_nodes)
 
+    @property
+    def held(self) -> Program:
+        """The program with the workspaces of its devices among its buffers."""
+        program, cluster = self.program, self.request.cluster
+        if not cluster.workspace_bytes:
+            return program
+        return with_workspaces(program, cluster.workspaces(program.devices), int(self.end.argmax()))
+
     @cached_property
     def memory(self) -> Table[MemoryRow]:
         """The memory of each device and category from each time on, a row for each change."""
         run = self.whole
-        curve = memory.memory_by_category(run.program, run.start, run.end)
+        curve = memory.memory_by_category(run.held, run.start, run.end)
         return Table(MemoryRow, curve | {"category": names_of(Category)[curve["category"]]})
 
     @cached_property
@@ -298,7 +307,7 @@ class Run(Trace):
     @cached_property
     def peaks(self) -> Ints:
         """The peak memory of each device: a row per device, a column per category and one for the total."""
-        return np.tile(memory.peak_memory(self.program, self.start, self.end), (self.program.fold, 1))
+        return np.tile(memory.peak_memory(self.held, self.start, self.end), (self.program.fold, 1))
 
     @property
     def device_memory(self) -> Times:

@@ -11,7 +11,7 @@ from cdpsim.files.units import Number, counted, short_text
 from cdpsim.limits import UNLIMITED
 from cdpsim.model import Model
 from cdpsim.program import Category
-from cdpsim.request import MEMORY_NOTE, Request, describe_setup, describe_untied, end_check
+from cdpsim.request import Request, describe_setup, describe_untied, end_check, memory_note
 from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
 from cdpsim.runs.evaluation import evaluate_request, evaluate_requests, evaluation_of
@@ -26,7 +26,7 @@ from cdpsim.trace.table import ExchangeRow, Table
 
 # By their columns, which have other names.
 _FIELDS = {"rate": "micro_batch_rate", "samples": "sample_rate", "tokens": "token_rate"}
-_LEFT_OUT_IF_EMPTY = ("steps", "setting", "untied", "asked")  # fields that records leave out where they are empty
+LEFT_OUT_IF_EMPTY = ("steps", "setting", "workspace", "untied", "asked")  # no metrics; records leave out empty ones
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ class Measured:
     stage exceeds the mean, where stages have devices of their own; `longest_stage` is its number, and then its name.
 
     `steps` has the quantiles of `step` over many runs. `setting` describes the model, how it is trained, and the
-    cluster; it is empty in the slot model. `untied` are stages that the model ties and this schedule does not. `asked`
-    has the values of the options by which rows of a comparison differ.
+    cluster; it is empty in the slot model. `workspace` is the most that kernels take of a device beside tensors.
+    `untied` are stages that the model ties and this schedule does not. `asked` has the values of the options by which
+    rows of a comparison differ.
     """
 
     schedule: str
@@ -102,14 +103,15 @@ class Measured:
     longest_stage_name: str
     steps: dict[str, float] | None = None
     setting: str = ""
+    workspace: int = 0
     untied: tuple[tuple[int, ...], ...] = ()
     asked: dict[str, Any] = field(default_factory=dict)
 
     def to_builtins(self) -> dict[str, Any]:
-        """Return all metrics by the keys of files, but for those of the last four fields that are empty."""
+        """Return all metrics by the keys of files, but for those of the last five fields that are empty."""
         columns = {name: column for column, name in _FIELDS.items()}
         fields = asdict(self).items()
-        return {columns.get(name, name): value for name, value in fields if value or name not in _LEFT_OUT_IF_EMPTY}
+        return {columns.get(name, name): value for name, value in fields if value or name not in LEFT_OUT_IF_EMPTY}
 
     def __getitem__(self, column: str) -> Any:
         """Return the figure in a column, or the value of an option by which rows differ."""
@@ -126,7 +128,7 @@ class Measured:
 def table_notes(measured: Sequence[Measured]) -> list[str]:
     """Return the notes below a table: its setting, what memory leaves out, and which schedules untie tied stages."""
     words = [words for words in dict.fromkeys(one.setting for one in measured) if words]
-    words[-1:] = [f"{last}; {MEMORY_NOTE}" for last in words[-1:]]
+    words[-1:] = [f"{last}; {memory_note(one.workspace for one in measured)}" for last in words[-1:]]
     apart = dict.fromkeys(stages for one in measured for stages in one.untied)
     return words + [
         describe_untied(stages, [one.schedule for one in measured if stages in one.untied]) for stages in apart
@@ -189,6 +191,7 @@ def measured_of(
         batch=micro_batches * (model.samples or 1),
         steps=steps,
         setting="" if request.in_slots else ", ".join(describe_setup(model, cluster, request.runtime)),
+        workspace=cluster.workspace_bytes,
         untied=untied,
     )
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cdpsim import Cluster, Model, Stage, Tie, simulate
 from cdpsim.cluster import Cable, Devices, Edge, Link, PairLink, Speeds
 from cdpsim.cluster.disorder import Disorder, Stop
-from cdpsim.cluster.topology import Kernels
+from cdpsim.cluster.topology import Kernels, Workspace
 from cdpsim.files import config
 from cdpsim.request.options import Contention
 from tests.helpers.saved_files import files
@@ -98,6 +98,8 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
     cable = quantities(Cable)
     devices: dict[str, Any] = {"count": 8} | draw(quantities(Devices))
     if draw(st.booleans()):
+        devices["workspace"] = draw(quantities(Workspace))
+    if draw(st.booleans()):
         del devices["speed"]
         devices["speeds"] = draw(quantities(Speeds))
     own = [{"between": [k, k + 1]} | draw(quantities(PairLink)) for k in range(2)]
@@ -164,6 +166,7 @@ def test_every_quantity_of_files_is_drawn() -> None:
         Tie,
         Devices,
         Kernels,
+        Workspace,
         Speeds,
         Link,
         PairLink,

@@ -38,6 +38,7 @@ WORDS: Mapping[tuple[str, str], Sequence[str]] = {
     ("Topology", "across"): ("switch", "fat-tree"),
 }
 _QUANTITIES = {"time_or_work": "time or work", "seconds": "time", "size_bytes": "size"}
+_QUANTITIES |= {"sizes_bytes": "size or list of sizes"}
 _PLAIN: dict[type[inspect.Type], str] = {
     inspect.BoolType: "true or false",
     inspect.StrType: "text",

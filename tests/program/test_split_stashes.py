@@ -43,7 +43,7 @@ def model(n: int, **sizes: Any) -> Model:
 
 
 def run_of(schedule: str, stages: Model) -> Run:
-    return simulate(schedule, model=stages, steps=2, cluster="h100-node", **SPLIT[schedule])  # type: ignore[arg-type]
+    return simulate(schedule, model=stages, steps=2, cluster="h200-node", **SPLIT[schedule])  # type: ignore[arg-type]
 
 
 def activations(run: Run) -> list[int]:
@@ -97,7 +97,7 @@ def test_a_first_part_may_retain_everything(schedule: str) -> None:
     stages = model(4, **given_, **sizes)
     first = replace(stages.stages[0], retained_gradients=None, retained_input_transient=None, weight_transient=0)
     stages = replace(stages, stages=(replace(first, retained_weight_transient=None), *stages.stages[1:]))
-    run = simulate(schedule, model=stages, steps=2, cluster="h100-node", runtime=RETAINED, **SPLIT[schedule])  # type: ignore[arg-type]
+    run = simulate(schedule, model=stages, steps=2, cluster="h200-node", runtime=RETAINED, **SPLIT[schedule])  # type: ignore[arg-type]
     tasks, (start, end) = run.program.tasks, (run.start, run.end)
     rows = [run.program.tasks_of_kind(kind) for kind in (Kind.F, Kind.B, Kind.W)]
     change: dict[tuple[int, float], int] = defaultdict(int)

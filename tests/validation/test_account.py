@@ -9,13 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from cdpsim.cluster import Workspace
 from cdpsim.program import Kind
 from tests.validation.cases import OPTIMIZERS, every_schedule
 from tests.validation.known import known
 from tests.validation.networks import images
 from validation.comparison.account import compare_accounts, is_accounted
 from validation.comparison.remainders import update_bytes
-from validation.comparison.workspaces import find_workspaces
+from validation.comparison.workspaces import find_workspaces, workspaces_of_stages
 from validation.profile.allocations import Allocations
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case, play_in_process, prepare
@@ -102,6 +103,23 @@ def test_a_convolution_in_float64_unfolds_its_images() -> None:
     layers = [torch.nn.Conv2d(channels, channels, kernel, padding=kernel // 2).double() for _ in range(2)]
     first, _ = find_workspaces(cut(Architecture(layers, data, data, mean_square), [1]), splits=False)
     assert first[Kind.F].during == batch * channels * kernel**2 * side**2 * double
+
+
+def test_a_cluster_file_says_what_each_stage_takes() -> None:
+    """The same column in a forward, and in the weights' part of a backward; a first stage's has no other one.
+
+    At the peak of the last stage, which has the loss, there may be none.
+    """
+    batch, channels, kernel, side, double = 2, 3, 5, 8, 8
+    data = Draw(Form((batch, channels, side, side), torch.float64))
+    layers = [torch.nn.Conv2d(channels, channels, kernel, padding=kernel // 2).double() for _ in range(2)]
+    found = workspaces_of_stages(cut(Architecture(layers, data, data, mean_square), [1]))
+    column = batch * channels * kernel**2 * side**2 * double
+    assert [found[name][0] for name in ("forward", "backward", "weight_backward")] == [column] * 3
+    assert {len(found[name]) for name in ("forward", "backward", "weight_backward")} == {2}
+    assert found["input_backward"] == 0
+    assert Workspace(**found).during(2)[1][1] == [0, 0]
+    assert workspaces_of_stages(make_training("mlp", 2)) == {}
 
 
 @pytest.mark.parametrize("splits", [False, True])

@@ -4,16 +4,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
 from msgspec import structs
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 from cdpsim import simulate
-from cdpsim.cluster import Cluster
+from cdpsim.cluster import Cluster, Workspace
 from cdpsim.draw.canvas import rendered
 from cdpsim.errors import RequestError
 from cdpsim.files.units import Work
@@ -23,7 +24,7 @@ from cdpsim.program import Op
 from tests.validation.made_reports import read_report
 from validation.__main__ import main
 from validation.calibrate import command as calibrate
-from validation.calibrate import kernels, summaries
+from validation.calibrate import kernels, summaries, timings
 from validation.calibrate.timings import Passed, RankInterval, StageTimes, repetitions
 from validation.profile.fits import algorithms, predict_collective
 from validation.program import serve_harness
@@ -127,10 +128,24 @@ def test_the_cluster_file_prices_a_model_of_layers(done: Done) -> None:
     assert run.summary()["makespan"] > products
 
 
+def test_the_cluster_file_has_what_kernels_take(done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a transformer in float32 nothing; a GPU's allocator also counts what libraries keep, in the first rank."""
+    (devices,) = Cluster.load(done.folder / "box.toml").devices
+    assert (done.found.workspace, devices.workspace) == ({}, Workspace())
+    taken = {"kept": 65 * 2**20, "backward": [1, 2]}
+    (devices,) = calibrate.cluster_of(
+        structs.replace(done.found, workspace=taken), calibrate.CalibrationRequest()
+    ).devices
+    assert devices.workspace == Workspace(kept=65 * 2**20, backward=(1, 2))
+    monkeypatch.setattr(timings, "allocator_count", lambda *_: 65 * 2**20)
+    other: Any = SimpleNamespace(rank=1, device=torch.device("cuda"))
+    assert timings.measure_workspace(other, STAGES) == {"kept": 65 * 2**20}
+
+
 def test_a_calibration_from_before_operations_were_timed_is_read(done: Done) -> None:
     """It says one speed, and nothing of kernels."""
     older = msgspec.json.decode(msgspec.json.encode(done.found))
-    del older["kernels"], older["request"]["layer"]
+    del older["kernels"], older["workspace"], older["request"]["layer"]
     found = msgspec.convert(older, Calibration)
     (devices,) = calibrate.cluster_of(found, calibrate.CalibrationRequest(stages=STAGES)).devices
     assert (devices.kernels, devices.achieved, devices.memory_bandwidth) == (None, None, None)

@@ -9,6 +9,8 @@ pytest.importorskip("transformers")
 
 import validation.profile.hugging_face as hugging_face
 from cdpsim import RequestError
+from cdpsim.cluster import Workspace
+from cdpsim.presets import find_cluster
 from tests.validation.measured_tables import PAGE, RESULTS
 from validation.profile.caching import MIB
 from validation.profile.hugging_face import (
@@ -40,9 +42,12 @@ def test_a_profile_has_the_peak_and_what_is_reserved(step: HuggingFaceStep) -> N
 
 @every_step
 def test_what_was_there_before_is_parameters_and_adam(step: HuggingFaceStep) -> None:
-    """And what libraries keep for good, under 80 MB: cuBLAS has a workspace for each of two threads."""
+    """And tokens of eight bytes, 64 frequencies of a Llama, and what libraries keep for good, as the cluster says."""
     numbers = 3 * step.parameters * (2 if step.dtype == "bfloat16" else 4)
-    assert 0 <= step.before - numbers < 80e6
+    others = 8 * step.batch * step.length + 4 * 64 * (step.config["model_type"] == "llama")
+    for name in ("h100-node", "h100-nodes"):
+        (devices,) = find_cluster(name).devices
+        assert devices.workspace == Workspace(kept=step.before - numbers - others)
 
 
 def test_the_page_of_results_has_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

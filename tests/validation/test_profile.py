@@ -32,7 +32,7 @@ from validation.profile.caching import MIB
 from validation.profile.command import profile, profile_command, without_weights
 from validation.profile.cuts import PARTITIONS, layer_times
 from validation.profile.footprints import with_unit_times
-from validation.profile.whole import WORKSPACES, imitate_module, peak_activations, whole_step
+from validation.profile.whole import KEPT, imitate_module, peak_activations, whole_step
 from validation.program import serve_harness
 from validation.training.forms import Form
 from validation.training.models import make_architecture
@@ -109,7 +109,7 @@ def test_a_step_reserves_what_its_optimizer_holds(optimizer: str, held: int, mix
     step = whole_step(
         Architecture([layer], data, data, mean_square), replace(OPTIMIZERS[optimizer], mixed_precision=mixed_precision)
     )
-    held, always = 64 * (1 + held), sum(WORKSPACES) // MIB
+    held, always = 64 * (1 + held), KEPT // MIB
     most = max(32 + held, 2 * 32 + 2 * 64) if mixed_precision else held
     assert step.reserved // MIB == always + held + 2 * 32 * mixed_precision + 1  # a small segment is of 2 MiB
     assert step.allocated // MIB == always + most

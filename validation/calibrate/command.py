@@ -11,7 +11,7 @@ from msgspec import structs
 
 from cdpsim.cli.console import write_stdout
 from cdpsim.cli.parser import argument
-from cdpsim.cluster import Cluster, Link, MeasuredWith
+from cdpsim.cluster import Cluster, Link, MeasuredWith, Workspace
 from cdpsim.draw import canvas
 from cdpsim.errors import RequestError, choose, whole_number
 from cdpsim.files import writing as files
@@ -101,7 +101,7 @@ def profile_of(request: CalibrationRequest) -> Model:
 def measure_machine(group: Ranks, request: CalibrationRequest, model: Model) -> Calibration:
     """Return all times of a request, measured by the first of a group's ranks."""
     stages, ranks, sizes, rounds = request.stages, request.ranks, list(request.sizes), request.rounds
-    done = ticker(6 + len(OPS) * (ranks - 1), "calibrate")
+    done = ticker(7 + len(OPS) * (ranks - 1), "calibrate")
 
     def call(function: Callable[..., Result], *arguments: object) -> list[Result]:
         answers = group.call(function, *arguments, timeout=_TIMEOUT)
@@ -114,6 +114,7 @@ def measure_machine(group: Ranks, request: CalibrationRequest, model: Model) -> 
     for op in OPS:
         spans = {k: call(timings.time_collective, op, k, sizes)[:k] for k in range(2, ranks + 1)}
         collectives.append(summaries.summarize_collective(op, spans, link.fit))
+    workspace = call(timings.measure_workspace, stages)[0]  # before its libraries have been used
     alone = call(timings.time_passes, stages, rounds, 1)[0]
     busy = summaries.pool_ranks(call(timings.time_passes, stages, rounds, ranks)[:ranks])
     shape = request.layer or kernels.LAYERS[request.device]
@@ -134,15 +135,17 @@ def measure_machine(group: Ranks, request: CalibrationRequest, model: Model) -> 
         collectives=collectives,
         compute=compute,
         kernels=kernels.held_against(fit, kernels.devices_of(speed, fit), shape, stages.dtype),
+        workspace=workspace,
     )
 
 
 def cluster_of(found: Calibration, request: CalibrationRequest) -> Cluster:
     """Return the cluster that explains the measurements best."""
     link = found.one_way.fit
+    devices = kernels.devices_of(found.compute.speed_flop_per_second, found.kernels)
     return Cluster(
         name=f"{request.device} with {request.backend}, as {request.ranks} ranks measured it",
-        devices=(kernels.devices_of(found.compute.speed_flop_per_second, found.kernels),),
+        devices=(structs.replace(devices, workspace=Workspace(**found.workspace)),),
         link=Link(latency=round_measured(link.latency_seconds), bandwidth=round_measured(link.bandwidth)),
         measured_with=MeasuredWith(
             samples=request.stages.batch,

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from time import thread_time
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from cdpsim.program import Content, Op
 
+from ..comparison.workspaces import workspaces_of_stages
+from ..profile.allocations import allocator_count
 from ..profile.division import divide
 from ..profile.footprints import likeness_key
 from ..ranks.member import Member
@@ -166,12 +168,22 @@ def time_passes(member: Member, stages: Stages, rounds: int, busy: int, split: S
         member.transport.make_groups([members])
     if member.rank >= busy:
         return []
-    training = stages.training(member.device)
-    if split == "once":
-        training = replace(training, divided=divide(training, likeness_key))
+    training = _training(member, stages, split)
     if busy > 1:
         wait_for_all(member, members)
     return stage_times(training, stages.optimizer, rounds)
+
+
+def measure_workspace(member: Member, stages: Stages) -> dict[str, Any]:
+    """Return `[devices.workspace]` as the first rank finds it: of each stage's tasks, and what libraries keep."""
+    found = {} if member.rank else workspaces_of_stages(_training(member, stages, "once"))
+    kept = allocator_count(member.device, "requested_bytes", "current") if member.device.type == "cuda" else 0
+    return found | ({"kept": kept} if kept else {})
+
+
+def _training(member: Member, stages: Stages, split: Split) -> Training:
+    training = stages.training(member.device)
+    return replace(training, divided=divide(training, likeness_key)) if split == "once" else training
 
 
 def stage_times(training: Training, optimizer: Optimizer, rounds: int) -> list[StageTimes]:

@@ -14,9 +14,8 @@ from ..replay.watch import Event
 from ..report.schema import Account, AllocatorComparison, Remainder
 from .remainders import EventSequence
 from .round_remainders import RoundsSequence
-from .workspaces import Workspaces, find_workspaces
+from .workspaces import WRAPPED, Workspaces, find_workspaces
 
-WRAPPED = 64  # bytes: numbers of Python that torch makes tensors of for an operation
 KERNELS = 0.02  # of the peak of a GPU: which of a library's kernels runs, and its workspace, are decided at each call
 
 

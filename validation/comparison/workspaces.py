@@ -6,21 +6,23 @@ accumulators of products of two-byte numbers. They depend on shapes, types and t
 beyond the storages between two tasks are numbers of Python, which graphs keep as tensors for their backwards.
 """
 
-from collections.abc import Hashable, Iterable
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from cdpsim.program import Kind
 
-from ..profile.allocations import Windows, allocation_windows, without_collections
+from ..profile.allocations import allocation_windows, without_collections
 from ..profile.division import Inputs, zero_above, zero_inputs
 from ..profile.footprints import likeness_key
 from ..profile.tracker import Tracker
 from ..training.passes import Pass, backward_for_input, backward_for_weights, one_thread
 from ..training.recomputation import run_backward, run_forward
 from ..training.stages import Training
+
+WRAPPED = 64  # bytes: numbers of Python that torch makes tensors of for an operation
 
 
 class Unstored(NamedTuple):
@@ -31,32 +33,6 @@ class Unstored(NamedTuple):
 
 
 Workspaces = dict[Kind, Unstored]
-
-
-class StorageWindows:
-    """A record of the highest level of storages from one mark to the next; given tensors do not count."""
-
-    def __init__(self, device: torch.device, given: Iterable[Tensor]) -> None:
-        self._tracker = Tracker(device.type)
-        self._tracker.ignore(given)
-        self._peaks: list[int] = []
-
-    @property
-    def peaks(self) -> list[int]:
-        """The highest level from each mark until the next, and from the last until the end."""
-        return [*self._peaks[1:], self._tracker.peak]
-
-    def mark(self) -> None:
-        """Begin a window."""
-        self._peaks.append(self._tracker.peak)
-        self._tracker.reset_peak()
-
-    def __enter__(self) -> Self:
-        self._tracker.__enter__()
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._tracker.__exit__(kind, error, trace)
 
 
 def find_workspaces(training: Training, *, splits: bool) -> list[Workspaces]:
@@ -70,16 +46,33 @@ def find_workspaces(training: Training, *, splits: bool) -> list[Workspaces]:
     return [found[key] for key in keys]
 
 
+def workspaces_of_stages(training: Training) -> dict[str, Any]:
+    """Return what a cluster file says of them: the sizes of all stages, or one; nothing where there are none."""
+    whole = find_workspaces(training, splits=False)
+    parts = find_workspaces(replace(training, segments=None, offloads=False), splits=True)
+    kinds = {"forward": (whole, Kind.F), "backward": (whole, Kind.B)}
+    kinds |= {"input_backward": (parts, Kind.B), "weight_backward": (parts, Kind.W)}
+    during = {name: [own[kind].during for own in stages] for name, (stages, kind) in kinds.items()}
+    sizes = {name: [size * (size > WRAPPED) for size in own] for name, own in during.items()}
+    return {name: own if len({*own}) > 1 else own[0] for name, own in sizes.items() if any(map(any, sizes.values()))}
+
+
 def _measure(training: Training, stage: int, splits: bool) -> Workspaces:
     given = zero_inputs(training, stage)
     above = zero_above(training, stage)
-    here = [tensor for tensor in (*given, above, *training.buffers[stage].values()) if tensor is not None]
+    tracker, levels, allocations = Tracker(training.device.type), list[int](), allocation_windows(training.device)
+    tracker.ignore(each for each in (*given, above, *training.buffers[stage].values()) if each is not None)
+
+    def mark() -> None:
+        levels.append(tracker.peak)
+        tracker.reset_peak()
+
     # Storages first: kernels may allocate something for good at their first use.
-    storages, allocations = StorageWindows(training.device, here), allocation_windows(training.device)
-    for windows in (storages, allocations):
-        with without_collections(), windows:
-            _play(training, stage, windows, given, above, splits=splits)
-    beside = [max(0, both - own) for both, own in zip(allocations.peaks, storages.peaks, strict=True)]
+    for record, begin in ((tracker, mark), (allocations, allocations.mark)):
+        with without_collections(), record:
+            _play(training, stage, begin, given, above, splits=splits)
+    storages = *levels[1:], tracker.peak
+    beside = [max(0, both - own) for both, own in zip(allocations.peaks, storages, strict=True)]
     return {
         kind: Unstored(*pair)
         for kind, pair in zip((Kind.F, Kind.B, Kind.W), zip(beside[::2], beside[1::2], strict=True), strict=False)
@@ -87,25 +80,25 @@ def _measure(training: Training, stage: int, splits: bool) -> Workspaces:
 
 
 def _play(
-    training: Training, stage: int, windows: Windows, given: Inputs, above: Tensor | None, *, splits: bool
+    training: Training, stage: int, mark: Callable[[], None], given: Inputs, above: Tensor | None, *, splits: bool
 ) -> None:
-    """Run the tasks of a stage as a device does, draws included, in a window for each and one behind it."""
+    """Run the tasks of a stage as a device does, draws included, marking begin and end of each."""
     theta, gradient, x, _ = given
-    windows.mark()
+    mark()
     target = training.target(0, 0) if stage == training.n - 1 else None
     y, kept = run_forward(training, stage, theta, x if stage else training.input(0, 0), target, 2)
     del y, target
-    windows.mark()
-    windows.mark()
+    mark()
+    mark()
     if splits:
         assert isinstance(kept, Pass), "a split backward computes nothing again"
         below, rest = backward_for_input(kept, theta, above, training.divided.get(stage))
         del below, kept
-        windows.mark()
-        windows.mark()
+        mark()
+        mark()
         backward_for_weights(training, rest, theta, gradient)
         del rest
     else:
         run_backward(training, kept, theta, above, gradient)
         del kept
-    windows.mark()
+    mark()

@@ -14,11 +14,9 @@ from torch import nn
 
 from cdpsim.model import Cuts, Model
 from cdpsim.model.recipe import apply_recipe
-from cdpsim.program import Kind
-from cdpsim.schedules import find_schedule
 
 from ..comparison.forecast import Forecast, forecast_by_ranks
-from ..comparison.workspaces import find_workspaces
+from ..comparison.workspaces import workspaces_of_stages
 from ..profile.command import profile
 from ..ranks.launcher import Ranks, Result
 from ..replay.case import Case, build_training
@@ -257,7 +255,7 @@ def simulate_anew(report: PeerReport) -> PeerReport:
     messages = compare_messages(peer, report.messages.torch, said[judging].calls)
     remainder = peer.remainder(case)
     if any(left_over(device, remainder) > TOLERANCE * device.bytes for device in devices):
-        beside = workspaces_beside(case, said[judging])
+        beside = workspaces_beside(peer, case, said[judging])
         devices = [structs.replace(own, remainder=own.remainder | beside[own.device]) for own in devices]
     within = all(is_tolerated(device, remainder) for device in devices)
     apart = report.max_abs_difference
@@ -270,15 +268,12 @@ def is_tolerated(device: DevicePeak, remainder: dict[str, int]) -> bool:
     return abs(left_over(device, remainder)) <= TOLERANCE * device.bytes
 
 
-def workspaces_beside(case: Case, said: Prediction) -> list[dict[str, int]]:
+def workspaces_beside(peer: Peer, case: Case, said: Prediction) -> list[dict[str, int]]:
     """Return by how much the kernels of each rank's tasks, run apart here, raise its simulated peak, if they do."""
-    found = find_workspaces(build_training(case), splits=find_schedule(case.schedule).splits(case.shape))
-    kinds = {"F": Kind.F, "B": Kind.B, "I": Kind.B, "W": Kind.W}
-    raised = []
-    for peak, tasks in zip(said.peaks, said.tasks, strict=True):
-        named = ((name[0], int(name[2:].partition(",")[0]), size) for name, size in tasks.items())
-        raised.append(max(size + found[stage][kinds[kind]].during for kind, stage, size in named) - peak)
-    return [{"workspaces of kernels": size} if size > 0 else {} for size in raised]
+    taken = workspaces_of_stages(build_training(case))
+    peaks = predict_peer(peer, case, RUNTIMES[-1], taken).peaks
+    raised = [peak - without for peak, without in zip(peaks, said.peaks, strict=True)]
+    return [{"workspaces of kernels": size} if size else {} for size in raised]
 
 
 def left_over(device: DevicePeak, remainder: dict[str, int]) -> int:

@@ -6,6 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from cdpsim import Run, simulate
+from cdpsim.cluster.topology import UNLIMITED_LANES
 from cdpsim.model.runtime import read_runtime
 from cdpsim.program import Category, Content, Kind, Op
 from cdpsim.request.sharing import accepts
@@ -31,11 +32,13 @@ class Prediction(NamedTuple):
     calls: list[list[Call]]
 
 
-def predict_peer(peer: Peer, case: Case, runtime: str) -> Prediction:
-    """Simulate a runtime on stages of equal times, which are those of its schedule's own slots."""
+def predict_peer(peer: Peer, case: Case, runtime: str, workspace: dict[str, Any] | None = None) -> Prediction:
+    """Simulate a runtime on stages of equal times, those of its schedule's own slots, and devices with a workspace."""
     assert case.stages is not None, "it has been profiled"
     split = find_schedule(case.schedule).splits(case.shape)
-    run = _simulate(peer, case, runtime, steps=STEPS, model=with_unit_times(case.stages, split=split, tensors=True))
+    model = with_unit_times(case.stages, split=split, tensors=True)
+    cluster = {"devices": {"lanes": UNLIMITED_LANES, "workspace": workspace or {}}}
+    run = _simulate(peer, case, runtime, steps=STEPS, model=model, cluster=cluster)
     devices = range(run.program.devices)
     return Prediction(
         run.peaks[:, -1].tolist(),

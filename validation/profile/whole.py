@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cdpsim.presets import find_cluster
 from cdpsim.program import Category
 
 from ..training.fakes import Fakes
@@ -18,9 +19,7 @@ from ..training.stages import Architecture, Autocast, Loss
 from .caching import MIB, CachingAllocator
 from .tracker import Tracker
 
-# An H100 had 65 MiB between steps that are in no tensor: 32 of cuBLAS for each thread that multiplies matrices, that of
-# forwards and that of backwards, and one of unknown use. All are taken before the first step here.
-WORKSPACES = (32 * MIB, 32 * MIB, MIB)
+KEPT = find_cluster("h100-node").devices[0].workspace.kept  # before the first step here, each part a block of its own
 
 
 class WholeStep(NamedTuple):
@@ -37,8 +36,8 @@ def whole_step(architecture: Architecture, optimizer: Optimizer, device: str = "
     layers = [CheckpointedLayer(layer) if k in again else layer for k, layer in enumerate(architecture.layers)]
     net = nn.Sequential(*layers)
     tracker = Tracker(allocator=allocator)
-    for nbytes in WORKSPACES:
-        allocator.allocate(nbytes)
+    for begin in range(0, KEPT, 32 * MIB):  # cuBLAS' for each thread that multiplies matrices, and what is left
+        allocator.allocate(min(32 * MIB, KEPT - begin))
     with Fakes():
         imitate_module(net, device, architecture.tied)
         update = _updating(net, optimizer, tracker)

@@ -454,6 +454,7 @@ class Calibration(msgspec.Struct, frozen=True):
     collectives: list[Collective]
     compute: Compute
     kernels: KernelFit | None = None  # None in older files
+    workspace: dict[str, Any] = {}  # `[devices.workspace]`
 
 
 # Foreign runtimes

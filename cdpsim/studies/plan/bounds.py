@@ -150,7 +150,7 @@ def _probe(case: Request) -> Probe:
         least = work
     else:
         least = float(settled.period + step - rest.period)
-    exact, held = 1.0 if case.in_slots else ROUNDING, certainly_held(one.program)
+    exact, held = 1.0 if case.in_slots else ROUNDING, certainly_held(one.held)
     most = int(held[:, :STASHES].sum(axis=1).max(initial=0))
     for each in (one, rest.run, settled.run):  # their longer programs are large, and of no use for other requests
         each.program.lengthened.clear()

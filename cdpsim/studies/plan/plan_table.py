@@ -10,7 +10,7 @@ from cdpsim.errors import one_line
 from cdpsim.files.tables import Column, PrintedTable, as_json, with_words
 from cdpsim.files.units import counted, short_text
 from cdpsim.model import UNIT_MODELS
-from cdpsim.request import MEMORY_NOTE
+from cdpsim.request import memory_note
 from cdpsim.request.options import DEFAULTS, flag_of
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison import SPLIT_NOTE
@@ -233,7 +233,8 @@ def plan_table(plan: Plan, form: str = "text") -> str:
         said = "with stale parameters, and better than row 1:" if fresh else "with stale parameters:"
         parts.append((said, plan.rows[fresh:], fresh + 1))
     tables = [_numbered(plan, *part) for part in [*parts, (_FRONT_NOTE, plan.front, 1)]]
-    notes = [f"row 1: {plan.rows[0].command}", *([] if plan.in_slots else [MEMORY_NOTE])]
+    notes = [f"row 1: {plan.rows[0].command}"]
+    notes += [] if plan.in_slots else [memory_note(row.measured.workspace for row in shown)]
     return "\n".join([lines, *tables, "".join(f"{note}\n" for note in notes)])
 
 

@@ -22,7 +22,7 @@ from cdpsim.request.reading import schedule_of
 from cdpsim.request.sharing import accepts, named_zero
 from cdpsim.schedules import find_schedule
 from cdpsim.studies.breakeven import BreakEven, find_break_even, runner_on_clusters
-from cdpsim.studies.compare import Measured, evaluate
+from cdpsim.studies.compare import LEFT_OUT_IF_EMPTY, Measured, evaluate
 from cdpsim.studies.equal_shapes import equal_shape
 from cdpsim.studies.plan import plan
 from cdpsim.studies.plan.space import SIMULATED
@@ -32,7 +32,6 @@ from cdpsim.studies.superpose import Superposition, superpose
 
 PointOptions = Mapping[str, Any]
 Cells = Sequence[Any]
-_NO_METRICS = ("steps", "setting", "untied", "asked")  # of a measured run: quantiles, and words
 
 
 class Question(NamedTuple):
@@ -47,7 +46,7 @@ class Question(NamedTuple):
     ask: Callable[[PointOptions], Cells]
 
 
-MEASURED_FIELDS = tuple(field.name for field in fields(Measured) if field.name not in _NO_METRICS)
+MEASURED_FIELDS = tuple(field.name for field in fields(Measured) if field.name not in LEFT_OUT_IF_EMPTY)
 _metrics_of = attrgetter(*MEASURED_FIELDS)
 
 
