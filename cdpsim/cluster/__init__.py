@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from itertools import chain
 from math import fsum, inf, prod
 from pathlib import Path
 from typing import Annotated, Self
@@ -254,8 +253,7 @@ class Cluster(_ClusterFile, frozen=True, kw_only=True):
     @property
     def workspace_bytes(self) -> int:
         """The most that kernels take of any of its devices beside tensors."""
-        taken = ((group.workspace.kept, *chain(*chain(*group.workspace.during(1)))) for group in self.devices)
-        return max(kept + max(during) for kept, *during in taken)
+        return max(group.workspace.most for group in self.devices)
 
     def workspaces(self, count: int) -> list[Workspace]:
         """Return what kernels take on each of the first `count` devices."""

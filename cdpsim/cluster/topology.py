@@ -321,6 +321,12 @@ class Workspace(config.ConfigTable, frozen=True, kw_only=True):
     input_backward: Sizes | None = None  # during the input's part of a split backward; None: as the whole
     weight_backward: Sizes | None = None  # the same of the weights' part; None: as the whole
 
+    @property
+    def most(self) -> int:
+        """The most that kernels take at once."""
+        during = self.forward, self.backward, self.input_backward or (), self.weight_backward or ()
+        return self.kept + max((0, *sum(during, ())))
+
     def during(self, n: int) -> list[list[list[int]]]:
         """Return what forwards, backwards and weights' parts of n stages take; then the same of split backwards."""
         whole = self.backward

@@ -164,7 +164,6 @@ def measured_of(
     rate, peaks = float(metrics.passes / metrics.period), metrics.peaks.max(axis=0).tolist()
     micro_batches = request.shape.micro_batches if request.schedule.order.waits else round(metrics.passes)
     model, cluster, mesh = request.model, request.cluster, request.model.mesh
-    limits = cluster.memory_bytes(len(metrics.peaks))
     return Measured(
         schedule=request.schedule.name,
         rule=rule_word(request),
@@ -175,7 +174,7 @@ def measured_of(
         bubble=metrics.bubble,
         exposed=metrics.exposed,
         memory=peaks[-1],
-        fits=bool((metrics.peaks[:, -1] <= limits).all()),
+        fits=bool((metrics.peaks[:, -1] <= cluster.memory_bytes(len(metrics.peaks))).all()),
         **{category.name.lower(): peaks[category] for category in Category},
         versions=metrics.versions,
         staleness=metrics.staleness,

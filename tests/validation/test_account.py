@@ -16,8 +16,8 @@ from tests.validation.known import known
 from tests.validation.networks import images
 from validation.comparison.account import compare_accounts, is_accounted
 from validation.comparison.remainders import update_bytes
-from validation.comparison.workspaces import find_workspaces, workspaces_of_stages
 from validation.profile.allocations import Allocations
+from validation.profile.workspaces import find_workspaces, workspaces_of_stages
 from validation.ranks.launcher import Ranks
 from validation.replay.case import Case, play_in_process, prepare
 from validation.report.schema import AllocatorComparison

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from cdpsim.program import Content, Op
 
-from ..comparison.workspaces import workspaces_of_stages
 from ..profile.allocations import allocator_count
 from ..profile.division import divide
 from ..profile.footprints import likeness_key
+from ..profile.workspaces import workspaces_of_stages
 from ..ranks.member import Member
 from ..replay.contents import Message
 from ..replay.transport import Pending

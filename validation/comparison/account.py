@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..profile.workspaces import WRAPPED, Workspaces, find_workspaces
 from ..replay.case import Outcome, Prepared
 from ..replay.watch import Event
 from ..report.schema import Account, AllocatorComparison, Remainder
 from .remainders import EventSequence
 from .round_remainders import RoundsSequence
-from .workspaces import WRAPPED, Workspaces, find_workspaces
 
 KERNELS = 0.02  # of the peak of a GPU: which of a library's kernels runs, and its workspace, are decided at each call
 

@@ -17,6 +17,7 @@ from cdpsim.program import Category, Kind, Op
 from cdpsim.schedules.order import Outer
 
 from ..profile.tracker import Tracker
+from ..profile.workspaces import Workspaces
 from ..replay.case import Prepared
 from ..replay.contents import BEGINNING, Message
 from ..replay.local import OuterState, update_by_mean
@@ -25,7 +26,6 @@ from ..replay.shares import Shares
 from ..replay.watch import Event
 from ..training.forms import Form, zeros
 from ..training.optimizer import Optimizer
-from .workspaces import Workspaces
 
 _Pass = tuple[int, int, int, int]  # device, step, micro-batch, stage
 

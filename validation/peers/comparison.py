@@ -16,8 +16,8 @@ from cdpsim.model import Cuts, Model
 from cdpsim.model.recipe import apply_recipe
 
 from ..comparison.forecast import Forecast, forecast_by_ranks
-from ..comparison.workspaces import workspaces_of_stages
 from ..profile.command import profile
+from ..profile.workspaces import workspaces_of_stages
 from ..ranks.launcher import Ranks, Result
 from ..replay.case import Case, build_training
 from ..report.schema import (

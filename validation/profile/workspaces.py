@@ -14,13 +14,13 @@ from torch import Tensor
 
 from cdpsim.program import Kind
 
-from ..profile.allocations import allocation_windows, without_collections
-from ..profile.division import Inputs, zero_above, zero_inputs
-from ..profile.footprints import likeness_key
-from ..profile.tracker import Tracker
 from ..training.passes import Pass, backward_for_input, backward_for_weights, one_thread
 from ..training.recomputation import run_backward, run_forward
 from ..training.stages import Training
+from .allocations import allocation_windows, without_collections
+from .division import Inputs, zero_above, zero_inputs
+from .footprints import likeness_key
+from .tracker import Tracker
 
 WRAPPED = 64  # bytes: numbers of Python that torch makes tensors of for an operation
 
