@@ -72,6 +72,8 @@ def test_a_file_says_what_each_stage_takes_and_holds(toy: Model) -> None:
         "loss_forward": [0, 0, 0],
         "loss_gradient": [0, 0, 0],
         "optimizer": [0, 0, 8],
+        "update_loop": [0, 0, 0],
+        "update_foreach": [0, 0, 0],
         "data": [0, 0, 0],
         "unused_input": [0, 0, 0],
     }
