@@ -87,7 +87,12 @@ class Runtime(config.ConfigTable, frozen=True, kw_only=True):
     def _check(self) -> None:
         choose("runtime", self.like, RUNTIMES)
         texts = {"sends": Sends, "gradients": Gradients, "gradient_buckets": GradientBuckets}
-        texts |= {"split_backward": SplitBackward, "gathers": Gathers, "reductions": Reductions, "updates": Implementation}
+        texts |= {
+            "split_backward": SplitBackward,
+            "gathers": Gathers,
+            "reductions": Reductions,
+            "updates": Implementation,
+        }
         for name, known in texts.items():
             if getattr(self, name) is not None:
                 choose(name, getattr(self, name), get_args(known))
