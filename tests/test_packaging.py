@@ -1,5 +1,6 @@
 """The source distribution has all that its tests need; a wheel needs no checkout."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -81,11 +82,11 @@ def test_tests_run_in_the_source_distribution(unpacked: Path) -> None:
 
 @pytest.mark.slow
 def test_an_installation_has_the_code_and_its_texts(installed: Path) -> None:
-    """And its tables, but no test, page or result."""
+    """And its tables, that of errors among them, but no test, page or report."""
     found = {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}
     package = {path.relative_to(PROJECT) for path in (PROJECT / "cdpsim").rglob("*") if path.name != ".gitkeep"}
     harness = {path.relative_to(PROJECT / "validation") for path in (PROJECT / "validation").rglob("*")}
-    tables = {path for path in harness if path.suffix == ".toml" and path.parts[0] != "results"}
+    tables = {path for path in harness if path.suffix == ".toml"}
     harness = tables | {path for path in harness if path.suffix == ".py" or path.parts[0] == "help"}
     wanted = package | {"cdpsim_validation" / path for path in harness}
     wanted = {path for path in wanted if "__pycache__" not in path.parts and path.suffix}
@@ -98,6 +99,9 @@ def test_an_installation_works_anywhere(installed: Path, tmp_path: Path) -> None
     done = run(sys.executable, installed / "bin" / "cdpsim", "table1", "-n", "2", cwd=tmp_path, path=installed)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Table 1 for N = 2")
+    asked = ["simulate", "dp", "--model", "gpt2", "--cluster", "h100-node", "--format", "json"]
+    done = run(sys.executable, installed / "bin" / "cdpsim", *asked, cwd=tmp_path, path=installed)
+    assert [row["runs"] for row in json.loads(done.stdout)["errors"]] == [5, 5]
 
 
 def validate(installed: Path, folder: Path, words: str) -> subprocess.CompletedProcess[str]:

@@ -30,6 +30,7 @@ from cdpsim.files.tables import Column, PrintedTable
 from cdpsim.files.writing import check_writable
 from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.request import describe_untied
+from cdpsim.request.accuracy import error_notes, error_words
 from cdpsim.schedules import NAMES, schedule_from_csv
 from cdpsim.studies.compare import measure, overview, table_notes
 from cdpsim.studies.comparison import known_columns
@@ -93,7 +94,8 @@ def simulate_command(args: argparse.Namespace) -> int:
         write_stdout(summary_text(run.summary()))
     else:
         short = {name: textwrap.shorten(text, 87, placeholder=" …") for name, text in overview(run, runs).items()}
-        write_stdout("".join(f"{name:11}  {text}\n" for name, text in short.items()))
+        errors = zip(["mean error"] + [""] * len(run.errors), error_words(run.errors), strict=False)
+        write_stdout("".join(f"{name:11}  {text}\n" for name, text in [*short.items(), *errors]))
     return 0
 
 
@@ -120,6 +122,7 @@ def import_command(args: argparse.Namespace) -> int:
     rows = [(each.name, each.value_of(measured), each.words_of(measured)) for each in metrics]
     columns = Column(args.schedule, itemgetter(0)), Column("value", itemgetter(1), words=itemgetter(2))
     known = [row for row in rows if row[1] is not None]
-    table = PrintedTable(columns, known, measured.to_builtins(), notes=table_notes([measured]))
+    notes = [*table_notes([measured]), *error_notes(measured.errors)]
+    table = PrintedTable(columns, known, measured.to_builtins(), notes=notes)
     write_stdout(table.printed(form))
     return 0

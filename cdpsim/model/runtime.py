@@ -116,11 +116,11 @@ def layer_habits(runtime: Runtime) -> dict[str, bool]:
     """Return the behaviours of layers: torch keeps what is gathered, and sums for each product; others do not."""
     torch = LIKE[runtime.like] == "torch"
     usual = {"sums_apart": torch, "keeps_gathered": torch, "weight_copies": runtime.like == "te"}
-    usual |= dict.fromkeys(("fused_norms", "fused_mlp", "fused_rotary"), runtime.like != "transformers")
+    usual |= dict.fromkeys(("fused_norms", "fused_mlp", "fused_rotary"), runtime.like != TRANSFORMERS)
     return usual | {name: value for name, value in runtime.given.items() if name in usual}
 
 
-PAPER, PAPER_BEHAVIOURS = Runtime(), Behaviours()
+PAPER, PAPER_BEHAVIOURS, TRANSFORMERS = Runtime(), Behaviours(), RUNTIMES[3]
 HELD, HELD_BEHAVIOURS = RUNTIMES[1], Behaviours(wide_shares=True, saved_states=True)
 
 

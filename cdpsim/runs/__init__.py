@@ -17,6 +17,7 @@ from cdpsim.program import Category, Content, Kind, Op, Program
 from cdpsim.program.collectives import Algorithm
 from cdpsim.program.workspaces import with_workspaces
 from cdpsim.request import Request
+from cdpsim.request.accuracy import KnownError, error_tables, errors_of
 from cdpsim.runs.ranks import exchanged_bytes, rates_of_run, table_of_exchanges
 from cdpsim.runs.steady_state import SteadyState, find_steady_state
 from cdpsim.timing.costs import Costs
@@ -231,6 +232,11 @@ class Run(Trace):
         """Whether times are slots and sizes stage-activations; else they are seconds and bytes."""
         return bool(self.start.dtype.kind == "i")
 
+    @property
+    def errors(self) -> tuple[KnownError, ...]:
+        """The errors of other answers of the run's classes, where these were measured; in slots none."""
+        return errors_of(self.request, self.devices)
+
     def summary(self) -> dict[str, Any]:
         """Return the content of summary.json."""
         return self._summary_content
@@ -245,10 +251,10 @@ class Run(Trace):
         rare: dict[str, Any] = (
             {"mismatched": memory.mismatched(program) * program.fold} if program.versions_differ else {}
         )
-        held = {"peak_memory": self.peaks}
         later = steady_state.is_steady and not self.reaches_steady_state
-        held |= {"steady_peak_memory": steady_state.run.peaks} if later else {}
+        held = {"peak_memory": self.peaks} | ({"steady_peak_memory": steady_state.run.peaks} if later else {})
         rare |= {"untied": [list(stages) for stages in program.untied]} if program.untied else {}
+        rare |= {"errors": error_tables(self.errors)} if self.errors else {}
         rare |= {"places": self._places()} if self.request.shape.layers else {}
         ranks = self.request.model.mesh.team
         return {

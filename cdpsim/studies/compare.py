@@ -12,6 +12,7 @@ from cdpsim.limits import UNLIMITED
 from cdpsim.model import Model
 from cdpsim.program import Category
 from cdpsim.request import Request, describe_setup, describe_untied, end_check, memory_note
+from cdpsim.request.accuracy import KnownError, error_tables, errors_of
 from cdpsim.request.sharing import accepts
 from cdpsim.runs import Run
 from cdpsim.runs.evaluation import evaluate_request, evaluate_requests, evaluation_of
@@ -26,7 +27,8 @@ from cdpsim.trace.table import ExchangeRow, Table
 
 # By their columns, which have other names.
 _FIELDS = {"rate": "micro_batch_rate", "samples": "sample_rate", "tokens": "token_rate"}
-LEFT_OUT_IF_EMPTY = ("steps", "setting", "workspace", "untied", "asked")  # no metrics; records leave out empty ones
+# No metrics; records leave out empty ones.
+LEFT_OUT_IF_EMPTY = ("steps", "setting", "workspace", "errors", "untied", "asked")
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Measured:
     stage exceeds the mean, where stages have devices of their own; `longest_stage` is its number, and then its name.
 
     `steps` has the quantiles of `step` over many runs. `setting` describes the model, how it is trained, and the
-    cluster; it is empty in the slot model. `workspace` is the most that kernels take of a device beside tensors.
+    cluster. `workspace` is the most that kernels take of a device beside tensors. `errors` are those of the row's
+    classes, where these were measured. All three are empty in the slot model.
     `untied` are stages that the model ties and this schedule does not. `asked` has the values of the options by which
     rows of a comparison differ.
     """
@@ -104,13 +107,14 @@ class Measured:
     steps: dict[str, float] | None = None
     setting: str = ""
     workspace: int = 0
+    errors: tuple[KnownError, ...] = ()
     untied: tuple[tuple[int, ...], ...] = ()
     asked: dict[str, Any] = field(default_factory=dict)
 
     def to_builtins(self) -> dict[str, Any]:
         """Return all metrics by the keys of files, but for those of the last five fields that are empty."""
         columns = {name: column for column, name in _FIELDS.items()}
-        fields = asdict(self).items()
+        fields = (asdict(self) | {"errors": error_tables(self.errors)}).items()
         return {columns.get(name, name): value for name, value in fields if value or name not in LEFT_OUT_IF_EMPTY}
 
     def __getitem__(self, column: str) -> Any:
@@ -191,6 +195,7 @@ def measured_of(
         steps=steps,
         setting="" if request.in_slots else ", ".join(describe_setup(model, cluster, request.runtime)),
         workspace=cluster.workspace_bytes,
+        errors=errors_of(request, devices),
         untied=untied,
     )
 

@@ -29,6 +29,7 @@ from cdpsim.files.units import counted, in_number
 from cdpsim.model import UNIT_MODELS
 from cdpsim.presets import find_model
 from cdpsim.request import Request
+from cdpsim.request.accuracy import KnownError, error_notes
 from cdpsim.request.options import DEFAULTS, OPTION_NAMES, OPTIONS, flag_of, read_value, refuse_renamed
 from cdpsim.request.reading import LEAST_STEPS, least_steps, read_cluster, schedule_of
 from cdpsim.request.sharing import Asked, named_zero, refuse_taken_by_none, taken_options, untaken_by
@@ -125,7 +126,8 @@ class Comparison:
         return one_line(f"Comparison({counted(len(self), 'run')}: {'; '.join([names, *self.heads])})", 200)
 
     def _repr_html_(self) -> str:
-        return replace(self._table("html", None), notes=[*self.notes, *self.remarks])._repr_html_()
+        table = self._table("html", None)
+        return replace(table, notes=[*table.notes, *self.remarks])._repr_html_()
 
     def printed(self, form: str = "text", columns: str | None = None) -> str:
         """Return the table in one of `FORMATS`.
@@ -162,13 +164,13 @@ class Comparison:
             rows,
             record=[row.to_builtins() for row in rows],
             heads=self.heads,
-            notes=self.notes,
+            notes=[*self.notes, *error_notes(self.errors)],
             width=LINE if by_default else inf,
         )
 
     def frame(self) -> "pd.DataFrame":
         """Return all metrics as a DataFrame of pandas, with a column for each option by which rows differ."""
-        records = [row.to_builtins() for row in self.measured]
+        records = [replace(row, errors=()).to_builtins() for row in self.measured]
         asked = [record.pop("asked", {}) for record in records]
         apart = [{f"asked {name}": each[name] for name in _MEMORY_NAMES if name in each} for each in asked]
         return data_frame([own | each | record for own, each, record in zip(apart, asked, records, strict=True)])
@@ -179,6 +181,11 @@ class Comparison:
         words = [counted(self.devices, "rank" if self._in_groups else "device")] if self.devices else []
         words += [f"{self.batch} {in_number(self.batch, self._sample)} in a training step"] if self.batch else []
         return [", ".join(words)] * bool(words) + [SPLIT_NOTE] * self.split
+
+    @property
+    def errors(self) -> tuple[KnownError, ...]:
+        """The errors of the classes of all rows, each once."""
+        return tuple(dict.fromkeys(error for row in self.measured for error in row.errors))
 
     @property
     def notes(self) -> list[str]:

@@ -11,6 +11,7 @@ from cdpsim.files.tables import Column, PrintedTable, as_json, with_words
 from cdpsim.files.units import counted, short_text
 from cdpsim.model import UNIT_MODELS
 from cdpsim.request import memory_note
+from cdpsim.request.accuracy import KnownError, error_notes
 from cdpsim.request.options import DEFAULTS, flag_of
 from cdpsim.studies.compare import Measured
 from cdpsim.studies.comparison import SPLIT_NOTE
@@ -114,6 +115,11 @@ class Plan:
     def best(self) -> PlanRow | None:
         """The best candidate, without staleness if any such fits; None if none is known to fit."""
         return self.rows[0] if self.rows else None
+
+    @property
+    def errors(self) -> tuple[KnownError, ...]:
+        """The errors of the classes of all rows, each once."""
+        return tuple(dict.fromkeys(error for row in [*self.rows, *self.front] for error in row.measured.errors))
 
     @property
     def fitting(self) -> list[Measured]:
@@ -235,6 +241,7 @@ def plan_table(plan: Plan, form: str = "text") -> str:
     tables = [_numbered(plan, *part) for part in [*parts, (_FRONT_NOTE, plan.front, 1)]]
     notes = [f"row 1: {plan.rows[0].command}"]
     notes += [] if plan.in_slots else [memory_note(row.measured.workspace for row in shown)]
+    notes += error_notes(plan.errors)
     return "\n".join([lines, *tables, "".join(f"{note}\n" for note in notes)])
 
 
