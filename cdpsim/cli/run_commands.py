@@ -94,7 +94,8 @@ def simulate_command(args: argparse.Namespace) -> int:
         write_stdout(summary_text(run.summary()))
     else:
         short = {name: textwrap.shorten(text, 87, placeholder=" …") for name, text in overview(run, runs).items()}
-        errors = zip(["mean error"] + [""] * len(run.errors), error_words(run.errors), strict=False)
+        lines = [line for each in run.errors for line in error_words([each])]
+        errors = zip(("mean error", *[""] * len(lines)), lines, strict=False)
         write_stdout("".join(f"{name:11}  {text}\n" for name, text in [*short.items(), *errors]))
     return 0
 

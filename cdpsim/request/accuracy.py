@@ -42,7 +42,7 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def errors_of(request: Request, devices: int) -> tuple[KnownError, ...]:
     """Return the errors of the classes of a request's step, memory and messages; in slots none."""
     names = () if request.in_slots else _classes(request, devices * request.model.mesh.team)
-    return tuple(row for name in names for row in _rows_of_classes().get(name, ()))
+    return tuple(row for name in names for known, row in _rows_of_classes() if known == name)
 
 
 def _classes(request: Request, ranks: int) -> Iterator[str]:
@@ -59,14 +59,13 @@ def _classes(request: Request, ranks: int) -> Iterator[str]:
 
 
 @cache
-def _rows_of_classes() -> dict[str, list[KnownError]]:
-    """Return the rows of each class; none where this package lies alone."""
-    harness, known = ("cdpsim_validation", "validation"), dict[str, list[KnownError]]()
-    paths = [Path(__file__).parents[2] / name / "results" / "classes.toml" for name in harness]
-    for path in [*filter(Path.exists, paths)][:1]:
-        for row in tomllib.loads(path.read_text(encoding="utf-8"))["errors"]:
-            known.setdefault(row["class"], []).append(msgspec.convert(row, KnownError))
-    return known
+def _rows_of_classes() -> list[tuple[str, KnownError]]:
+    """Return the rows of all classes with their names; none where this package lies alone."""
+    paths = [Path(__file__).parents[2] / name / "results/classes.toml" for name in ("cdpsim_validation", "validation")]
+    for path in filter(Path.exists, paths):
+        rows = tomllib.loads(path.read_text(encoding="utf-8"))["errors"]
+        return [(row["class"], msgspec.convert(row, KnownError)) for row in rows]
+    return []
 
 
 def error_tables(errors: tuple[KnownError, ...]) -> list[dict[str, object]]:

@@ -138,7 +138,7 @@ def test_a_verbose_command_says_what_it_reads_runs_and_writes(command: Command, 
 
 
 def test_lines_of_a_summary_fit_a_screen(command: Command) -> None:
-    """There are six, one more of a model with tokens and FLOP, and a long one is cut."""
+    """There are six, one more of a model with tokens and FLOP, one of each error; and a long one is cut."""
     words = "--model llama2-7b --cluster a100-nodes --recompute full --optimizer adafactor --runtime torch"
     lines = command("simulate", "1f1b", "-n", 4, *words.split()).out.splitlines()
     assert max(map(len, lines)) <= 100
@@ -150,6 +150,8 @@ def test_lines_of_a_summary_fit_a_screen(command: Command) -> None:
         "staleness",
         "messages",
         "utilization",
+        "mean error",
+        *[""] * 3,
     ]
     assert lines[0][13:].startswith("1f1b: 4 stages, 4 micro-batches, 4 devices; llama2-7b, adafactor, ")
     assert lines[0].endswith(" …")
