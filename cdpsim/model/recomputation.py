@@ -207,6 +207,7 @@ def _with_second_forward(stage: Stage, again: Cost, **sizes: int | None) -> Stag
         retained_weight_transient=None,
         loss_forward=0,  # what is computed again needs parameters beside the loss
         loss_gradient=0,
+        loss_activation=0,
         freed_gradient=0,
         **NO_CORE,
         **sizes,

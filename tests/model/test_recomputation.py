@@ -314,6 +314,15 @@ def test_an_input_part_that_needs_nothing_more_holds_what_is_computed_again() ->
     assert [each.input_transient for each in found] == [10, 6]
 
 
+@pytest.mark.parametrize("how", ["full", "sqrt", "layer+head"])
+def test_what_a_loss_keeps_is_computed_again(how: str) -> None:
+    """A profile's head, whose activation the loss keeps: between passes its stage has the input alone."""
+    layer = Stage(forward=1.0, backward=2.0, activation=8, boundary=2, parameters=1, recomputes=True)
+    head = replace(layer, activation=12, loss_activation=12, boundary=0)
+    *_, last = recomputed(Model(stages=(layer, head)), how, n=2)
+    assert (last.activation, last.loss_activation) == (2, 0)
+
+
 def test_what_cannot_be_computed_again_is_refused() -> None:
     bare = Model(stages=(Stage(forward=1.0, backward=2.0, activation=9, boundary=4),))
     for how, problem in (
