@@ -327,12 +327,11 @@ class Workspace(config.ConfigTable, frozen=True, kw_only=True):
         during = self.forward, self.backward, self.input_backward or (), self.weight_backward or ()
         return self.kept + max((0, *sum(during, ())))
 
-    def during(self, n: int) -> list[list[list[int]]]:
-        """Return what forwards, backwards and weights' parts of n stages take; then the same of split backwards."""
+    def during(self, n: int, *, split: bool) -> list[list[int]]:
+        """Return what forwards, backwards and weights' parts of n stages take, where backwards are split or not."""
         whole = self.backward
-        parts = (self.input_backward or whole), (self.weight_backward or whole)
-        rows = (self.forward, whole, ()), (self.forward, *parts)
-        return [[[*(sizes if len(sizes) == n else [max(sizes, default=0)] * n)] for sizes in row] for row in rows]
+        parts = (self.input_backward or whole, self.weight_backward or whole) if split else (whole, ())
+        return [[*(size if len(size) == n else [max(size, default=0)] * n)] for size in (self.forward, *parts)]
 
 
 class Devices(config.ConfigTable, frozen=True, kw_only=True):

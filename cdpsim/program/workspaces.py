@@ -14,10 +14,8 @@ def with_workspaces(program: Program, workspaces: Sequence[Workspace], last: int
     """Return the program with the workspaces of its devices, as activations; `last` is the node that ends last."""
     tasks, node, unlike = program.tasks, np.arange(program.compute), [*dict.fromkeys(workspaces)]
     number, stage = np.array([unlike.index(each) for each in workspaces]), tasks.stage[node]
-    halves = program.splits if program.undivided is None else ~program.undivided
-    split = np.broadcast_to(halves, (program.passes, program.n))[node // program.phases, stage].astype(np.int64)
-    sizes = np.array([each.during(program.n) for each in unlike])
-    size = sizes[number[tasks.device[node]], split, tasks.kind[node] - Kind.F, stage]
+    sizes = np.array([each.during(program.n, split=program.splits) for each in unlike])
+    size = sizes[number[tasks.device[node]], tasks.kind[node] - Kind.F, stage]
     kept = np.array([each.kept for each in unlike])[number]
     rows, always = np.flatnonzero(size), np.flatnonzero(kept)
     new = {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdpsim import Cluster, Model, RequestError, Stage, compare, evaluate, simulate
+from cdpsim import Cluster, Model, RequestError, Stage, compare, evaluate, plan, simulate
 from cdpsim.cluster import Devices, Workspace
 from cdpsim.runs import Run
 from tests.helpers import strategies
@@ -53,14 +53,6 @@ def test_parts_of_backwards_have_their_own() -> None:
     peaks = [totals(cluster_of(**own), "zb-h1", m=1) for own in sizes]
     assert peaks == [[120, 120], [129, 129], [170, 170], [160, 160]]
     assert totals(cluster_of(backward=50, input_backward=0, weight_backward=0), "zb-h1", m=1) == peaks[0]
-
-
-def test_a_backward_that_is_whole_in_a_split_schedule_takes_what_whole_ones_do() -> None:
-    """Some of DualPipeV's backwards are; all of ZB-H1's are in two parts."""
-    cluster = cluster_of(backward=10**6, input_backward=0, weight_backward=0)
-    asked: dict[str, Any] = {"n": 4, "m": 4, "model": Model(stages=MODEL.stages * 2)}
-    assert max(totals(cluster, "zb-h1", **asked)) < 10**6
-    assert min(totals(cluster, "dualpipev", **asked)) > 10**6
 
 
 def test_groups_of_devices_have_their_own() -> None:
@@ -115,6 +107,16 @@ def test_a_device_must_have_room_for_them() -> None:
     with pytest.raises(RequestError, match=r"^memory: device 0 has 10,000,219 bytes, .* and 10,000,220 at its peak"):
         simulate("1f1b", **short)
     assert [compare("1f1b", **each).measured[0].fits for each in (enough, short)] == [True, False]
+
+
+def test_a_plan_needs_room_for_them() -> None:
+    """A byte less than the peak by hand, and nothing fits."""
+    asked: dict[str, Any] = {"devices": 2, "batch": 2, "schedules": ["1f1b"], "zero": 0, "recompute": "none", "n": 2}
+    cluster = cluster_of(kept=1000, backward=7)
+    found = plan(MODEL, cluster, memory=1227, **asked)
+    assert [(row["schedule"], row.measured.memory) for row in found.rows] == [("1f1b", 1227)]
+    assert str(found).endswith("memory is with 1.007 kB of workspaces, without CUDA context and allocator reserve")
+    assert plan(MODEL, cluster, memory=1226, **asked).rows == []
 
 
 def test_tables_say_how_much_there_is() -> None:

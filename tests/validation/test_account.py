@@ -118,7 +118,7 @@ def test_a_cluster_file_says_what_each_stage_takes() -> None:
     assert [found[name][0] for name in ("forward", "backward", "weight_backward")] == [column] * 3
     assert {len(found[name]) for name in ("forward", "backward", "weight_backward")} == {2}
     assert found["input_backward"] == 0
-    assert Workspace(**found).during(2)[1][1] == [0, 0]
+    assert Workspace(**found).during(2, split=True)[1] == [0, 0]
     assert workspaces_of_stages(make_training("mlp", 2)) == {}
 
 
