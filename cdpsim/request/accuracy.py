@@ -51,7 +51,8 @@ def _classes(request: Request, ranks: int) -> Iterator[str]:
     by_work = "flop" if isinstance(model.stages[0].forward, Work) else "stage times"
     yield "kernels" if machine is not None and machine.device.kernels is not None else by_work
     if any(stage.activation or stage.parameters for stage in model.stages):
-        yield from ["torch"] * torch + ["eager" if request.runtime.like == TRANSFORMERS else "shape"] * (model.layers is not None)
+        shape = "eager" if request.runtime.like == TRANSFORMERS else "shape"
+        yield from ["torch"] * torch + [shape] * (model.layers is not None)
         if model.layers is None and not torch:
             yield "other" if request.runtime != PAPER else "passes" if ranks == 1 else "paper"
     if ranks > 1 and not request.machine.is_free:
