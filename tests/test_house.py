@@ -47,27 +47,27 @@ ROOMS = [
 ]
 # The lines of Python that a room may have: a commit that needs more changes the number, and its message says why.
 LINES = {
-    "files": 1130,
+    "files": 1139,
     "numeric": 1135,
-    "cluster": 1613,
-    "model": 3096,
+    "cluster": 1648,
+    "model": 3227,
     "presets": 65,
     "schedules": 2669,
-    "program": 5397,
+    "program": 5427,
     "timing": 2378,
     "trace": 1866,
-    "request": 2304,
+    "request": 2395,
     "invariants": 2599,
-    "runs": 2057,
+    "runs": 2072,
     "api": 190,
-    "studies": 5753,
+    "studies": 5771,
     "draw": 4537,
     "export": 897,
-    "cli": 1866,
+    "cli": 1870,
 }
 MOST_FILES = 142  # of Python
 # How many functions of how many modules the simplest request calls, in Python and through the command line.
-WAY, WAY_OF_A_COMMAND = (491, 44), (645, 62)
+WAY, WAY_OF_A_COMMAND = (496, 44), (654, 62)
 # Packages that take long to import. The modules of late() import them, and are imported late themselves.
 HEAVY = {"torch", "matplotlib", "networkx", "numba", "pandas", "perfetto"}
 # The modules of draw/ that exports, commands and doctests need, which draw nothing themselves.
