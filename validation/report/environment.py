@@ -48,7 +48,9 @@ def source_hash() -> str:
     """Return a hash of the code of simulator and harness, and of its tables but those of results, committed or not."""
     digest = sha256()
     for name, folder in _FOLDERS.items():
-        known = (path for path in folder.rglob("*") if path.suffix in (".py", ".toml") and path.parent.name != "results")
+        known = (
+            path for path in folder.rglob("*") if path.suffix in (".py", ".toml") and path.parent.name != "results"
+        )
         for path in sorted(known):
             digest.update(f"{name}/{path.relative_to(folder).as_posix()}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
