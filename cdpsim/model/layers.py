@@ -391,7 +391,7 @@ def _attention(shape: Layers, width: int, y: Tensor, o: Tensor) -> Iterator[Oper
         norms = ("d", "d") * (2 if shape.norm == "layer" else 1)
         both = (("bsa", 2 * width), ("bsc", 2 * width))
         kept, d = (queries, keys), shape.sizes["d"]
-        unfused = (*_norm_steps(shape, queries, "bsa", d), *_norm_steps(shape, keys, "bsc", d))
+        unfused = (*_norm_steps(shape, queries, queries, d), *_norm_steps(shape, keys, keys, d))
         yield Operation(PASS, kept, qkv, norms, kept, moved=both, fused="fused_norms", unfused=unfused)
     yield _rotate(shape, (qkv,), qkv, (("bsq", 2 * width),))
     yield from _core(shape, width, qkv, (queries, keys, values), o)
@@ -431,18 +431,19 @@ def _values(width: float, *words: str) -> Iterator[Tensor]:
 
 def _norm(shape: Layers, given: Tensor, output: Tensor) -> Operation:
     weights = (output.dims[-1],) * (2 if shape.norm == "layer" else 1)
-    unfused, moved = _norm_steps(shape, given, output.dims, shape.sizes[output.dims[-1]]), 2 * given.width
+    unfused, moved = _norm_steps(shape, given, output, shape.sizes[output.dims[-1]]), 2 * given.width
     norm = Operation(PASS, (given,), output, weights, (given,), moved=((output.dims, moved),))
     return norm._replace(fused="fused_norms", unfused=unfused)
 
 
-def _norm_steps(shape: Layers, given: Tensor, dims: str, over: int) -> tuple[Tensor, ...]:
+def _norm_steps(shape: Layers, given: Tensor, output: Tensor, over: int) -> tuple[Tensor, ...]:
     """Return what operations of torch keep for norms over so many numbers: layer norms are one, RMS norms several."""
-    scale = Tensor(f"scale of {given.name}", dims, LOGIT / over)
+    name, dims = output.name, output.dims
+    scale = Tensor(f"scale of {name}", dims, LOGIT / over)
     if shape.norm == "layer":
         return given, scale._replace(width=2 * LOGIT / over)  # and the mean
-    wide = given if given.width >= LOGIT else Tensor(f"{given.name} in fp32", dims, LOGIT)
-    return wide, Tensor(f"normed {given.name}", dims, given.width), scale
+    wide = given if given.width >= LOGIT else Tensor(f"input of {name} in fp32", dims, LOGIT)
+    return wide, Tensor(f"{name} before weights", dims, given.width), scale
 
 
 def _product(given: Tensor, output: Tensor, weight: str, *, biased: bool = False) -> Operation:

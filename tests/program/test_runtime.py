@@ -236,16 +236,38 @@ def test_an_update_has_a_peak_of_its_own(update: float | None) -> None:
             assert set(having.peaks[:, Category.OPTIMIZER]) == {80 + size}
 
 
-def test_a_pipeline_returns_all_outputs_in_one_tensor() -> None:
+@pytest.mark.parametrize("update", [None, 0.5])
+def test_a_pipeline_returns_all_outputs_in_one_tensor(update: float | None) -> None:
     """Before the update of the last of two stages, when the last device has 6 outputs, twice, and 6 micro-batches.
 
-    There are its parameters (20), gradients (20), state (0), receive buffers (6 x 10), and the input of each loss.
+    There are its parameters (20), gradients (20), state (0), receive buffers (6 x 10), and the data of each (7).
     """
-    layer = msgspec.structs.replace(LAYER, activation=24, data=7)
+    layer = msgspec.structs.replace(LAYER, activation=24, update=update)
     for returned, outputs in (("yes", 2 * 6 * 10), ("no", 0)):
         runtime = f"torch:updates=fused,returned_outputs={returned}"
         run = simulate("1f1b", model=Model(stages=(layer,) * 2), m=6, cluster=Cluster.unit(), runtime=runtime)
         assert run.peaks[1, -1] == 20 + 20 + 6 * 10 + 6 * 7 + outputs or returned == "no"
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("update", [None, 0.5])
+@pytest.mark.parametrize("name", ["dp", "interleaved-1f1b", "looped-bfs", "zbv", "dualpipev"])
+def test_one_optimizer_updates_all_stages_of_a_device_behind_its_last_task(
+    name: str, update: float | None, steps: int
+) -> None:
+    """What that makes for both is more than all passes hold: beside it is all that stays, and the returned outputs."""
+    layer = msgspec.structs.replace(LAYER, update_foreach=10_000, optimizer=40, update=update)
+    n, shape = (2, {"m": 4}) if name == "dp" else (4, {"m": 8, "chunks": 2})
+    run = simulate(
+        name, model=Model(stages=(layer,) * n), cluster=Cluster.unit(), runtime="torch", steps=steps, **shape
+    )
+    places = [{0, 1}] if name == "dp" else [{0, 3}, {1, 2}] if name in ("zbv", "dualpipev") else [{0, 2}, {1, 3}]
+    for device, own in enumerate(places):
+        received = sum(10 * 8 * ((j > 0) + (j < n - 1)) for j in own) if name != "dp" else 0
+        outputs = 10 * 8 if n - 1 in own and name != "dp" else 0
+        data = 7 * shape["m"] * len(own)
+        assert run.peaks[device, -1] == 2 * (20 + 20 + 40 + 10_000) + received + outputs + data
+    assert not violations(run)
 
 
 def test_joint_updates_hold_the_gradients_of_all_stages() -> None:

@@ -10,7 +10,7 @@ from cdpsim.model import Model
 from cdpsim.model.runtime import Behaviours
 from cdpsim.numeric.columns import Flags, Ints, expand_ranges, group_starts, sort_by
 from cdpsim.program import EdgeKind
-from cdpsim.program.assembly.build import Builder
+from cdpsim.program.assembly.build import Builder, end
 from cdpsim.program.assembly.runtime_buffers import Keeping
 from cdpsim.program.assembly.task_tables import Copies, Passes, Tables
 from cdpsim.program.assembly.updates import CopySizes, Updates, copy_sizes
@@ -71,6 +71,17 @@ class DataAxis:
     def keeping(self) -> Keeping:
         """The time for which passes keep what they make."""
         return Keeping(self.updates, self.model, self.behaviours, self.build, self.passes)
+
+    @property
+    def updates_together(self) -> bool:
+        """Whether each device updates all of its copies in one step of an optimizer."""
+        return self.behaviours.joint_updates and not self.owned
+
+    def keep_for_updates(self, number: Ints, rows: slice = slice(None)) -> None:
+        """Hold buffers of copies, all or some rows, until all updates of their device's step have ended, if one."""
+        if self.updates_together:
+            group, _, last = self.updates.of_devices
+            self.build.keep(number, end(self.updates.node[last[group[rows]]]))
 
     @property
     def parts(self) -> "tuple[DataAxis, ...]":

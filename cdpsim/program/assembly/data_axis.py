@@ -32,7 +32,7 @@ import numpy as np
 from cdpsim.model import Model
 from cdpsim.model.runtime import Behaviours
 from cdpsim.model.stage import Tie
-from cdpsim.numeric.columns import Flags, Ints, row_numbers
+from cdpsim.numeric.columns import Flags, Ints
 from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.axis import Brought, DataAxis, Sums, earlier_sums, find_axis, order_updates, readers
 from cdpsim.program.assembly.build import Builder, Location, end, start, without_root
@@ -77,9 +77,9 @@ def _hold_sums_and_shares(axis: DataAxis, sums: Sums, gathered: Gathered | None)
     begin = end(sums.taken[0])
     if axis.behaviours.gradients == "kept":
         begin = np.append(np.full(copies.in_step, -1), end(axis.update[: -copies.in_step]))
-    build.hold(
-        Category.GRADIENTS, copies.where, axis.shares_of("gradients", size, copies.stage), begin, end(axis.update)
-    )
+    shares = axis.shares_of("gradients", size, copies.stage)
+    held = build.hold(Category.GRADIENTS, copies.where, shares, begin, end(axis.update))
+    axis.keep_for_updates(held)
 
 
 def _hold_whole_sums(axis: DataAxis, consumer: Ints, producer: Ints) -> None:
@@ -106,6 +106,7 @@ def _hold_whole_sums(axis: DataAxis, consumer: Ints, producer: Ints) -> None:
         last_tasks = axis.tables.lanes.step_ends[copies.step, copies.device]
         longer = np.flatnonzero(axis.at_owner & (last_tasks != copies.last_task))
         build.keep(held[longer], end(last_tasks[longer]))
+    axis.keep_for_updates(held)
     for given, into in earlier_sums(axis):
         rows = np.arange(in_step)
         build.keep(held[given * in_step + rows], end(axis.update[into * in_step + rows]))
@@ -133,7 +134,9 @@ def _hold_buckets(axis: DataAxis) -> None:
     rows = np.flatnonzero(axis.several[copies.of[:in_step]])
     category = Category.GRADIENTS if axis.behaviours.gradient_buckets == "views" else Category.COMMUNICATION
     until = end(axis.update[rows + (copies.steps - 1) * in_step])
-    axis.build.hold(category, copies.where.take(rows), axis.stored.gradients[rows], -1, until)
+    where = copies.where.take(rows)
+    held = axis.build.hold(category, where, axis.stored.gradients[rows], -1, until)
+    axis.keeping.keep_for_good(held, where.device)
 
 
 def hold_parameters(axis: DataAxis, sums: Sums, brought: Brought) -> None:
@@ -148,6 +151,7 @@ def hold_parameters(axis: DataAxis, sums: Sums, brought: Brought) -> None:
         held = axis.build.hold(Category.PARAMETERS, copies.where, axis.stored.parameters, made, until)
     else:
         held = _hold_made_or_sent(axis, sums.consumer, producer)
+    axis.keep_for_updates(held[-in_step:], slice(-in_step, None))
     for _, last_use, row in readers(axis) if axis.stays and axis.passes.lagging else ():
         axis.build.keep(held[row], end(last_use))
 
@@ -179,25 +183,29 @@ def hold_optimizers(axis: DataAxis) -> None:
     updates, last = axis.updates, slice(-axis.updates.in_step, None)
     size = axis.model.size("optimizer")[updates.stage] if axis.owned else axis.stored.optimizer
     where = Location(updates.device[last], updates.stage[last], updates.step[last])
-    axis.build.hold(Category.OPTIMIZER, where, size[last], -1, end(updates.node[last]))
+    held = axis.build.hold(Category.OPTIMIZER, where, size[last], -1, end(updates.node[last]))
+    axis.keep_for_updates(held, last)
 
 
 def hold_made(axis: DataAxis) -> None:
-    """Hold what updates make while they run; one step of an optimizer makes it for all stages of a device together."""
+    """Hold what updates make while they run; one step of an optimizer makes it for all stages of a device together.
+
+    Where that takes no time, it is behind the last gradient of the step there.
+    """
     updates, how = axis.updates, axis.behaviours.updates
     if how == "fused":
         return
     kind = f"update_{how}"
-    size = axis.model.size(kind)[updates.stage]
+    size, row = axis.model.size(kind)[updates.stage], np.arange(len(updates))
     if axis.state.optimizer is Placed.SPLIT:
         size = axis.shares_of(kind, size, updates.stage)
-    if axis.behaviours.joint_updates:
-        step = row_numbers((updates.step, updates.device))
-        together = np.zeros(len(size), dtype=np.int64)
-        (np.add if how == "foreach" else np.maximum).at(together, step, size)
-        size = together[step]
-    where = Location(updates.device, updates.stage, updates.step)
-    axis.build.hold(Category.OPTIMIZER, where, size, start(updates.node), end(updates.node))
+    if axis.updates_together:
+        group, _, last = updates.of_devices
+        together = np.zeros(len(last), dtype=np.int64)
+        (np.add if how == "foreach" else np.maximum).at(together, group, size)
+        size, row = together[group], row if updates.in_lanes else last
+    where = Location(updates.device, updates.stage, updates.step).take(row)
+    axis.build.hold(Category.OPTIMIZER, where, size[row], start(updates.node[row]), end(updates.node[row]))
 
 
 def hold_residuals(axis: DataAxis, compress: Compression) -> None:

@@ -339,13 +339,14 @@ def hold_returned(keeping: Keeping) -> None:
 
 
 def _hold_merged(keeping: Keeping) -> None:
-    """Hold all outputs of a step once more, in one tensor, before their device's update of the last stage."""
+    """Hold all outputs of a step once more, in one tensor, before their device's updates."""
     passes, updates, last = keeping.passes, keeping.updates, keeping.passes.n - 1
     row = np.flatnonzero(updates.stage == last)
     of = Location(updates.device[row], updates.stage[row], updates.step[row])
     outputs = np.zeros((passes.steps, passes.devices), dtype=np.int64)
     np.add.at(outputs, (passes.step, passes.device[:, -1]), keeping.boundary[last])
-    at = start(updates.node[row])
+    group, first, behind = updates.of_devices
+    at = start(updates.node[(first if updates.in_lanes else behind)[group[row]]])
     keeping.build.hold(_ACTIVATIONS, of, outputs[of.version, of.device], at, at)
 
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from cdpsim.model import Model
 from cdpsim.model.stage import Stage, Tie
-from cdpsim.numeric.columns import Ints, group_numbers, group_starts, sort_by
+from cdpsim.numeric.columns import Ints, group_numbers, group_starts, row_numbers, sort_by
 from cdpsim.program import Category, Content, EdgeKind, Op
 from cdpsim.program.assembly.build import Builder, end, start, without_root
 from cdpsim.program.assembly.task_tables import DeviceLanes, Passes, Tables, check_counts
@@ -94,10 +94,32 @@ class Updates:
         lanes = self.tables.lanes
         return lanes.lane[lanes.tasks[self.lane_place]] if self.in_lanes else np.full(len(self), -1)
 
+    @cached_property
+    def of_devices(self) -> "OfDevices":
+        """The updates that each device makes in a step."""
+        rows, lanes, copies = np.arange(len(self)), self.tables.lanes, self.tables.copies
+        made_by = rows if len(copies) == len(self) else copies.owners
+        turn = rows if self.in_lanes else lanes.rank[copies.last_task[made_by]]
+        of = row_numbers((self.step, self.device))
+        order = sort_by(of, turn)
+        first = group_starts(of[order])
+        return OfDevices(of, order[first], order[np.append(first[1:], len(order)) - 1])
+
     @property
     def order_position(self) -> Ints:
         """The position, in the schedule's order, of the task that each update comes behind."""
         return self.tables.passes.position[self.after if self.barrier is None else self.barrier]
+
+
+class OfDevices(NamedTuple):
+    """The group of each update, those of a device and a step; and of each group the first and the last.
+
+    In lanes they come in the order of stages, else as the last tasks that give them gradients.
+    """
+
+    group: Ints
+    first: Ints
+    last: Ints
 
 
 def place_updates(tables: Tables, *, in_lanes: bool = False) -> Updates:

@@ -114,11 +114,12 @@ def held_for_no_time(program: Program, start: Times, end: Times) -> Moments:
     buffers, row = program.buffers, program.update_buffers
     begin, finish = buffer_spans(buffers, start, end)
     row = row[begin[row] == finish[row]]
-    lasts = begin != finish
-    stays = _stay_until_updates(program, start, end, finish) & (lasts | program.is_end_of_update(buffers.end))
+    stays = _stay_until_updates(program, start, end, finish)
+    comes = (buffers.begin & 1 == 1) & ~program.is_end_of_update(buffers.begin)  # by then, with what has ended
     ranks = 2 * dense_ranks(np.concatenate([begin, finish])).astype(np.int64)
     at, (begins, ends) = ranks[row] + 1, np.split(ranks, 2)
-    begins, ends = begins + 2 * lasts, ends + 2 * stays
+    begins = begins + 2 * ~comes
+    ends = np.maximum(begins, ends + 2 * stays)
     begins[row] = ends[row] = 0  # each by itself
     span, every = int(ranks.max(initial=0)) + 4, np.arange(len(Category))
     device, category = _of_int64(buffers.device, buffers.category)
