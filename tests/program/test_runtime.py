@@ -257,7 +257,8 @@ def test_one_optimizer_updates_all_stages_of_a_device_behind_its_last_task(
 ) -> None:
     """What that makes for both is more than all passes hold: beside it is all that stays, and the returned outputs."""
     layer = msgspec.structs.replace(LAYER, update_foreach=10_000, optimizer=40, update=update)
-    n, shape = (2, {"m": 4}) if name == "dp" else (4, {"m": 8, "chunks": 2})
+    n: int = 2 if name == "dp" else 4
+    shape: dict[str, Any] = {"m": 4} if name == "dp" else {"m": 8, "chunks": 2}
     run = simulate(
         name, model=Model(stages=(layer,) * n), cluster=Cluster.unit(), runtime="torch", steps=steps, **shape
     )
