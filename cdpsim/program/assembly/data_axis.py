@@ -78,8 +78,7 @@ def _hold_sums_and_shares(axis: DataAxis, sums: Sums, gathered: Gathered | None)
     if axis.behaviours.gradients == "kept":
         begin = np.append(np.full(copies.in_step, -1), end(axis.update[: -copies.in_step]))
     shares = axis.shares_of("gradients", size, copies.stage)
-    held = build.hold(Category.GRADIENTS, copies.where, shares, begin, end(axis.update))
-    axis.keep_for_updates(held)
+    axis.keep_for_updates(build.hold(Category.GRADIENTS, copies.where, shares, begin, end(axis.update)))
 
 
 def _hold_whole_sums(axis: DataAxis, consumer: Ints, producer: Ints) -> None:
