@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from cdpsim.files.writing import checked_path, read_text
 from cdpsim.limits import bytes_allowed
 from cdpsim.presets import find_cluster, find_model
 from cdpsim.request import Request
+from cdpsim.request.accuracy import error_notes, error_tables, times_errors
 from cdpsim.request.options import OPTIONS
 from cdpsim.request.reading import schedule_of
 from cdpsim.request.sharing import taken_options
@@ -427,7 +428,8 @@ def breakeven_command(args: argparse.Namespace) -> int:
     look = look_of(args)
     check = partial(pictures.check_picture, args.output, look=look, force=args.force)
     check_output(args.output, check, [partial(run_of, own) for own in taken])
-    runs = [runner_on_clusters(Request.from_builtins(own)) for own in taken]
+    requests = [Request.from_builtins(own) for own in taken]
+    runs = [runner_on_clusters(request) for request in requests]
     found = [find_break_even(run, cluster, share) for run in runs]
     results = [replace(result, schedule=own["schedule"]) for result, own in zip(found, every, strict=True)]
     report_untaken(own if "prefetch" in options else own | {"prefetch": None} for own in every)
@@ -444,7 +446,10 @@ def breakeven_command(args: argparse.Namespace) -> int:
         )
     rows = _points(curves, factors) if over_bandwidth else [result.to_builtins() for result in results]
     columns = [Column(name.replace("_", "-"), itemgetter(name), words=partial(_result_words, name)) for name in rows[0]]
-    write_stdout(PrintedTable(columns, rows, rows).printed(form))
+    errors = [times_errors(request, result.devices) for request, result in zip(requests, results, strict=True)]
+    record = [row | {"errors": error_tables(own)} for row, own in zip(rows, errors, strict=False)]
+    notes = error_notes(dict.fromkeys(chain.from_iterable(errors)))
+    write_stdout(PrintedTable(columns, rows, rows if over_bandwidth else record, notes=notes).printed(form))
     return 0
 
 

@@ -45,6 +45,11 @@ def errors_of(request: Request, devices: int) -> tuple[KnownError, ...]:
     return tuple(row for name in names for known, row in _rows_of_classes() if known == name)
 
 
+def times_errors(request: Request, devices: int) -> tuple[KnownError, ...]:
+    """Return the errors of the classes of a request's step and messages alone."""
+    return tuple(error for error in errors_of(request, devices) if error.of != "memory")
+
+
 def _classes(request: Request, ranks: int) -> Iterator[str]:
     """Yield the names of classes: by where times come from, and by whose memory is simulated on so many ranks."""
     model, machine, torch = request.model, request.pricing, LIKE[request.runtime.like] == "torch"

@@ -267,3 +267,11 @@ def test_a_package_without_the_harness_knows_no_errors(monkeypatch: pytest.Monke
     accuracy._rows_of_classes.cache_clear()
     assert classes(simulate("1f1b", model=stages()).errors) == [STAGE_TIMES, PAPER]
     accuracy._rows_of_classes.cache_clear()
+
+
+def test_a_break_even_has_the_errors_of_its_times(command: Command, here: Path) -> None:
+    asked = ["breakeven", "1f1b", "--model", "toy.toml", "--cluster", "box.toml"]
+    last = command(*asked).out.splitlines()[-1]
+    assert last == f"mean error {shown(STAGE_TIMES)}; of messages on NCCL: not measured"
+    rows = json.loads(command(*asked, "--format", "json").out)
+    assert [row["of"] for row in rows[0]["errors"]] == ["steps", "steps", "messages"]
