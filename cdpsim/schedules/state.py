@@ -17,13 +17,14 @@ layout causes an exchange; nothing else causes a message of values.
 Split values are split among the data ranks of a sharding group; an all-reduce across groups sums their shares.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from cdpsim.errors import RequestError, whole_number
 from cdpsim.schedules.buckets import Buckets, Compression
 
-Refusal = tuple[bool, str, str]  # whether it applies, the problem, the remedy
+Refusal = tuple[str, str]  # the problem, the remedy
 
 
 class Placed(Enum):
@@ -122,111 +123,66 @@ class State:
     def check(self, holding: Holding) -> None:
         """Refuse a policy that cannot be assembled."""
         by_use = self._refusals_together if holding.together else self._refusals_in_turn
-        for applies, problem, remedy in (*self._refusals(), *by_use(holding)):
-            if applies:
-                raise RequestError("state", f"{problem}; {remedy}")
+        for problem, remedy in (*self._refusals(), *by_use(holding)):
+            raise RequestError("state", f"{problem}; {remedy}")
 
     @property
     def placements(self) -> tuple[Placed, Placed, Placed]:
         """The placements of parameters, of gradients and of optimizer states."""
         return self.parameters, self.gradients, self.optimizer
 
-    def _refusals(self) -> tuple[Refusal, ...]:
-        copied = self.placements == (Placed.COPIED,) * 3
-        return (
-            (
-                self.splits and self.placements not in _SPLIT_PLACEMENTS,
-                "a share of the optimizer updates a share of the parameters, and takes a share of their gradients",
-                "split optimizer states alone, or gradients with them, or all three",
-            ),
-            (
-                self.streams and self.optimizer is Placed.OWNED,
-                "streams are for what all copies exchange, and owners send alone",
-                "leave streams out",
-            ),
-            (
-                not self.streams and (self.splits or self.buckets is not None or self.reduce is When.EACH),
-                "shares, buckets and sums after each pass go in streams",
-                "add streams",
-            ),
-            (
-                self.reduce is When.EACH and self.optimizer is Placed.SPLIT and self.gradients is Placed.COPIED,
-                "every copy adds up whole gradients, and reduces them once",
-                "let them be SPLIT, or take END or LAST",
-            ),
-            (
-                self.optimizer is Placed.COPIED and not copied,
-                "every copy makes the update, and needs whole parameters and gradients for it",
-                "let these be COPIED, or the optimizer OWNED",
-            ),
-            (
-                self.owner is not Owner.FIXED and Placed.OWNED not in self.placements,
-                "nothing is owned",
-                "leave the owner out",
-            ),
-        )
+    def _refusals(self) -> Iterator[Refusal]:
+        if self.splits and self.placements not in _SPLIT_PLACEMENTS:
+            problem = "a share of the optimizer updates a share of the parameters, and takes a share of their gradients"
+            yield problem, "split optimizer states alone, or gradients with them, or all three"
+        if self.streams and self.optimizer is Placed.OWNED:
+            yield "streams are for what all copies exchange, and owners send alone", "leave streams out"
+        if not self.streams and (self.splits or self.buckets is not None or self.reduce is When.EACH):
+            yield "shares, buckets and sums after each pass go in streams", "add streams"
+        if self.reduce is When.EACH and self.optimizer is Placed.SPLIT and self.gradients is Placed.COPIED:
+            problem = "every copy adds up whole gradients, and reduces them once"
+            yield problem, "let them be SPLIT, or take END or LAST"
+        if self.optimizer is Placed.COPIED and self.placements != (Placed.COPIED,) * 3:
+            problem = "every copy makes the update, and needs whole parameters and gradients for it"
+            yield problem, "let these be COPIED, or the optimizer OWNED"
+        if self.owner is not Owner.FIXED and Placed.OWNED not in self.placements:
+            yield "nothing is owned", "leave the owner out"
 
-    def _refusals_together(self, holding: Holding) -> tuple[Refusal, ...]:
+    def _refusals_together(self, holding: Holding) -> Iterator[Refusal]:
         owned = self.parameters is Placed.OWNED
-        return (
-            (
-                self.owner is not Owner.FIXED,
-                "copies of a stage come to its update together, and none of them is the last or the next",
-                "take a FIXED owner",
-            ),
-            (
-                owned and self.gradients is Placed.COPIED,
-                "gradients are reduced to the owner of parameters, and nothing needs them elsewhere then",
-                "let them be OWNED",
-            ),
-            (
-                self.joins and holding.lags,
-                "parameters come together in their newest version, and the rule reads older ones",
-                "let them be COPIED, or the rule's lags 0",
-            ),
-            (
-                owned and not holding.once,
-                "owned parameters are handed out once for all micro-batches of a step, and devices have several",
-                "let them be COPIED",
-            ),
-            (
-                self.reduce is When.LAST and not holding.ends and not self.streams,
-                "sums go as soon as they are complete, where steps do not end for all devices at once",
-                "leave reduce out",
-            ),
-            (
-                self.streams and not (holding.stays and holding.even),
-                "ranks exchange the same in every step, and here stages move or steps have unlike micro-batches",
-                "take a schedule whose stages stay, and no counts",
-            ),
-        )
+        if self.owner is not Owner.FIXED:
+            problem = "copies of a stage come to its update together, and none of them is the last or the next"
+            yield problem, "take a FIXED owner"
+        if owned and self.gradients is Placed.COPIED:
+            problem = "gradients are reduced to the owner of parameters, and nothing needs them elsewhere then"
+            yield problem, "let them be OWNED"
+        if self.joins and holding.lags:
+            problem = "parameters come together in their newest version, and the rule reads older ones"
+            yield problem, "let them be COPIED, or the rule's lags 0"
+        if owned and not holding.once:
+            problem = "owned parameters are handed out once for all micro-batches of a step, and devices have several"
+            yield problem, "let them be COPIED"
+        if self.reduce is When.LAST and not holding.ends and not self.streams:
+            problem = "sums go as soon as they are complete, where steps do not end for all devices at once"
+            yield problem, "leave reduce out"
+        if self.streams and not (holding.stays and holding.even):
+            problem = "ranks exchange the same in every step, and here stages move or steps have unlike micro-batches"
+            yield problem, "take a schedule whose stages stay, and no counts"
 
-    def _refusals_in_turn(self, holding: Holding) -> tuple[Refusal, ...]:
-        copied = self.optimizer is Placed.COPIED
-        owned = self.parameters is Placed.OWNED
-        moves = self.gradients is Placed.OWNED and self.owner is (Owner.USER if owned else Owner.LAST)
-        return (
-            (
-                self.streams,
-                "streams are for what copies exchange together, and here they come one after another",
-                "leave streams out",
-            ),
-            (
-                copied and not holding.alone,
-                "copies come to a stage one after another, and none waits for the sum of all",
-                "take State(COPIED, OWNED, OWNED, owner=LAST)",
-            ),
-            (
-                not copied and not moves,
-                "copies come to a stage one after another, and no message brings it to them so",
-                "take COPIED, OWNED, OWNED with the owner LAST, or all OWNED with the owner USER",
-            ),
-            (
-                self.reduce is When.LAST,
-                "sums go on as soon as they are complete, where copies come one after another",
-                "leave reduce out",
-            ),
-        )
+    def _refusals_in_turn(self, holding: Holding) -> Iterator[Refusal]:
+        copied, owner = self.optimizer is Placed.COPIED, Owner.USER if self.parameters is Placed.OWNED else Owner.LAST
+        if self.streams:
+            problem = "streams are for what copies exchange together, and here they come one after another"
+            yield problem, "leave streams out"
+        if copied and not holding.alone:
+            problem = "copies come to a stage one after another, and none waits for the sum of all"
+            yield problem, "take State(COPIED, OWNED, OWNED, owner=LAST)"
+        if not copied and not (self.gradients is Placed.OWNED and self.owner is owner):
+            problem = "copies come to a stage one after another, and no message brings it to them so"
+            yield problem, "take COPIED, OWNED, OWNED with the owner LAST, or all OWNED with the owner USER"
+        if self.reduce is When.LAST:
+            problem = "sums go on as soon as they are complete, where copies come one after another"
+            yield problem, "leave reduce out"
 
 
 _SPLIT_PLACEMENTS = (
