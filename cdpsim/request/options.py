@@ -5,7 +5,7 @@ A row is a field of the group that it belongs to: its name, its type, and an `Op
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import cache
+from functools import cache, partial
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
@@ -114,17 +114,21 @@ class Option:
         )
 
 
+_switch = partial(Option, "", default=False)
+_of_flushes = partial(Option, in_state=True, applies=lambda s: s.flushes)  # of schedules that end steps on all devices
+_of_one_run = partial(Option, of_one_run=True)
+
+
 class ScheduleOptions(TypedDict, total=False):
     """Options that change the schedule (`cdpsim schedules` says which one takes which)."""
 
     order: Annotated[
         Sequence[Sequence[str]] | None,
-        Option(
+        _of_one_run(
             "LISTS",
             "a list of actions for each device, of a schedule with a name of its own",
             typed=False,
             is_list=True,
-            of_one_run=True,
             read=lambda given: [list(map(str, row)) for row in given],
         ),
     ]
@@ -160,13 +164,12 @@ class ScheduleOptions(TypedDict, total=False):
     ]
     counts: Annotated[
         str | Path | Sequence[Sequence[int]] | None,
-        Option(
+        _of_one_run(
             "FILE",
             "the micro-batches of each replica in each round or step: the rounds.csv of an earlier run, which must "
             "fit the times of this one",
             usual="-m in a step; in rounds as the times decide",
             is_list=True,
-            of_one_run=True,
             applies=lambda s: s.order.local is None,
             record=lambda r: r.counts and [list(row) for row in r.counts],
             read=lambda given: load_counts(given) if isinstance(given, str | Path) else given,
@@ -186,14 +189,13 @@ class ScheduleOptions(TypedDict, total=False):
     ]
     stage_replicas: Annotated[
         str | Sequence[int] | None,
-        Option(
+        _of_one_run(
             "R,R,...",
             "devices of each stage; micro-batch i of a stage of R devices is on the i mod R-th, and their gradients "
             "are summed at the end of a step",
             usual="1 of each",
             read=read_widths,
             is_list=True,
-            of_one_run=True,
             applies=lambda s: s.order.lists is not None and s.order.lists.replicated is not None,
             record=lambda r: list(r.shape.widths) or None,
         ),
@@ -307,25 +309,21 @@ class DataOptions(TypedDict, total=False):
     ]
     buckets: Annotated[
         str | None,
-        Option(
+        _of_flushes(
             "SIZES",
             "the size of gradient buckets: none (one message a stage), torch, megatron, deepspeed, or the least size "
             "of the first bucket and of the others: 1MiB,25MiB (in a list 1MiB:25MiB)",
             usual="torch for dp, none for pipelines",
             read=read_buckets,
-            in_state=True,
             known=lambda: BUCKETS,
-            applies=lambda s: s.flushes,
         ),
     ]
     whole_first_step: Annotated[
         bool,
-        Option(
+        _of_flushes(
             "",
             "send all gradients of the first step in one bucket, as torch does before it knows their order",
             default=False,
-            in_state=True,
-            applies=lambda s: s.flushes,
         ),
     ]
     reduce: Annotated[
@@ -341,28 +339,24 @@ class DataOptions(TypedDict, total=False):
     ]
     reshard: Annotated[
         str | int | None,
-        Option(
+        _of_flushes(
             "HOW",
             "with --zero 3, when gathered parameters are freed: yes (after each use), no (after each micro-batch's "
             "backward), root (no for the first and the last stage, yes for others), step (after their last use in a "
             "step), or a number K (yes, but each rank keeps 1/K of them from forward to backward); in pipelines no "
             "means step",
             usual="yes for dp, step for pipelines",
-            in_state=True,
             known=lambda: RESHARD,
-            applies=lambda s: s.flushes,
         ),
     ]
     gather: Annotated[
         Gather | None,
-        Option(
+        _of_flushes(
             "HOW",
             "with --zero 1 and 2, when updated parameters are gathered: units (after all updates of a device, one by "
             "one before their forwards), step (all before its first forward) or early (each as soon as it is updated, "
             "beside other updates)",
             usual="units",
-            in_state=True,
-            applies=lambda s: s.flushes,
         ),
     ]
     padding: Annotated[
@@ -392,12 +386,10 @@ class DataOptions(TypedDict, total=False):
     ]
     clip: Annotated[
         bool,
-        Option(
+        _of_flushes(
             "",
             "before any update, sum the norm of all gradients over the devices that split them (gradient clipping)",
             default=False,
-            in_state=True,
-            applies=lambda s: s.flushes,
         ),
     ]
     update_in: Annotated[
@@ -440,10 +432,8 @@ class LayerOptions(TypedDict, total=False):
     ]
     sequence: Annotated[
         bool,
-        Option(
-            "",
+        _switch(
             "split the sequence over these ranks, too, where no product is split",
-            default=False,
             short=("--sp",),
             elsewhere=("sequence_parallel",),
         ),
@@ -493,24 +483,15 @@ class LayerOptions(TypedDict, total=False):
     ]
     whole_boundaries: Annotated[
         bool,
-        Option(
-            "",
-            "let each of these ranks send a whole boundary, not a share of which the receiving group gathers the whole",
-            default=False,
+        _switch(
+            "let each of these ranks send a whole boundary, not a share of which the receiving group gathers the whole"
         ),
     ]
     split_checkpoints: Annotated[
-        bool,
-        Option("", "split what layers keep to recompute over these ranks; the backward gathers it", default=False),
+        bool, _switch("split what layers keep to recompute over these ranks; the backward gathers it")
     ]
-    micro_batch: Annotated[
-        int | None,
-        Option("B", "the samples of a micro-batch", usual="the file's", least=1),
-    ]
-    length: Annotated[
-        int | None,
-        Option("S", "the tokens of a sample", usual="the file's", least=1),
-    ]
+    micro_batch: Annotated[int | None, Option("B", "the samples of a micro-batch", usual="the file's", least=1)]
+    length: Annotated[int | None, Option("S", "the tokens of a sample", usual="the file's", least=1)]
     cuts: Annotated[
         str | Sequence[int] | None,
         Option(
@@ -537,10 +518,7 @@ class TrainingOptions(TypedDict, total=False):
     ]
     mixed_precision: Annotated[
         bool | None,
-        Option(
-            "",
-            "keep the parameters and the optimizer's state of a bf16 or fp16 model in fp32 as well; or do not",
-        ),
+        Option("", "keep the parameters and the optimizer's state of a bf16 or fp16 model in fp32 as well; or do not"),
     ]
     gradients: Annotated[
         GradientType | None,
@@ -610,8 +588,7 @@ class PlatformOptions(TypedDict, total=False):
         ),
     ]
     expand_collectives: Annotated[
-        bool,
-        Option("", "run every collective as the messages of its algorithm", default=False, record=lambda r: r.expands),
+        bool, _switch("run every collective as the messages of its algorithm", record=lambda r: r.expands)
     ]
     contention: Annotated[
         Contention,
@@ -645,14 +622,7 @@ class PlatformOptions(TypedDict, total=False):
             read=read_runtime,
         ),
     ]
-    ignore_memory: Annotated[
-        bool,
-        Option(
-            "",
-            "run although a device would need more memory than it has",
-            default=False,
-        ),
-    ]
+    ignore_memory: Annotated[bool, _switch("run although a device would need more memory than it has")]
 
 
 class DisorderOptions(TypedDict, total=False):
@@ -660,29 +630,25 @@ class DisorderOptions(TypedDict, total=False):
 
     slow: Annotated[
         Sequence[str | Slow] | Mapping[int, float] | None,
-        Option(
+        _of_one_run(
             "DEVICE:FACTOR",
             "a device whose tasks take FACTOR times as long; repeat the option for several devices",
             default=(),
             is_list=True,
-            of_one_run=True,
         ),
     ]
     jitter: Annotated[
         str | None,
-        Option(
+        _of_one_run(
             "DISTRIBUTION:C",
             "multiply the time of each task by a random factor of mean 1 and standard deviation C: uniform, "
             "exponential (1 - C plus an exponential part) or lognormal",
-            of_one_run=True,
         ),
     ]
     link_jitter: Annotated[
         str | None,
-        Option(
-            "DISTRIBUTION:C",
-            "multiply the time of each message by a random factor, as --jitter does of tasks",
-            of_one_run=True,
+        _of_one_run(
+            "DISTRIBUTION:C", "multiply the time of each message by a random factor, as --jitter does of tasks"
         ),
     ]
     imbalance: Annotated[
@@ -698,36 +664,16 @@ class DisorderOptions(TypedDict, total=False):
     ]
     stop: Annotated[
         Sequence[str | Stop] | Mapping[int, str | float] | None,
-        Option(
+        _of_one_run(
             "DEVICE:AT[:FOR]",
             "stop a device at AT, for FOR or for good, such as '3:2 s:500 ms', in slots 3:12:2; a task that is "
             "running goes on afterwards",
             default=(),
             is_list=True,
-            of_one_run=True,
         ),
     ]
-    seed: Annotated[
-        int,
-        Option(
-            "S",
-            "the number that decides all random factors",
-            default=0,
-            least=0,
-            of_one_run=True,
-            kept=True,
-        ),
-    ]
-    run: Annotated[
-        int,
-        Option(
-            "R",
-            "the number of the run among those of the seed",
-            default=0,
-            least=0,
-            of_one_run=True,
-        ),
-    ]
+    seed: Annotated[int, _of_one_run("S", "the number that decides all random factors", default=0, least=0, kept=True)]
+    run: Annotated[int, _of_one_run("R", "the number of the run among those of the seed", default=0, least=0)]
 
 
 class SimulationOptions(TypedDict, total=False):
@@ -735,13 +681,8 @@ class SimulationOptions(TypedDict, total=False):
 
     steps: Annotated[
         int | None,
-        Option(
-            "T",
-            "training steps to simulate",
-            usual="max(3, warm-up + 2, longest lag + 2)",
-            least=1,
-            of_one_run=True,
-            kept=True,
+        _of_one_run(
+            "T", "training steps to simulate", usual="max(3, warm-up + 2, longest lag + 2)", least=1, kept=True
         ),
     ]
     engine: Annotated[
@@ -761,11 +702,10 @@ class SimulationOptions(TypedDict, total=False):
     ]
     max_memory: Annotated[
         str | float | None,
-        Option(
+        _of_one_run(
             "SIZE",
             "refuse a run that would take more memory on this machine, such as '8 GB'",
             usual="the memory that is free",
-            of_one_run=True,
             recorded=False,
         ),
     ]
