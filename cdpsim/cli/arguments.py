@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from cdpsim.trace import Trace
 
 RUN_OPTIONS = tuple(SimulationOptions.__annotations__)
 
+SCHEDULE = partial(argument, "schedule", metavar="NAME|FILE", choices=NAMES)
 STAGES = argument("-n", metavar="N", help="stages (default: those of the model)")
 FORCE = argument("--force", action="store_true", help="overwrite a file that exists")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cdpsim.cli.arguments import (
     RUN_OPTIONS,
+    SCHEDULE,
     STAGES,
     check_output,
     look_arguments,
@@ -27,16 +28,12 @@ from cdpsim.draw.plots import FIGURES
 from cdpsim.errors import choose, whole_number
 from cdpsim.export import pictures
 from cdpsim.files.units import seconds
-from cdpsim.schedules import NAMES
 from cdpsim.studies.equal_shapes import in_slots
 
 _FILE = output_arguments(f"the picture to write: {PICTURE_ENDINGS}")
 _RUN = (look_arguments, option_arguments(RUN_OPTIONS), request_arguments())
 _TRACE = partial(
-    argument,
-    "schedule",
-    metavar="NAME|FILE",
-    choices=NAMES,
+    SCHEDULE,
     help="a schedule (`cdpsim schedules` lists them), an experiment file, or a folder that `cdpsim simulate` wrote",
 )
 

@@ -9,6 +9,7 @@ from operator import itemgetter
 from cdpsim.cli.arguments import (
     FORMAT,
     RUN_OPTIONS,
+    SCHEDULE,
     STAGES,
     check_output,
     format_argument,
@@ -31,7 +32,7 @@ from cdpsim.files.writing import check_writable
 from cdpsim.invariants import INVARIANTS, violations
 from cdpsim.request import describe_untied
 from cdpsim.request.accuracy import error_notes, error_words
-from cdpsim.schedules import NAMES, schedule_from_csv
+from cdpsim.schedules import schedule_from_csv
 from cdpsim.studies.compare import measure, overview, table_notes
 from cdpsim.studies.comparison import known_columns
 from cdpsim.studies.montecarlo import sample_runs
@@ -40,13 +41,7 @@ from cdpsim.trace import FILES, RUNS, summary_text
 
 @command(
     "simulate",
-    argument(
-        "schedule",
-        nargs="?",
-        metavar="NAME|FILE",
-        choices=NAMES,
-        help="a schedule (`cdpsim schedules` lists them), or an experiment file",
-    ),
+    SCHEDULE(nargs="?", help="a schedule (`cdpsim schedules` lists them), or an experiment file"),
     STAGES,
     *output_arguments("the folder for traces (default: print a summary)", "DIR", required=False),
     option_arguments(RUN_OPTIONS),

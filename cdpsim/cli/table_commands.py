@@ -16,6 +16,7 @@ from cdpsim.cli.arguments import (
     FORMAT,
     FORMAT_OF_PAPERS,
     RUN_OPTIONS,
+    SCHEDULE,
     STAGES,
     check_output,
     format_of,
@@ -40,7 +41,7 @@ from cdpsim.files.writing import check_writable, write_file
 from cdpsim.numeric.columns import group_starts
 from cdpsim.request import Request
 from cdpsim.request.sharing import option_words, options_beyond_usual
-from cdpsim.schedules import NAMES, SCHEDULES, USUAL
+from cdpsim.schedules import SCHEDULES, USUAL
 from cdpsim.studies.mesh import mesh
 from cdpsim.studies.published import compare_published, print_published, summarize_published
 from cdpsim.studies.pyramid import pyramid
@@ -167,14 +168,7 @@ def published_command(args: argparse.Namespace) -> int:
 
 @command(
     "pyramid",
-    argument(
-        "schedule",
-        nargs="?",
-        default="mp-cdp",
-        metavar="NAME|FILE",
-        choices=NAMES,
-        help="the schedule (default mp-cdp, the paper's)",
-    ),
+    SCHEDULE(nargs="?", default="mp-cdp", help="the schedule (default mp-cdp, the paper's)"),
     STAGES,
     option_arguments(RUN_OPTIONS),
     request_arguments(),
@@ -194,13 +188,7 @@ def pyramid_command(args: argparse.Namespace) -> int:
 
 @command(
     "mesh",
-    argument(
-        "schedule",
-        nargs="?",
-        metavar="NAME|FILE",
-        choices=NAMES,
-        help="the schedule (default: 1f1b of several stages, else dp)",
-    ),
+    SCHEDULE(nargs="?", help="the schedule (default: 1f1b of several stages, else dp)"),
     STAGES,
     *output_arguments(f"a picture of who has which weights and tokens: {PICTURE_ENDINGS}", required=False),
     look_arguments,
@@ -225,12 +213,7 @@ def mesh_command(args: argparse.Namespace) -> int:
 
 @command(
     "rounds",
-    argument(
-        "schedule",
-        metavar="NAME|FILE",
-        choices=NAMES,
-        help="dpu, wp or acco, whose workers compute while they communicate",
-    ),
+    SCHEDULE(help="dpu, wp or acco, whose workers compute while they communicate"),
     STAGES,
     *output_arguments("write each round and worker into a CSV file", required=False),
     option_arguments(RUN_OPTIONS),
