@@ -107,7 +107,7 @@ def _plot_into(axes: "Axes", what: str, traces: Sequence[Trace], settings: dict[
         "traffic": curves.traffic_line,
         "versions": version_strips.draw_strips,
         "steps": step_times.steps_line,
-        "snapshot": lambda trace, axes, slot=None: snapshot(trace, _moment_of(trace, slot), axes=axes),
+        "snapshot": lambda trace, axes, slot=None: snapshot(trace, slot, axes=axes),
     }
     for trace in traces:
         draw[what](trace, axes, **settings)
@@ -143,14 +143,7 @@ def _draw_snapshot(traces: Sequence[Trace], *, slot: float | str | None = None, 
 
     if len(traces) != 1:
         raise RequestError("snapshot", f"is of one run, not of {len(traces)}; draw each")
-    return snapshot(traces[0], _moment_of(traces[0], slot), look=look)
-
-
-def _moment_of(trace: Trace, slot: float | str | None) -> float | str:
-    """Return the moment of a snapshot: by default the one at which most activations are held."""
-    from cdpsim.draw.views import busiest_moment
-
-    return busiest_moment(Views(trace)) if slot is None else slot
+    return snapshot(traces[0], slot, look=look)
 
 
 # The functions that draw, imported late, as they import matplotlib: modules of `draw` and names in them.

@@ -17,7 +17,7 @@ from cdpsim.api import simulate
 from cdpsim.draw import palette, sheet
 from cdpsim.draw.canvas import AS_DRAWN, GREY, INK, PALE, TITLE, Look, amount_text, label
 from cdpsim.draw.sheet import SMALL, KeyEntry, SheetPoint, fill_polygon, put_patch, write_words
-from cdpsim.draw.views import Moment, Place, Views, busiest_moment, moment_at, read_moment, title
+from cdpsim.draw.views import Moment, Place, Views, moment_at, read_moment, title
 from cdpsim.errors import RequestError, whole_number
 from cdpsim.trace import Trace
 
@@ -146,9 +146,12 @@ class Board(NamedTuple):
         return self.radius(place) + (_LABEL if above and self.task(place) else 0.0)
 
 
-def snapshot(trace: Trace, slot: float | str, *, look: Look = AS_DRAWN, axes: Axes | None = None) -> Figure:
+def snapshot(
+    trace: Trace, slot: float | str | None = None, *, look: Look = AS_DRAWN, axes: Axes | None = None
+) -> Figure:
     """Draw the devices at one slot, or at one moment in seconds: what they compute, hold and send.
 
+    By default it is the one at which most activations are held.
     Micro-batches, stages and devices are counted from 0, as in the files of a trace.
     """
     views = Views(trace)
@@ -185,17 +188,11 @@ def figure_2(n: int = 3, slot: int | None = None, *, look: Look = AS_DRAWN) -> F
         raise RequestError("n", problem)
     letters = [f"({chr(ord('a') + k)}) {words}" for k, (words, *_) in enumerate(FIGURE_2)]
     views = {name: Views(simulate(name, n, steps=_STEPS)) for _, *names in FIGURE_2 for name in names if name}
-    moments = {
-        name: moment_at(own, busiest_moment(own) if slot is None else read_moment(own, slot))
-        for name, own in views.items()
-    }
+    moments = {name: moment_at(own, read_moment(own, slot)) for name, own in views.items()}
     form = Form(34.0, 34.0, 7.5, _ring(list(moments.values())), first=1)
     boards = {name: Board(f"{name}-", moment, arrange(moment.stages), form) for name, moment in moments.items()}
     parts = [[boards[name] if name else None for name in names[::-1]] for _, *names in FIGURE_2]
-    groups, entries = (
-        list(zip(letters, parts, strict=True)),
-        _moment_entries(list(moments.values()), form, in_slots=True),
-    )
+    groups, entries = list(zip(letters, parts, strict=True)), _moment_entries([*moments.values()], form, in_slots=True)
     return _draw_groups(groups, ["with CDP", "without CDP"], form, entries, label(look.title or "", 300), look)
 
 

@@ -436,7 +436,9 @@ def stages_served(views: Views) -> dict[int, list[int]]:
 
 
 def read_moment(views: Views, slot: object) -> float:
-    """Read a slot, or a moment in seconds; refuse one that the run does not have."""
+    """Read a slot, or a moment in seconds, by default the busiest; refuse one that the run does not have."""
+    if slot is None:
+        return busiest_moment(views)
     end = views.tasks["end"].max().item()
     if views.in_slots:
         number = whole_number("slot", slot, at_least=0)

@@ -9,9 +9,8 @@ from cdpsim.errors import RequestError, whole_number
 from cdpsim.files.units import counted, in_number
 from cdpsim.model import UNIT_MODELS, Model
 from cdpsim.model.layers import CONTEXT, TENSOR
-from cdpsim.presets import find_model
 from cdpsim.request import Request
-from cdpsim.request.reading import read_stage_replicas
+from cdpsim.request.reading import given_model, read_stage_replicas
 from cdpsim.request.sharing import accepts, taken_options
 from cdpsim.schedules import Schedule
 from cdpsim.schedules.placement import Shape
@@ -53,8 +52,14 @@ def _can_share(schedule: Schedule, n: object, options: Mapping[str, Any], m: int
     model = _model_of(options)
     if n is None and model is None:
         return True  # a request without n is refused for that
+    n = model.n if n is None and model else whole_number("n", n, at_least=1)
+    return is_served(schedule.workers, n, m)
+
+
+def is_served(ask: Callable[..., object], *given: Any, **named: Any) -> bool:
+    """Return whether a function answers, and refuses nothing of what it is given."""
     try:
-        schedule.workers(model.n if n is None and model else whole_number("n", n, at_least=1), m)
+        ask(*given, **named)
     except RequestError:
         return False
     return True
@@ -186,7 +191,4 @@ def in_slots(options: Mapping[str, Any]) -> bool:
 
 def _model_of(options: Mapping[str, Any]) -> Model | None:
     """Return the model of a request's options; None for the slot model."""
-    if in_slots(options):
-        return None
-    model = options["model"]
-    return Model.from_builtins(model, "model") if isinstance(model, Mapping) else find_model(model)
+    return None if in_slots(options) else given_model(options["model"], None)

@@ -286,17 +286,12 @@ def _latex_words(text: str) -> str:
     return re.sub(f"[{_SUPERSCRIPTS}]", lambda mark: rf"\textsuperscript{{{_SUPERSCRIPTS.index(mark[0])}}}", text)
 
 
-def _exact_row(name: str, n: int, collective: str, shared_parameters: bool) -> dict[str, Any]:
-    exact = exact_cells(name, n, collective, shared_parameters)
-    papers = zip(QUANTITIES, PRINTED[name], strict=True)
-    cells = {quantity: {"paper": paper, "exact": exact[quantity]} for quantity, paper in papers}
-    return {"schedule": name, "rule": SCHEDULES[name].rule.name, **cells}
-
-
-def _add_simulated(row: dict[str, Any], simulated: Mapping[str, Fraction]) -> None:
-    for quantity, value in simulated.items():
-        row[quantity]["simulated"] = value
-    row["agree"] = all(row[quantity]["exact"] == value for quantity, value in simulated.items())
+def _row(name: str, exact: Mapping[str, Fraction], simulated: Mapping[str, Fraction] | None = None) -> dict[str, Any]:
+    values = {"paper": dict(zip(QUANTITIES, PRINTED[name], strict=True)), "exact": exact}
+    values |= {"simulated": simulated} if simulated else {}
+    cells = {quantity: {kind: value[quantity] for kind, value in values.items()} for quantity in QUANTITIES}
+    agree = {"agree": simulated == exact} if simulated else {}
+    return {"schedule": name, "rule": SCHEDULES[name].rule.name, **cells, **agree}
 
 
 def _run(name: str, n: int, **options: Any) -> Run:
@@ -339,12 +334,13 @@ def table1(
     true_or_false("shared_parameters", shared_parameters)
     table = Table1(n, collective, [], [])
     for name in progress(PRINTED, "table1"):
-        table.rows.append(_exact_row(name, n, collective, shared_parameters))
+        cells, simulated = exact_cells(name, n, collective, shared_parameters), None
         if not exact:
             algorithm = collective if n > 1 and SCHEDULES[name].all_reduces else DEFAULT
             run = _run(name, n, steps=steps, collective=algorithm, engine=engine, max_memory=max_memory)
-            _add_simulated(table.rows[-1], simulated_cells(run, shared_parameters))
+            simulated = simulated_cells(run, shared_parameters)
             table.beside.append(measure_beside(run))
+        table.rows.append(_row(name, cells, simulated))
     return table
 
 

@@ -20,6 +20,7 @@ from cdpsim.request.sharing import accepts
 from cdpsim.schedules import SCHEDULES, Schedule, find_schedule
 from cdpsim.schedules.rule import find_rule
 from cdpsim.studies.comparison import listed_values
+from cdpsim.studies.equal_shapes import is_served
 
 # The figure by which an objective sorts first.
 OBJECTIVES = {"samples": "step", "memory": "memory", "devices": "devices", "staleness": "staleness"}
@@ -254,18 +255,9 @@ def _meshes(models: Sequence[Model], cluster: Cluster, devices: int) -> dict[str
         return {}
     shape, node = models[0].layers, (cluster.topology and cluster.topology.per_node) or cluster.count or 1
     assert shape is not None, "models are of layers"
-    tensor = [t for t in divisors(gcd(node, devices)) if not shape.undivided(t) and _has_groups(cluster, t)]
+    tensor = [t for t in divisors(gcd(node, devices)) if not shape.undivided(t) and is_served(cluster.team, t)]
     found = {TENSOR: tensor, EXPERT: divisors(gcd(shape.experts or 1, devices))}
     return {name: [None, *ranks[1:]] for name, ranks in found.items() if len(ranks) > 1}
-
-
-def _has_groups(cluster: Cluster, ranks: int) -> bool:
-    """Return whether groups of so many neighbours have places of their own on a cluster."""
-    try:
-        cluster.team(ranks)
-    except RequestError:
-        return False
-    return True
 
 
 def divisors(number: int) -> list[int]:
@@ -280,11 +272,5 @@ def divisors(number: int) -> list[int]:
 
 def _can_recompute(models: Sequence[OneModel], axes: Mapping[str, Sequence[Any]], how: str) -> bool:
     """Return whether a model can be trained so."""
-    if how == "none":
-        return True
     training = {name: axes[name][0] if name in axes else None for name in TRAINING}
-    try:
-        read_model(models[0], None, training | {"recompute": how, "offload": None})
-    except RequestError:
-        return False
-    return True
+    return how == "none" or is_served(read_model, models[0], None, training | {"recompute": how, "offload": None})
