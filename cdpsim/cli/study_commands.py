@@ -363,11 +363,7 @@ def _print_status(folder: Path, form: str) -> int:
     status = study_status(folder)
     left = status.to_do / status.rate if status.rate else None
     reasons = [[f"failed: {reason}", count] for reason, count in status.reasons.items()]
-    rate = (
-        [["points/s", f"{status.rate:.3g}"], ["time left", str(timedelta(seconds=round(left)))]]
-        if left is not None
-        else []
-    )
+    rate = [["points/s", f"{status.rate:.3g}"], ["time left", str(timedelta(seconds=round(left)))]] if left else []
     counts = {name: getattr(status, name) for name in ("points", "done", "refused", "failed", "to_do")}
     record = counts | {"reasons": status.reasons, "rate": status.rate, "seconds_left": left, "damaged": status.damaged}
     rows = [[name.replace("_", " "), count] for name, count in counts.items()]

@@ -231,9 +231,8 @@ def rounds_command(args: argparse.Namespace) -> int:
     if args.output is not None:
         write_file(args.output, table_text(found), force=args.force)
     unit = "s" if found.posted.dtype.kind == "f" else ""
-    columns = [
-        Column(name, itemgetter(name.replace(" ", "_"))) for name in ("rounds", "micro batches", "least", "most")
-    ]
+    counts = ("rounds", "micro batches", "least", "most")
+    columns = [Column(name, itemgetter(name.replace(" ", "_"))) for name in counts]
     columns += [Column(name, unit=unit) for name in ("length", "communication")]
     rows = _rounds_in_short(found)
     write_stdout(PrintedTable(columns, rows, rows).printed(form))

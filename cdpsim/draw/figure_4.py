@@ -108,9 +108,8 @@ def _mean_over_pass(curve: WorkerCurve, n: int) -> tuple[Floats, Floats]:
     position, total = np.insert(position, higher, position[higher]), np.insert(total, higher, moment[higher])
     if len(position) * n > MOST_CURVE_STEPS:
         most = MOST_CURVE_STEPS // len(position)
-        raise RequestError(
-            "n", f"n={n} makes more steps than can be seen; give at most {most} here, `cdpsim superpose` takes any"
-        )
+        problem = f"n={n} makes more steps than can be seen"
+        raise RequestError("n", f"{problem}; give at most {most} here, `cdpsim superpose` takes any")
     share = np.asarray(position / curve.duration.sum(), dtype=np.float64)
     begins = (np.arange(n)[:, None] + share) / n
     series = thinned(Series(begins.ravel(), np.tile(np.asarray(total / n, dtype=np.float64), n)[None]), 1.0)

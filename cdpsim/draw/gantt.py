@@ -139,9 +139,8 @@ def _update_layers(panel: Panel, scale: float) -> Iterator[Marks]:
         yield Marks("hands-over", "line", *at, style, "hands over, goes on", (0, 0, -1, 1))
         begin, end = np.where(last > end, end + 0.03, begin), last  # updates are in the stream
     free = np.setdiff1d(np.flatnonzero(views.tasks["start"] <= panel.until), views.bars)
-    (device, time), of = np.unique(
-        [views.tasks[name][free] for name in ("device", "start")], axis=1, return_inverse=True
-    )
+    pairs = [views.tasks[name][free] for name in ("device", "start")]
+    (device, time), of = np.unique(pairs, axis=1, return_inverse=True)
     kept = np.bincount(of.ravel(), weights=~views.estimate[free], minlength=len(time)) > 0
     for gid, words, rows, fill in (("update", "update", kept, INK), ("estimate", _MAKES, ~kept, PAPER)):
         own = device[rows].astype(np.int64)
@@ -161,9 +160,8 @@ def _idle_layers(panel: Panel, scale: float) -> Iterator[Marks]:
         fill = NOTHING_FILL if reason is IdleReason.NOTHING else BUBBLE
         style = {"facecolor": fill, "edgecolor": IDLE_INK, "hatch": texture, "zorder": 0.8}
         at = (idle["begin"][rows], idle["end"][rows]), (top, top + LANE - 0.02)
-        yield Marks(
-            f"idle-{reason.name.lower()}", "box", *at, style, f"bubble: {words}" if panel.views.run else "bubble"
-        )
+        words = f"bubble: {words}" if panel.views.run else "bubble"
+        yield Marks(f"idle-{reason.name.lower()}", "box", *at, style, words)
 
 
 def _message_layers(panel: Panel, scale: float) -> Iterator[Marks]:

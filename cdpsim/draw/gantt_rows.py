@@ -91,9 +91,8 @@ class Panel:
             device, stream = divmod(owner, _OF_DEVICE)
             own = f"device {device}" if not stream else STREAM_NAMES[Stream(stream - 1)]
             own = "communication" if stream and self.views.has_rounds else own
-            names[(begin + end) / 2] = (
-                own if device < rows.devices else self.link_names[owner - rows.devices * _OF_DEVICE]
-            )
+            link = owner - rows.devices * _OF_DEVICE
+            names[(begin + end) / 2] = own if link < 0 else self.link_names[link]
         return names
 
     def idle(self) -> dict[str, np.ndarray]:

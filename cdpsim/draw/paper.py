@@ -174,9 +174,7 @@ def _draw_timeline(axes: Axes, timeline: _Timeline, pace: float, end: float, bot
         write_words(axes, _LEFT - 3.5, bottom + (j + 0.5) * timeline.pitch, str(j + timeline.first), ha="right")
         sheet.draw_lines(axes, [(_LEFT, y), (end, y)], edgecolor=PALE, lw=0.4)
     write_words(axes, 5, bottom + height / 2, "stage", ha="center", va="center", rotation=90)
-    boxes = {
-        row: (left, right, bottom + low, bottom + high) for row, (left, right, low, high) in timeline.boxes.items()
-    }
+    boxes = {row: (*sides, bottom + low, bottom + high) for row, (*sides, low, high) in timeline.boxes.items()}
     tasks = timeline.views.tasks
     digits = len(str(tasks["micro_batch"].max() + timeline.first))
     for row, box in boxes.items():
@@ -202,9 +200,8 @@ def _draw_message(axes: Axes, timeline: _Timeline, number: int, arrival: float, 
     y, rise = (maker[edge] + user[edge]) / 2, side * timeline.gap * 0.75
     name = f"{timeline.prefix}{content}-t{t}-j{j}-{src}-{dst}-{number}"
     ends = (start + 1, maker[edge] + side * 0.6), (end - 1, user[edge] + side * 0.6)
-    sheet.draw_arc(
-        axes, ends[0], ((start + end) / 2, y + rise), ends[1], 2.2, name=name, edgecolor=GREY, lw=0.5, zorder=0.5
-    )
+    bend = (start + end) / 2, y + rise
+    sheet.draw_arc(axes, ends[0], bend, ends[1], 2.2, name=name, edgecolor=GREY, lw=0.5, zorder=0.5)
 
 
 def _write_times(axes: Axes, span: int, pace: float, top: float) -> None:

@@ -31,6 +31,7 @@ PAGE_WIDTH = 7.2  # inches: a page's text
 MARKERS = "osD^vPX*"
 DASHES = ("-", "--", "-.", ":")
 _PURE = ("#000000", "#ffffff")
+_TICK_SIZES = ("labelsize", "length", "width", "pad")
 _ENTRY_GAP = 9.0
 _LEAST_HIGH = 1.5  # inches: panels with a key below them
 _MARK_GAP = 3.5
@@ -97,10 +98,8 @@ def enlarge(figure: Figure, factor: float) -> Figure:
     if factor != 1:
         _enlarge_marks(figure, factor)
     for axis in (axis for axes in figure.axes if factor != 1 for axis in (axes.xaxis, axes.yaxis)):
-        sizes = axis.get_tick_params()
-        axis.set_tick_params(
-            **{name: sizes[name] * factor for name in ("labelsize", "length", "width", "pad") if name in sizes}
-        )
+        sizes = {name: size for name, size in axis.get_tick_params().items() if name in _TICK_SIZES}
+        axis.set_tick_params(**{name: size * factor for name, size in sizes.items()})
     return figure
 
 

@@ -83,9 +83,8 @@ def _measures(measured: Sequence[Measured], *, slots: bool) -> list[tuple[str, s
     found += [("bubble", "bubble", "%"), ("memory", "memory, fullest device", "B")]
     found += [("sent", "sent for a step", "B")] * alike
     if len({one.ranks for one in measured}) > 1:
-        found.append(
-            ("ranks", "ranks", "") if any(one.ranks > one.devices for one in measured) else ("devices", "devices", "")
-        )
+        what = "ranks" if any(one.ranks > one.devices for one in measured) else "devices"
+        found.append((what, what, ""))
     return found
 
 

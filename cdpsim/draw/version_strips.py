@@ -76,9 +76,8 @@ def versions_over_time(traces: Sequence[Trace], *, look: Look = AS_DRAWN) -> Fig
         axes.set_xlabel("")
     largest = _largest(spans)
     entries = [Patch(facecolor="none", edgecolor=GREY, linewidth=0.6, label="none")]
-    entries += [
-        Patch(facecolor=shade(count, largest), label=counted(count, "version")) for count in range(1, largest + 1)
-    ]
+    for count in range(1, largest + 1):
+        entries.append(Patch(facecolor=shade(count, largest), label=counted(count, "version")))
     return finish(figure, look, {figure: entries}, columns=6)
 
 
@@ -155,12 +154,10 @@ def _rows_of_one(run: Run) -> tuple[str, Spans, list[str]]:
 
 def _later(run: Run, most: int) -> str:
     """Return words for the most versions kept of a stage in steady state, if the run's own steps keep fewer."""
+    if run.reaches_steady_state:
+        return ""
     rest = run.steady_state.run
-    later = (
-        0
-        if run.reaches_steady_state
-        else int(live_versions(rest.program, rest.start, rest.end)["versions"].max(initial=0))
-    )
+    later = int(live_versions(rest.program, rest.start, rest.end)["versions"].max(initial=0))
     return f"; in steady state up to {later}" if later > most else ""
 
 

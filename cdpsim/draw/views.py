@@ -315,9 +315,8 @@ def title_words(trace: Trace) -> list[str]:
     words += [f"n = {request['n']}"] if "n" in request else []
     words += [f"m = {request['m']}"] if request.get("m", request.get("n")) != request.get("n") else []
     words += [f"{name} = {request[name]}" for name in ("chunks", "replicas", "shard", "zero") if name in request]
-    words += (
-        [f"stage-replicas = {','.join(map(str, request['stage_replicas']))}"] if "stage_replicas" in request else []
-    )
+    if "stage_replicas" in request:
+        words.append(f"stage-replicas = {','.join(map(str, request['stage_replicas']))}")
     words += [str(request["rule"])] if isinstance(request.get("rule"), str) else []
     return words + describe_request(request) + describe_disorder(request)
 
@@ -332,9 +331,8 @@ def colour_meanings(numbers: Iterable[int], noun: str, first: int = 0) -> list[t
     for number in sorted(numbers, key=lambda number: number % len(COLOURS)):
         sharing.setdefault(colour(number), []).append(str(number + first))
     words = [", ".join(each[:2]) + ", …" * (len(each) > 2) for each in sharing.values()]
-    return [
-        (shade, f"{noun} {each}" if not k else each) for k, (shade, each) in enumerate(zip(sharing, words, strict=True))
-    ]
+    words[:1] = [f"{noun} {each}" for each in words[:1]]
+    return list(zip(sharing, words, strict=True))
 
 
 def held_in_steady_state(trace: Trace) -> int | None:
@@ -447,9 +445,8 @@ def read_moment(views: Views, slot: object) -> float:
         return number
     moment = seconds(slot)
     if moment >= end:
-        raise RequestError(
-            "slot", f"{quantity_text(moment, 's')} is not in this run, which takes {quantity_text(end, 's')}"
-        )
+        asked, taken = quantity_text(moment, "s"), quantity_text(end, "s")
+        raise RequestError("slot", f"{asked} is not in this run, which takes {taken}")
     return moment
 
 
@@ -487,7 +484,8 @@ def moment_at(views: Views, now: float) -> Moment:
         running.setdefault((device, stage), []).append(i)
         labels.setdefault((device, stage), []).append(f"{stage}{kind}{i}")
     pairs = under_way & (views.op == Op.P2P)
-    sent = (column[pairs].tolist() for column in (views.content, *(messages[n] for n in ("stage", "src", "dst"))))
+    columns = (column[pairs].tolist() for column in (views.content, *(messages[n] for n in ("stage", "src", "dst"))))
+    sent = {((src, j), (int(dst), j + _STAGES_ON.get(what, 0))) for what, j, src, dst in zip(*columns, strict=True)}
     # Rows are sorted by device and time: the last one of a device counts.
     stash = (views.category == Category.ACTIVATIONS) & (views.memory["time"] <= now)
     return Moment(
@@ -498,9 +496,7 @@ def moment_at(views: Views, now: float) -> Moment:
         dict(Counter(_alive(views.run, views.run.program.stashes, now))) if views.run else {},
         dict(zip(views.memory["device"][stash].tolist(), views.memory["size"][stash].tolist(), strict=True)),
         _inside(views.run, rows) if views.run else [],
-        sorted(
-            {((src, j), (int(dst), j + _STAGES_ON.get(content, 0))) for content, j, src, dst in zip(*sent, strict=True)}
-        ),
+        sorted(sent),
         _collectives_of_step(views, rows, under_way),
     )
 

@@ -349,12 +349,10 @@ def pipeline(
     `replicated` gives the actions where stages have several devices: by their numbers and that of micro-batches.
     """
     if not callable(actions):
-        raise RequestError(
-            "actions", f"{short_repr(actions)} is no function of devices, micro-batches and chunks; give one"
-        )
-    order = Order(
-        name, together, Lists(actions, together, replicated), any_m=True, chunks=chunks, any_chunks=any_chunks
-    )
+        problem = f"{short_repr(actions)} is no function of devices, micro-batches and chunks"
+        raise RequestError("actions", f"{problem}; give one")
+    lists = Lists(actions, together, replicated)
+    order = Order(name, together, lists, any_m=True, chunks=chunks, any_chunks=any_chunks)
     return Schedule(name, about, order, LISTED, rules.DP if together else newest_rule(order))
 
 

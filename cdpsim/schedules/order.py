@@ -317,9 +317,8 @@ class Listing:
         """Return the tasks of all replicas' devices, one after another, each in its order, step after step."""
         if steps == 1 and self.shape.simulated == 1:
             return self.tasks
-        replicas = np.arange(steps * self.shape.simulated, dtype=np.int32).reshape(steps, -1) * np.int32(
-            self.shape.m * self.phases
-        )
+        replicas = np.arange(steps * self.shape.simulated, dtype=np.int32).reshape(steps, -1)
+        replicas *= self.shape.m * self.phases
         lanes = np.split(self.tasks, self.first[1:-1])
         return np.concatenate([(lane + first[:, None]).ravel() for first in replicas.T for lane in lanes])
 

@@ -302,9 +302,8 @@ def _by_turns(devices: int, m: int, chunks: int, ahead: int, together: int) -> A
     micro-batches go through one of its stages after another.
     """
     most = (chunks - 1) * together + ahead * (devices - 1)
-    actions = actions_from_letters(
-        [_zero_bubble_letters(m * chunks, most - ahead * device, ahead * device) for device in range(devices)]
-    )
+    later = [ahead * device for device in range(devices)]
+    actions = actions_from_letters([_zero_bubble_letters(m * chunks, most - each, each) for each in later])
     passed, within = np.divmod(actions.micro_batch, together)
     turn, chunk = np.divmod(passed, chunks)
     chunk = np.where(actions.kind == Action.F, chunk, chunks - 1 - chunk)

@@ -107,9 +107,8 @@ class Versions:
             late = int(kept[missed[0]])
             takes, before = step[late - 1] + 1 - first[late - 1], int(kept[missed[0] - 1]) if missed[0] else 0
             problem = f"version {late} is kept and takes the gradients of {takes} steps"
-            remedy = (
-                f"the one kept before it is version {before}, so let it take {step[late - 1] + 1 - since[missed[0]]}"
-            )
+            wanted = step[late - 1] + 1 - since[missed[0]]
+            remedy = f"the one kept before it is version {before}, so let it take {wanted}"
             raise RequestError("versions", f"{problem}; {remedy}")
 
     def _columns(self, steps: int) -> list[Ints]:

@@ -276,9 +276,8 @@ def _step_text(run: Run, row: Measured) -> str:
     step = f"{_amount_text(row.step, unit)}, {row.period_is}{later}; {rate} per {per}"
     if row.steps is None:
         return step
-    return (
-        f"{step}; {_amount_text(row.steps['5%'], unit)} to {_amount_text(row.steps['95%'], unit)} in 90 % of the runs"
-    )
+    low, high = (_amount_text(row.steps[share], unit) for share in ("5%", "95%"))
+    return f"{step}; {low} to {high} in 90 % of the runs"
 
 
 def _own_steps(run: Run) -> str:
@@ -319,9 +318,8 @@ def evaluate(schedule: str | Schedule | Request, n: int | None = None, **options
     >>> evaluate("1f1b", 4, m=10**6).step
     2000006
     """
-    return measure_request(
-        schedule if isinstance(schedule, Request) else _read_request({"schedule": schedule, "n": n} | options)
-    )
+    is_made = isinstance(schedule, Request)
+    return measure_request(schedule if is_made else _read_request({"schedule": schedule, "n": n} | options))
 
 
 def evaluate_all(requests: Iterable[Request | Mapping[str, Any]]) -> list[Measured]:

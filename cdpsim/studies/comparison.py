@@ -288,10 +288,8 @@ def column_names(text: str, known: Collection[str]) -> list[str]:
     return [choose("columns", name.strip(), known) for name in text.split(",")]
 
 
-Compared = (
-    str | Schedule | Request | Run | Mapping[str, Any]
-)  # what can be compared; a mapping has the options of a request
-
+# What can be compared; a mapping has the options of a request.
+Compared = str | Schedule | Request | Run | Mapping[str, Any]
 _SIZES_OF_DEVICES = ("n", "replicas", "shard", "stage_replicas")
 
 
@@ -371,9 +369,8 @@ def _options_of_item(item: Compared, devices: int | None, batch: int | None) -> 
     if isinstance(item, Run):
         item = item.request
     if not isinstance(item, Mapping):
-        raise RequestError(
-            "compare", f"{short_repr(item)} is no schedule; give a name, a request, a run, or a dict of options"
-        )
+        remedy = "give a name, a request, a run, or a dict of options"
+        raise RequestError("compare", f"{short_repr(item)} is no schedule; {remedy}")
     if isinstance(item, Request) or item.get("order") is not None:  # which the schedule has
         schedule = item.schedule if isinstance(item, Request) else schedule_of(item)
         item = {**item, "schedule": schedule, "order": None}
@@ -385,10 +382,8 @@ def _devices_of_cluster(items: Sequence[Mapping[str, Any]], batch: int | None) -
     """Return the devices of the one cluster of all items; None without a batch, or where an item says how many."""
     if batch is None or any(options.get(name) is not None for options in items for name in _SIZES_OF_DEVICES):
         return None
-    clusters = [
-        one for options in items for one in listed_values("cluster", options.get("cluster", DEFAULTS["cluster"]))
-    ]
-    counts = {read_cluster(cluster).count for cluster in clusters}
+    asked = (options.get("cluster", DEFAULTS["cluster"]) for options in items)
+    counts = {read_cluster(cluster).count for each in asked for cluster in listed_values("cluster", each)}
     return counts.pop() if len(counts) == 1 else None
 
 

@@ -145,19 +145,16 @@ def _grid(schedule: Schedule, options: Mapping[str, Any], devices: int) -> dict[
     def count_of(m: int) -> int:
         shape = Shape(*size_of(m))
         if schedule.placement.exclusive:
-            asked = {name: value for name, value in options.items() if name != "m"} | {
-                "schedule": schedule,
-                "n": shape.n,
-            }
+            asked = {name: value for name, value in options.items() if name != "m"}
+            asked |= {"schedule": schedule, "n": shape.n}
             shape = replace(shape, widths=Request.from_builtins(taken_options(schedule, asked)).widths)
         return schedule.placement.devices(shape)
 
     enough = 1
     while enough < most and count_of(enough) < devices:
         enough = min(2 * enough, most)
-    least = bisect_left(
-        range(enough + 1), devices, lo=1, hi=enough, key=count_of
-    )  # more micro-batches: no fewer devices
+    # More micro-batches: no fewer devices.
+    least = bisect_left(range(enough + 1), devices, lo=1, hi=enough, key=count_of)
     sizes = {size_of(m): count_of(m) for m in (least - 1, least) if m}
     for (n, m), count in sizes.items():
         if count == devices:

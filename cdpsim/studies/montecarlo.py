@@ -91,9 +91,8 @@ def sample_runs(trace: Trace, runs: int) -> SampledRuns:
     _refuse_endless(makespan)
     _, steady_ends = sweep(steady.duration[None])
     rested = run_again(program, replace(steady, request=request.without_chance()))
-    ends, steps = _by_update(
-        program, np.append(ends, steady_ends, axis=0), last_steps(run, last_followed_step(program))
-    )
+    followed = last_steps(run, last_followed_step(program))
+    ends, steps = _by_update(program, np.append(ends, steady_ends, axis=0), followed)
     return SampledRuns(makespan, ends[:-1], ends[-1], float(rested.steady_state.period), steps)
 
 
@@ -155,6 +154,5 @@ def _refuse_endless(makespan: Floats) -> None:
     endless = np.flatnonzero(np.isinf(makespan))
     if len(endless):
         first = int(endless[0])
-        raise Stalled(
-            f"{len(endless)} of {len(makespan)} runs do not end, the first of them run {first} (--run {first})"
-        )
+        these = f"{len(endless)} of {len(makespan)} runs"
+        raise Stalled(f"{these} do not end, the first of them run {first} (--run {first})")

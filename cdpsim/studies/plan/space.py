@@ -22,9 +22,8 @@ from cdpsim.studies.plan.bounds import case_of
 from cdpsim.studies.plan.wanted import OBJECTIVES, Variant, Wanted, divisors
 
 Found = TypeVar("Found")
-REFUSED, TOO_LARGE, WORSE, SIMULATED, OPEN = FATES = (
-    *("cannot be asked", "too large", "cannot be better", "simulated", "open"),
-)
+FATES = ("cannot be asked", "too large", "cannot be better", "simulated", "open")
+REFUSED, TOO_LARGE, WORSE, SIMULATED, OPEN = FATES
 _IN_STATE = (*SHARING, "compress", "prefetch")  # all that these do is in the request's state and prefetch
 _LEAST_SECONDS = 1.0  # for the list of candidates
 _GROUPED = (None, 1, 2, 4)  # stages of data parallelism: all layers, or groups of them
@@ -402,10 +401,7 @@ def refuse_without_candidates(space: Space, wanted: Wanted) -> None:
     for one in space.candidates:
         for size in one.near:
             near.setdefault(size, set()).add(one.options["schedule"])
-    below, above = (
-        sorted((s for s in near if s < wanted.batch), reverse=True),
-        sorted(s for s in near if s > wanted.batch),
-    )
+    below, above = sorted(s for s in near if s < wanted.batch)[::-1], sorted(s for s in near if s > wanted.batch)
     found = [next((str(s) for s in sizes if _is_possible(wanted, s, near[s])), "") for sizes in (below, above)]
     if nearest := [size for size in found if size]:
         problem = f"no candidate trains on {counted(wanted.batch, 'sample')} on {counted(wanted.devices, 'device')}"
@@ -413,9 +409,8 @@ def refuse_without_candidates(space: Space, wanted: Wanted) -> None:
         raise RequestError("batch", f"{problem}; the nearest {which}")
     if near and wanted.is_late(least=_LEAST_SECONDS):
         devices = counted(wanted.devices, "device")
-        raise RequestError(
-            "batch", f"{wanted.batch} samples are no training step on {devices}; give more, or fewer devices"
-        )
+        problem = f"{wanted.batch} samples are no training step on {devices}"
+        raise RequestError("batch", f"{problem}; give more, or fewer devices")
     if not refusals:
         given = ", ".join(wanted.axes) or "schedules"
         raise RequestError(given, f"leave no candidate on {wanted.devices} devices; allow more values")

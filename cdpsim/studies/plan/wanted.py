@@ -204,10 +204,8 @@ def _restricted_axes(options: Mapping[str, Any], devices: int, *, slots: bool) -
             return find_rule(str(value)) and str(value)
         return read_value(name, value) if name in OPTIONS else whole_number(name, value, at_least=1)
 
-    given = {
-        name: listed_values(name, options[name]) for name in (*SIZE_AXES, *MESH_AXES) if options.get(name) is not None
-    }
-    axes = {name: tuple(read(name, value) for value in values) for name, values in given.items()}
+    given = [name for name in (*SIZE_AXES, *MESH_AXES) if options.get(name) is not None]
+    axes = {name: tuple(read(name, value) for value in listed_values(name, options[name])) for name in given}
     if slots and len(axes.setdefault("n", (devices,))) > 1:
         problem = "each of n stages takes a slot, so that another n is another model; give one"
         raise RequestError("n", problem)
@@ -229,9 +227,8 @@ def _variants(
     if slots_n is None and "recompute" not in axes:
         axes["recompute"] = [how for how in RECOMPUTATIONS if _can_recompute(models, axes, how)]
     found = [model if isinstance(model, Model) else find_model(model) for model in models if slots_n is None]
-    axes |= {
-        name: values for name, values in _meshes(found, read_cluster(cluster), devices).items() if name not in axes
-    }
+    meshes = _meshes(found, read_cluster(cluster), devices)
+    axes |= {name: values for name, values in meshes.items() if name not in axes}
     stages = {slots_n} if slots_n else {model.n for model in found}
     if len(stages) > 1:
         problem = f"have {' and '.join(map(str, sorted(stages)))} stages, and are not one network; plan for each"

@@ -372,9 +372,8 @@ def _range_numbers(form: AxisTable, first: int | float, last: int | float, subje
         return [first, *(float(f"{value:.{_SPACED_DIGITS}g}") for value in by), *[last] * (most > 1)]
     values = (first * each**k if by_factors else first + each * k for k in range(int(most) + 2))
     within = last + abs(last) * 10**-_EXACT_DIGITS
-    return [
-        value if isinstance(value, int) else float(f"{value:.{_EXACT_DIGITS}g}") for value in values if value <= within
-    ]
+    found = (value for value in values if value <= within)
+    return [value if isinstance(value, int) else float(f"{value:.{_EXACT_DIGITS}g}") for value in found]
 
 
 def lowest_form(value: Any) -> Any:

@@ -97,11 +97,7 @@ def _best_plan(options: PointOptions) -> Cells:
     found = plan(**options, top=1)
     row = found.best or found.smallest
     asked = {} if row is None else row.to_builtins()["request"]
-    metrics = (
-        [None] * len(_BEST_METRICS)
-        if row is None
-        else [row.measured["ranks" if name == "devices" else name] for name in _BEST_METRICS]
-    )
+    metrics = [row and row.measured["ranks" if name == "devices" else name] for name in _BEST_METRICS]
     words = [found.best is not None, found.status, found.searched["candidates"], found.searched[SIMULATED]]
     return [*(asked.get(name) for name in _CANDIDATE_OPTIONS), *metrics, *words]
 

@@ -232,9 +232,8 @@ class _Crew:
         else:
             self.outcomes += outcomes
             self._bad_starts = 0
-            self._sizes[slot] = min(
-                _LARGEST_BLOCK, 4 * len(block), int(len(block) * _BLOCK_SECONDS / max(seconds, 1e-6))
-            )
+            in_time = int(len(block) * _BLOCK_SECONDS / max(seconds, 1e-6))
+            self._sizes[slot] = min(_LARGEST_BLOCK, 4 * len(block), in_time)
         return slot
 
     def _bury(self, slot: int, block: list[PointIndex]) -> None:
@@ -337,9 +336,8 @@ def run_on_slurm(folder: Path, workers: int, parameters: Mapping[str, Any], *, d
         jobs = executor.map_array(SweepJob(), [str(folder)] * parts, [(k, parts) for k in range(1, parts + 1)])
     except (TypeError, ValueError, CalledProcessError, submitit.core.utils.FailedJobError) as error:
         raise RequestError("slurm", f"refused the jobs ({error}); change --slurm") from None
-    say(
-        f"slurm: {counted(parts, 'job')}, {jobs[0].job_id} and on; `cdpsim sweep status {folder}` says how far they are"
-    )
+    submitted = f"{counted(parts, 'job')}, {jobs[0].job_id} and on"
+    say(f"slurm: {submitted}; `cdpsim sweep status {folder}` says how far they are")
     if not detach:
         wait_for(folder, jobs)
 
