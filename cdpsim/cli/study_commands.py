@@ -80,11 +80,7 @@ _COLUMNS = known_columns(quantiles=True)
         choices=NAMES,
         help="schedules (default: all), experiment files, or torch's orders (.csv)",
     ),
-    argument(
-        "--devices",
-        metavar="D",
-        help="devices of each schedule (with --batch by default the cluster's)",
-    ),
+    argument("--devices", metavar="D", help="devices of each schedule (with --batch by default the cluster's)"),
     argument("--batch", metavar="B", help="samples in a training step of each schedule; m follows"),
     argument("-n", metavar="N", help="stages (default: those of the model, or --devices times --chunks)"),
     argument(

@@ -208,12 +208,7 @@ def key_rows(entries: Iterable[KeyEntry], width: float, size: float = SMALL) -> 
 
 
 def draw_key(
-    axes: Axes,
-    left: float,
-    top: float,
-    rows: list[list[tuple[float, KeyEntry]]],
-    pitch: float,
-    size: float = SMALL,
+    axes: Axes, left: float, top: float, rows: list[list[tuple[float, KeyEntry]]], pitch: float, size: float = SMALL
 ) -> None:
     """Draw a key, its first row in the middle of the `pitch` below `top`."""
     for number, row in enumerate(rows):
@@ -243,12 +238,7 @@ def clock(axes: Axes, end: float, *, in_slots: bool, ticks: int | Literal["auto"
 
 
 def finish(
-    figure: Figure,
-    look: Look,
-    keys: Mapping[Any, Sequence[Artist]],
-    *,
-    columns: int = 5,
-    title: str = "",
+    figure: Figure, look: Look, keys: Mapping[Any, Sequence[Artist]], *, columns: int = 5, title: str = ""
 ) -> Figure:
     """Return a page that is drawn with letters as large as asked for, and the keys of its parts below their panels."""
     factor = look.enlargement(ORDINARY)

@@ -47,11 +47,7 @@ _DISK_PITCH = 2 * _DISK + 1.5
 DEVICE_FILL = "#f3f3f3"
 _BELOW_DISKS = 0.8  # arrows, so that one that passes a disk leaves its number legible
 # The heads, their size and the width of each kind of arrow; "another-collective", of another time step, is dotted.
-_ARROWS = {
-    "inner": ("-|>", 4.0, 0.6),
-    "message": ("-|>", 6.5, 1.6),
-    "collective": ("<|-|>", 6.5, 1.6),
-}
+_ARROWS = {"inner": ("-|>", 4.0, 0.6), "message": ("-|>", 6.5, 1.6), "collective": ("<|-|>", 6.5, 1.6)}
 _MOST_COLOURS = 8
 _MOST_LABELS = 2  # of a disk
 _LABEL = 6.0  # the height of one

@@ -400,11 +400,7 @@ _OTHER_SCHEDULES = (
         torch_sends="until-next",
     ),
     pipeline(
-        "interleaved-1f1b",
-        "1f1b with several stages per device",
-        pipelines.interleaved,
-        chunks=2,
-        any_chunks=True,
+        "interleaved-1f1b", "1f1b with several stages per device", pipelines.interleaved, chunks=2, any_chunks=True
     ),
     pipeline("looped-bfs", "gpipe with several stages per device", pipelines.looped_bfs, chunks=2, any_chunks=True),
     pipeline("zb-h1", "weights' gradients fill the bubble, at 1f1b's memory", pipelines.zb_h1),
