@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from cdpsim.api import simulate
 from cdpsim.draw import palette, sheet
 from cdpsim.draw.canvas import AS_DRAWN, GREY, INK, PALE, TITLE, Look, label
+from cdpsim.draw.gantt import gantt
+from cdpsim.draw.plots import timeline_style
 from cdpsim.draw.sheet import SMALL, Box, KeyEntry, SheetPoint, write_words
 from cdpsim.draw.views import KIND_WORDS, MessageTasks, Views, colour_meanings, title
 from cdpsim.errors import RequestError, whole_number
@@ -58,6 +60,22 @@ def figure_1(n: int = 3, steps: int = 2, *, look: Look = AS_DRAWN) -> Figure:
     _pace(2 * n * steps + 2 * (n - 1), _marks_in_a_line(n), _widest(look))
     runs = [simulate(name, n, steps=steps, rule=rule) for _, name, rule in FIGURE_1]
     return paper(runs, [words for words, _, _ in FIGURE_1], first=1, look=look)
+
+
+def timelines(
+    traces: Sequence[Trace],
+    *,
+    style: str | None = None,
+    colour: str | None = None,
+    links: bool | None = None,
+    dependencies: bool = False,
+    steps: int | None = None,
+    look: Look,
+) -> Figure:
+    """Draw runs in a style, by default the paper's where it can draw them and nothing of a gantt is asked for."""
+    if (style or timeline_style(traces, gantt=bool(colour or links or dependencies or steps))) == "paper":
+        return paper(traces, look=look)
+    return gantt(traces, colour=colour or "kind", links=links, dependencies=dependencies, steps=steps, look=look)
 
 
 def paper(
@@ -174,7 +192,7 @@ def _draw_timeline(axes: Axes, timeline: _Timeline, pace: float, end: float, bot
         write_words(axes, _LEFT - 3.5, bottom + (j + 0.5) * timeline.pitch, str(j + timeline.first), ha="right")
         sheet.draw_lines(axes, [(_LEFT, y), (end, y)], edgecolor=PALE, lw=0.4)
     write_words(axes, 5, bottom + height / 2, "stage", ha="center", va="center", rotation=90)
-    boxes = {row: (*sides, bottom + low, bottom + high) for row, (*sides, low, high) in timeline.boxes.items()}
+    boxes = {row: (x, to, bottom + low, bottom + high) for row, (x, to, low, high) in timeline.boxes.items()}
     tasks = timeline.views.tasks
     digits = len(str(tasks["micro_batch"].max() + timeline.first))
     for row, box in boxes.items():

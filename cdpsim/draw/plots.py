@@ -72,7 +72,7 @@ def figure(number: int | str, n: int | Sequence[int] | None = None, **options: A
 def draw_picture(what: str, *given: Any, look: Look, **settings: Any) -> "Figure":
     """Return a picture by its name, under matplotlib's own defaults, with a dark ground where that is asked for."""
     with canvas.defaults():
-        figure = _painter(what)(*given, look=look, **settings)
+        figure: Figure = _imported(*_LATE[what])(*given, look=look, **settings)
         if look.dark:
             from cdpsim.draw.sheet import darken
 
@@ -86,7 +86,7 @@ def _with_look(what: str, given: Sequence[Any], settings: dict[str, Any], functi
     look = Look(**{name: value for name, value in settings.items() if name in names})
     own = {name: value for name, value in settings.items() if name not in names}
     with canvas.defaults():  # which imports matplotlib
-        parameters = signature(_painter(what)).parameters
+        parameters = signature(_imported(*_LATE[what])).parameters
     taken = [name for name in [*parameters][1:] if name not in ("look", "axes")]
     refuse_unknown(function, own, [*taken, *names])
     figure = draw_picture(what, *given, look=look, **own)
@@ -97,20 +97,9 @@ def _with_look(what: str, given: Sequence[Any], settings: dict[str, Any], functi
 
 def _plot_into(axes: "Axes", what: str, traces: Sequence[Trace], settings: dict[str, Any]) -> "Figure":
     """Draw traces into axes of another figure, under that figure's own settings; return that figure."""
-    from cdpsim.draw import curves, step_times, version_strips
-    from cdpsim.draw.gantt import gantt
-    from cdpsim.draw.snapshot import snapshot
-
-    draw: dict[str, Callable[..., Any]] = {
-        "timeline": lambda trace, axes, **settings: gantt(trace, axes=axes, **settings),
-        "memory": curves.memory_line,
-        "traffic": curves.traffic_line,
-        "versions": version_strips.draw_strips,
-        "steps": step_times.steps_line,
-        "snapshot": lambda trace, axes, slot=None: snapshot(trace, slot, axes=axes),
-    }
+    draw = _imported(*_INTO_AXES[what])
     for trace in traces:
-        draw[what](trace, axes, **settings)
+        draw(trace, axes=axes, **settings)
     return canvas.figure_with(axes)
 
 
@@ -120,38 +109,14 @@ def timeline_style(traces: Sequence[Trace], *, gantt: bool) -> str:
     return "paper" if of_the_paper and not gantt else "gantt"
 
 
-def _draw_timelines(
-    traces: Sequence[Trace],
-    *,
-    style: str | None = None,
-    colour: str | None = None,
-    links: bool | None = None,
-    dependencies: bool = False,
-    steps: int | None = None,
-    look: Look,
-) -> "Figure":
-    from cdpsim.draw.gantt import gantt
-    from cdpsim.draw.paper import paper
-
-    if (style or timeline_style(traces, gantt=bool(colour or links or dependencies or steps))) == "paper":
-        return paper(traces, look=look)
-    return gantt(traces, colour=colour or "kind", links=links, dependencies=dependencies, steps=steps, look=look)
-
-
-def _draw_snapshot(traces: Sequence[Trace], *, slot: float | str | None = None, look: Look) -> "Figure":
-    from cdpsim.draw.snapshot import snapshot
-
-    if len(traces) != 1:
-        raise RequestError("snapshot", f"is of one run, not of {len(traces)}; draw each")
-    return snapshot(traces[0], slot, look=look)
-
-
 # The functions that draw, imported late, as they import matplotlib: modules of `draw` and names in them.
 _LATE = {
+    "timeline": ("paper", "timelines"),
     "memory": ("curves", "memory_over_time"),
     "traffic": ("curves", "traffic_over_time"),
     "versions": ("version_strips", "versions_over_time"),
     "steps": ("step_times", "step_durations"),
+    "snapshot": ("snapshot", "only_snapshot"),
     "figure 1": ("paper", "figure_1"),
     "figure 2": ("snapshot", "figure_2"),
     "figure 4": ("figure_4", "figure_4"),
@@ -161,14 +126,18 @@ _LATE = {
     "breakeven": ("study_pictures", "break_even_curves"),
     "mesh": ("study_pictures", "mesh_picture"),
 }
-PICTURES = ("timeline", "memory", "traffic", "versions", "steps", "snapshot")
+_INTO_AXES = {
+    "timeline": ("gantt", "gantt"),
+    "memory": ("curves", "memory_line"),
+    "traffic": ("curves", "traffic_line"),
+    "versions": ("version_strips", "draw_strips"),
+    "steps": ("step_times", "steps_line"),
+    "snapshot": ("snapshot", "snapshot"),
+}
+PICTURES = tuple(_INTO_AXES)
 FIGURES = ("1", "2", "4")
 
 
-def _painter(what: str) -> Callable[..., "Figure"]:
-    """Return the function that draws a picture."""
-    if what in _LATE:
-        module, name = _LATE[what]
-        painter: Callable[..., Figure] = getattr(import_module(f"cdpsim.draw.{module}"), name)
-        return painter
-    return _draw_timelines if what == "timeline" else _draw_snapshot
+def _imported(module: str, name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(import_module(f"cdpsim.draw.{module}"), name)
+    return found

@@ -172,6 +172,13 @@ def snapshot(
     return _draw_groups(groups, [""], form, entries, (own + when).removeprefix(", "), look, axes)
 
 
+def only_snapshot(traces: Sequence[Trace], *, slot: float | str | None = None, look: Look) -> Figure:
+    """Draw the devices of the one run that is given."""
+    if len(traces) != 1:
+        raise RequestError("snapshot", f"is of one run, not of {len(traces)}; draw each")
+    return snapshot(traces[0], slot, look=look)
+
+
 def figure_2(n: int = 3, slot: int | None = None, *, look: Look = AS_DRAWN) -> Figure:
     """Draw the paper's Fig. 2 for any n: implementations side by side, without CDP above and with it below.
 
