@@ -108,25 +108,23 @@ def request_arguments(*, must_fit: bool = True, without: Collection[str] = (), *
     return add
 
 
-def look_arguments(parser: Any) -> None:
-    """Add arguments for how a picture looks."""
-    argument_group(
-        "how a picture looks",
-        argument("--title", metavar="WORDS", help="its title (default: what was run); '' leaves it out"),
-        argument(
-            "--for",
-            dest="place",
-            metavar="PLACE",
-            choices=PLACES,
-            help="the place that its size fits: a column or a page of a paper, or a slide",
-        ),
-        argument("--width", metavar="SIZE", help="its width, in inches or as '17.5 cm' (default: its content's)"),
-        argument("--height", metavar="SIZE", help="its height, as --width"),
-        argument("--font-size", metavar="POINTS", help="the size of its ordinary letters"),
-        argument("--dpi", metavar="DOTS", help="dots per inch of a .png (default 150, for paper 300)"),
-        argument("--no-legend", dest="legend", action="store_false", help="leave out the key of its marks"),
-        argument("--dark", action="store_true", help="draw on black"),
-    )(parser)
+look_arguments = argument_group(
+    "how a picture looks",
+    argument("--title", metavar="WORDS", help="its title (default: what was run); '' leaves it out"),
+    argument(
+        "--for",
+        dest="place",
+        metavar="PLACE",
+        choices=PLACES,
+        help="the place that its size fits: a column or a page of a paper, or a slide",
+    ),
+    argument("--width", metavar="SIZE", help="its width, in inches or as '17.5 cm' (default: its content's)"),
+    argument("--height", metavar="SIZE", help="its height, as --width"),
+    argument("--font-size", metavar="POINTS", help="the size of its ordinary letters"),
+    argument("--dpi", metavar="DOTS", help="dots per inch of a .png (default 150, for paper 300)"),
+    argument("--no-legend", dest="legend", action="store_false", help="leave out the key of its marks"),
+    argument("--dark", action="store_true", help="draw on black"),
+)
 
 
 def look_of(args: argparse.Namespace) -> Look:

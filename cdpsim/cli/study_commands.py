@@ -301,13 +301,8 @@ def _settings(args: argparse.Namespace) -> tuple[str, SweepPart, int | None, int
     where = _LOCAL if args.on is None else args.on
     if not where.startswith(running.DASK):
         choose("on", where, (_LOCAL, _SLURM, f"{running.DASK}ADDRESS"))
-    for option, is_given, of in (
-        ("slurm", args.slurm is not None, _SLURM),
-        ("detach", args.detach, _SLURM),
-        ("part", args.part is not None, _LOCAL),
-        ("limit", args.limit is not None, _LOCAL),
-    ):
-        if is_given and where != of:
+    for option, of in {"slurm": _SLURM, "detach": _SLURM, "part": _LOCAL, "limit": _LOCAL}.items():
+        if getattr(args, option) not in (None, False) and where != of:
             raise RequestError(f"--{option}", f"goes with --on {of}, and this is --on {where}; leave it out")
     limit, workers = (
         None if given is None else whole_number(name, given, at_least=1)

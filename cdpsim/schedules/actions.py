@@ -297,7 +297,10 @@ def read_actions(path: str | Path, *, together: bool = True) -> Actions:
     Devices that are not `together` repeat their rows on their own; these may have a backward before its forward, of the
     step before.
     """
-    return parse_actions(_read_cells(path), str(path), together=together)
+    rows = [[cell.strip() for cell in row] for row in read_csv(path, largest_bytes=LARGEST_TABLE)]
+    while rows and not any(rows[-1]):
+        rows.pop()
+    return parse_actions(rows, str(path), together=together)
 
 
 def parse_actions(rows: Sequence[Sequence[str]], subject: str, *, together: bool = True) -> Actions:
@@ -319,13 +322,6 @@ def parse_actions(rows: Sequence[Sequence[str]], subject: str, *, together: bool
         checked, subject, lambda row: _cell_of_action(rows, int(actions.device[row]), int(actions.index[row]))
     )
     return actions
-
-
-def _read_cells(path: str | Path) -> list[list[str]]:
-    rows = [[cell.strip() for cell in row] for row in read_csv(path, largest_bytes=LARGEST_TABLE)]
-    while rows and not any(rows[-1]):
-        rows.pop()
-    return rows
 
 
 def _cell_of_action(rows: Sequence[Sequence[str]], device: int, action: int) -> str:

@@ -318,8 +318,9 @@ def evaluate(schedule: str | Schedule | Request, n: int | None = None, **options
     >>> evaluate("1f1b", 4, m=10**6).step
     2000006
     """
-    is_made = isinstance(schedule, Request)
-    return measure_request(schedule if is_made else _read_request({"schedule": schedule, "n": n} | options))
+    if isinstance(schedule, Request):
+        return measure_request(schedule)
+    return measure_request(_read_request({"schedule": schedule, "n": n} | options))
 
 
 def evaluate_all(requests: Iterable[Request | Mapping[str, Any]]) -> list[Measured]:

@@ -52,6 +52,7 @@ def _measured_column(name: str, unit: str = "", in_files: str = "", **settings: 
 
 
 QUANTILES = ("5%", "50%", "95%")  # of the step, with --runs
+MEMORY_COLUMNS = ("activations", "parameters", "gradients", "optimizer", "communication")
 MEASURED_COLUMNS = dict(
     (
         *map(_measured_column, ("devices", "n", "m", "chunks", "replicas", "tensor", "ranks", "batch")),
@@ -71,10 +72,7 @@ MEASURED_COLUMNS = dict(
         _measured_column("imbalance", "%"),
         _measured_column("memory", "B"),
         _measured_column("fits"),
-        *(
-            _measured_column(name, "B")
-            for name in ("activations", "parameters", "gradients", "optimizer", "communication")
-        ),
+        *(_measured_column(name, "B") for name in MEMORY_COLUMNS),
         _measured_column("versions"),
         _measured_column("staleness", heading="stale", digits=3, rank=4),
         *map(_measured_column, ("messages", "rounds")),

@@ -26,11 +26,9 @@ def compare_accounts(prepared: Prepared, outcomes: Sequence[Outcome]) -> Allocat
     for event in (event for outcome in outcomes for event in outcome.events):
         ledgers[event.ledger][event.number] = event
     workspaces = find_workspaces(prepared.training, splits=prepared.plan.program.splits)
-    accounts = [
-        _compare_process(prepared, workspaces, [own[number] for number in sorted(own)]) for own in ledgers.values()
-    ]
+    events = [[own[number] for number in sorted(own)] for own in ledgers.values()]
     return AllocatorComparison(
-        processes=accounts,
+        processes=[_compare_process(prepared, workspaces, own) for own in events],
         tolerance_bytes=WRAPPED,
         tolerance=0.0 if case.device == "cpu" else KERNELS,
         method="profiler" if case.device == "cpu" else "memory_stats",

@@ -38,9 +38,7 @@ class Journal:
     """The results of a battery's trials, and their file."""
 
     def __init__(self, path: str | Path, device: str, found: list[Trial]) -> None:
-        self.results: dict[str, TrialResult] = {
-            trial.name: TrialResult(name=trial.name, state="left out") for trial in found
-        }
+        self.results = {trial.name: TrialResult(name=trial.name, state="left out") for trial in found}
         self._path, self._environment = path, environment(device)
         self._calibration: dict[str, Any] | None = None
         self._reports: dict[str, Report] = {}
@@ -66,19 +64,18 @@ class Journal:
 
     def add(self, trial: Trial, answer: Answer, seconds: float) -> None:
         """Add the result of a trial, and write the file."""
-        name, taken = trial.name, round(seconds, 2)
+        name = trial.name
+        said: dict[str, Any] = {"state": "ok"}
         self._reports.pop(name, None)
-        result = TrialResult(name=name, state="ok", seconds=taken)
         if isinstance(answer, Failed):
-            result = TrialResult(name=name, state="failed", seconds=taken, failure=answer.failure, reason=answer.reason)
+            said = {"state": "failed", **answer._asdict()}
         elif isinstance(answer, Calibrated):
             self._calibration = answer.calibration
         else:
             self._reports[name] = answer.report
             self._models[answer.model_hash] = answer.model
-            if not answer.report.ok:
-                result = TrialResult(name=name, state="not within tolerance", seconds=taken)
-        self.results[name] = result
+            said = {"state": "ok" if answer.report.ok else "not within tolerance"}
+        self.results[name] = TrialResult(name=name, seconds=round(seconds, 2), **said)
         reportform.write_report(self._path, self.battery, force=True)
 
     @property

@@ -171,10 +171,8 @@ def _replayed(trial: Trial, case: Case, crew: RankPool, timeout: float) -> Repla
 def failure_of(error: Exception) -> Failed:
     """Return the reason for which a trial has failed, in a word and in one line."""
     reason = reason_of(error)
-    if isinstance(error, Unfit):
-        return Failed("import", reason)
     if isinstance(error, RequestError):
-        return Failed("refused", reason)
+        return Failed("import" if isinstance(error, Unfit) else "refused", reason)
     if isinstance(error, ReplayError):
         return Failed(error.kind, reason)
     if is_out_of_memory(error):

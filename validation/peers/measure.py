@@ -26,6 +26,7 @@ from ..profile.allocations import record_allocations
 from ..profile.tracker import Reference, Tracker, address_of, tensors_in
 from ..ranks.member import Member
 from ..replay.case import Case, build_training
+from ..replay.watch import settled_clock
 from ..report.schema import Call
 from ..training.stages import Training
 from .runtimes import PEERS, Batch, Ended, Pipelined, Session
@@ -254,9 +255,9 @@ def measure_time(member: Member, name: str, case: Case, repeats: int) -> list[St
         session.clear()
         batch = session.draw(step)
         _open_connections(member)
-        begin = _now(member)
+        begin = settled_clock(member.device)
         session.passes(batch)
-        intervals.append(StepInterval(begin, _now(member)))
+        intervals.append(StepInterval(begin, settled_clock(member.device)))
         session.update()
     return intervals[WARM_STEPS:]
 
@@ -303,15 +304,10 @@ def _released_in_waits() -> Iterator[None]:
 
 def let_threads_rest() -> None:
     """Sleep until all other threads of this process sleep too: on a busy machine one may wait for a processor."""
-    deadline, looks = time.monotonic() + LONGEST_WAIT, 0
+    deadline, looks, own = time.monotonic() + LONGEST_WAIT, 0, str(threading.get_native_id())
     while looks < LOOKS and time.monotonic() < deadline:
         time.sleep(RELEASE_SECONDS)
-        looks = 0 if _others_run() else looks + 1
-
-
-def _others_run() -> bool:
-    own = str(threading.get_native_id())
-    return any(task.name != own and _runs(task) for task in Path("/proc/self/task").glob("*"))
+        looks = 0 if any(task.name != own and _runs(task) for task in Path("/proc/self/task").glob("*")) else looks + 1
 
 
 def _runs(task: Path) -> bool:
@@ -335,12 +331,6 @@ def _prepare(member: Member, case: Case) -> Training:
 
 def _open_connections(member: Member) -> None:
     dist.all_reduce(torch.zeros(1, device=member.device))
-
-
-def _now(member: Member) -> float:
-    if member.device.type == "cuda":
-        torch.cuda.synchronize(member.device)
-    return time.perf_counter()
 
 
 def _label_sends(session: Pipelined, observer: Observer) -> None:

@@ -30,7 +30,8 @@ def run_peers(options: argparse.Namespace) -> int:
     """Serve a request on the command line, and return its exit code."""
     chosen = choose_peers(options.only or list(PEERS))
     if options.list:
-        write_stdout(peers_list(chosen))
+        rows = [(peer.name, peer.about, peer.schedule) for peer in chosen]
+        write_stdout(tables.as_text(("runtime", "of torch", "schedule"), rows))
         return 0
     form = choose("format", options.format, tables.DATA_FORMATS)
     if options.output is not None:
@@ -115,12 +116,6 @@ def _check(workload: Workload, chosen: list[Peer]) -> None:
     for peer in chosen:
         peer.check_micro_batches(workload.ranks, workload.m)
         workload.case(peer)
-
-
-def peers_list(chosen: list[Peer]) -> str:
-    """Return a table of runtimes, with the schedule that is held against each."""
-    rows = [(peer.name, peer.about, peer.schedule) for peer in chosen]
-    return tables.as_text(("runtime", "of torch", "schedule"), rows)
 
 
 def peers_table(reports: list[PeerReport], form: str) -> str:

@@ -91,11 +91,8 @@ def drawn_parameters(shape: Layers) -> Weights:
     of_layer |= {"attention bias": (h,), "up bias": (up,), "down bias": (h,)} if shape.biases is True else {}
     e, i, u = shape.experts or 0, sizes["i"], sizes["u"]
     gates = 1 + shape.gated
-    of_experts: dict[str, tuple[int, ...]] = {
-        "router": (e, h),
-        "expert up": (e, gates * i, h),
-        "expert down": (e, h, i),
-    }
+    of_experts: dict[str, tuple[int, ...]] = {"router": (e, h)}
+    of_experts |= {"expert up": (e, gates * i, h), "expert down": (e, h, i)}
     of_experts |= {"shared up": (gates * u, h), "shared down": (h, u)} if u else {}
     of_model: dict[str, tuple[int, ...]] = {"embedding": (shape.vocabulary, h)}
     of_model |= {"positions": (rows, h)} if rows else {}
@@ -307,9 +304,8 @@ def kept_beside(shape: Layers, mesh: Mesh) -> list[KeptBeside]:
     if shape.norm == "layer":
         found.append(KeptBeside(Value("mean", "bs", 4), norms, "a layer norm's mean of each token"))
     else:
-        found.append(
-            KeptBeside(Value("normalized", "bsh", NUMBER), norms, "an RMS norm that is not fused: x / deviation")
-        )
+        why = "an RMS norm that is not fused: x / deviation"
+        found.append(KeptBeside(Value("normalized", "bsh", NUMBER), norms, why))
     mixed = sum(shape.has_experts)
     gates = {"bsf": layers - mixed, "ri": mixed, "bsu": mixed * bool(shape.shared_ffn)}
     why = "a gate that is not fused: silu(gate)"

@@ -441,9 +441,8 @@ class Device:
 
     def _tensors(self, holding: Holding) -> list[Tensor]:
         if holding.category == Category.OPTIMIZER:
-            return [
-                self._states.get(holding)[name] for name in self._optimizer.forms(self._training.parts(holding.stage))
-            ]
+            names = self._optimizer.forms(self._training.parts(holding.stage))
+            return [self._states.get(holding)[name] for name in names]
         return [self._stores[holding.category].get(holding)]
 
 

@@ -189,9 +189,8 @@ def meet_ranks(store: Store, place: str, rank: int, others: Iterable[int], secon
     store.set(f"{place}/{rank}", "here")
     here = {f"{place}/{other}": str(other) for other in others}
     if late := [here[key] for key in missing_keys(store, list(here), seconds)]:
-        raise ReplayError(
-            f"waited {round(seconds, 1):g} s at '{place}' for rank{'s' * (len(late) > 1)} {', '.join(late)}"
-        )
+        whom = f"rank{'s' * (len(late) > 1)} {', '.join(late)}"
+        raise ReplayError(f"waited {round(seconds, 1):g} s at '{place}' for {whom}")
 
 
 @dataclass(frozen=True)
@@ -285,16 +284,16 @@ class Distributed:
         else:
             root = () if message.op == Op.ALL_REDUCE else (message.src,)
             call = partial(_COLLECTIVES[message.op], carried, *root, group=self._group(message), async_op=True)
-        brings = (
-            tensor is None or message.op == Op.ALL_REDUCE or (message.op == Op.REDUCE and self._rank == message.src)
-        )
+        is_root = message.op == Op.REDUCE and self._rank == message.src
+        brings = tensor is None or message.op == Op.ALL_REDUCE or is_root
         return _Work(self._begin(call), carried, own, brings, self._until)
 
     def _exchange_shares(self, message: Message, tensor: Tensor, form: Form) -> Pending:
         """Begin to sum each share at its member, or to send each member's to all."""
         self.calls[(*message.call(self._rank), form.nbytes)] += 1
         result, group, scatters = self._empty(form), self._group(message), message.op == Op.REDUCE_SCATTER
-        if self._is_native:
+        # Only torch's own collective on a GPU: gloo's copies what it carries in threads of its own, unseen.
+        if self._device.type == "cuda" and not self._staged:
             collective = dist.reduce_scatter_tensor if scatters else dist.all_gather_into_tensor
             carried = result.detach()
             work = self._begin(partial(collective, carried, tensor.detach(), group=group, async_op=True))
@@ -314,11 +313,6 @@ class Distributed:
             return result.copy_(own) if scatters else result
 
         return _Later(wait)
-
-    @property
-    def _is_native(self) -> bool:
-        """Whether torch's own collective does: gloo's copies what it carries in threads of its own, unseen."""
-        return self._device.type == "cuda" and not self._staged
 
     def _empty(self, form: Form) -> Tensor:
         return torch.empty(form.shape, dtype=form.dtype, device=self._device)

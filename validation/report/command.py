@@ -243,9 +243,8 @@ def report_command(options: argparse.Namespace) -> int:
         explain(f"error: {line}")
     for line in (*reports.unmeasured, *reports.live):
         say(line)
-    table = write_reports_table(
-        reports, options.output, form=options.format, picture=options.figure, force=options.force
-    )
+    named = {"form": options.format, "picture": options.figure, "force": options.force}
+    table = write_reports_table(reports, options.output, **named)
     if options.output is None:
         write_stdout(table)
     return 1 if reports.refused else 0

@@ -35,17 +35,9 @@ class _Key(NamedTuple):
         """Draw dots of a report."""
         shade = self.colours[report.asked.schedule]
         measured, shown = np.reshape(pairs, (-1, 2)).T
-        axes.scatter(
-            measured,
-            shown,
-            s=34,
-            marker=self.marks[report.asked.model],
-            facecolor="none" if hollow else shade,
-            edgecolor=shade if hollow else "white",
-            linewidth=0.6,
-            clip_on=False,
-            zorder=3,
-        )
+        look: dict[str, Any] = {"s": 34, "marker": self.marks[report.asked.model], "linewidth": 0.6, "zorder": 3}
+        look |= {"facecolor": "none", "edgecolor": shade} if hollow else {"facecolor": shade, "edgecolor": "white"}
+        axes.scatter(measured, shown, clip_on=False, **look)
 
     def place(self, figure: "Figure") -> None:
         """Draw the key below a figure."""
@@ -63,12 +55,9 @@ def draw_reports(reports: list[Report]) -> "Figure":
     from matplotlib.figure import Figure
 
     # Nothing measured is drawn at one byte or nanosecond, which a logarithmic axis can show.
-    memory = [
-        (own, [(max(1.0, d.measured_bytes), 100 * d.relative_error) for d in own.memory.devices]) for own in reports
-    ]
-    times = [
-        (own, [(max(1e-9, own.time.measured_seconds), 100 * own.time.relative_error)]) for own in reports if own.time
-    ]
+    of_devices = [[(max(1.0, d.measured_bytes), 100 * d.relative_error) for d in own.memory.devices] for own in reports]
+    memory, taken = list(zip(reports, of_devices, strict=True)), [(own, own.time) for own in reports if own.time]
+    times = [(own, [(max(1e-9, time.measured_seconds), 100 * time.relative_error)]) for own, time in taken]
     chosen, key, rows = _chosen(reports), _shared_key(reports), 3 if times else 2
     columns = 2 if len(chosen) <= 4 else 3 if len(chosen) <= 9 else 4
     figure = Figure(figsize=(13, max(5.2 + rows, 1.3 + 1.75 * -(-len(chosen) // columns))), layout="constrained")
@@ -210,9 +199,8 @@ def draw_calibration(found: Calibration) -> "Figure":
     bandwidth = link.bandwidth_bytes_per_second
     costs = ", of any size" if bandwidth is None else f" + size / {amount_text(bandwidth, 'B/s')}"
     transfers = {name: list(zip(own.points, own.fit.relative_errors, strict=True)) for name, own in both.items()}
-    panels: dict[str, Mapping[str, Timed]] = {
-        f"point to point\n{amount_text(link.latency_seconds, 's')}{costs}": transfers
-    }
+    words = f"point to point\n{amount_text(link.latency_seconds, 's')}{costs}"
+    panels: dict[str, Mapping[str, Timed]] = {words: transfers}
     for each in found.collectives:
         panels[f"{each.name}\n{each.best} on that link"] = _apart(each.points, each.on_link[each.best].relative_errors)
     passes = [task for task in found.compute.tasks if task.flop is not None]

@@ -238,9 +238,8 @@ class Report(_Form, frozen=True, kw_only=True):
     ok: bool
     lives: list[LifeDifference] | None = None  # None in files from before they were compared
     allocator: AllocatorComparison | None = None  # likewise
-    options: dict[str, str] | None = (
-        None  # those asked for: "replayed", or why not or only in part; None in older files
-    )
+    # Those asked for: "replayed", or why not or only in part; None in older files.
+    options: dict[str, str] | None = None
 
     @property
     def asked(self) -> ReplayRequest:
@@ -656,10 +655,9 @@ def decode_report(text: str, subject: str) -> Report | Battery | LiveReport:
     """Return the report or battery in a text; a refusal begins with `subject`."""
     words = "report of a replay", "move it elsewhere, or replay again"
     names = decode_as(dict[str, msgspec.Raw], text, subject, *words).keys()
-    kind: type[Report | Battery | LiveReport] = (
-        Battery if "reports" in names else LiveReport if "rounds" in names else Report
-    )
-    return decode_as(kind, text, subject, *words)
+    kind: Any = Battery if "reports" in names else LiveReport if "rounds" in names else Report
+    found: Report | Battery | LiveReport = decode_as(kind, text, subject, *words)
+    return found
 
 
 def read_peers(path: str | Path, *, rewritten: bool = False) -> PeersReport:

@@ -30,6 +30,11 @@ def form_of(tensor: Tensor) -> Form:
     return Form(tuple(tensor.shape), tensor.dtype)
 
 
+def storage_key(tensor: Tensor) -> int:
+    """Return the address of a tensor's storage."""
+    return tensor.untyped_storage()._cdata
+
+
 def zeros(form: Form, device: torch.device) -> Tensor:
     """Return a tensor of zeros of a form."""
     return torch.zeros(form.shape, dtype=form.dtype, device=device)

@@ -6,8 +6,7 @@ defaults. Parameters are made in torch's default type, which is `dtype` then, an
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
@@ -24,6 +23,7 @@ from cdpsim.files import config
 from .families import FAMILIES, Description
 from .forms import Form
 from .optimizer import Optimizer
+from .passes import set_meanwhile
 from .stages import Architecture, Build, Draw, Training, cut, mean_square, separate_layers
 from .user_models import user_model
 
@@ -112,9 +112,8 @@ def make_training(
     **sizes: Any,
 ) -> Training:
     """Return n stages of a model, the same ones in every process; `sizes` are parameters of the model."""
-    architecture = separate_layers(
-        make_architecture(model, n, batch=batch, dtype=dtype, seed=seed, autocast=autocast, **sizes)
-    )
+    made = make_architecture(model, n, batch=batch, dtype=dtype, seed=seed, autocast=autocast, **sizes)
+    architecture = separate_layers(made)
     if cuts is None:
         cuts = even_cuts(len(architecture.layers), n)
     return cut(architecture, cuts, seed=seed, device=device, recompute=recompute)
@@ -160,7 +159,8 @@ def make_architecture(
         choose(f"size of {model}", name, known)
         if isinstance(size, int) and size < 1:
             raise RequestError(f"{name}={size}", "must be at least 1")
-    with torch.random.fork_rng(devices=[]), _default_type(dtype):
+    made_in_type = set_meanwhile(torch.get_default_dtype, torch.set_default_dtype, dtype)  # so that nothing is rounded
+    with torch.random.fork_rng(devices=[]), made_in_type:
         torch.manual_seed(seed)
         built = build(n, batch=batch, dtype=dtype, **sizes)
     return built._replace(autocast=partial(torch.autocast, dtype=casts_to)) if casts_to else built
@@ -216,14 +216,3 @@ def configured_model(path: str) -> Build:
         problem = f"unknown model_type {kind!r}; known are {', '.join(FAMILIES)}"
         raise RequestError(str(file), f"{problem}; of any other give its layers as module:function")
     return partial(FAMILIES[kind], Description(str(file), fields))
-
-
-@contextmanager
-def _default_type(dtype: torch.dtype) -> Iterator[None]:
-    """Let modules be made in a type, so that no parameter is rounded from another type."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

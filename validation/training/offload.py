@@ -1,6 +1,7 @@
 """The host's part in training: tensors that are there for a while, and updates by optimizers whose states are there."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .forms import Form
+from .forms import Form, storage_key
 from .optimizer import Optimizer, OptimizerState
 
 
@@ -32,15 +33,17 @@ class OnHost:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._device = tensors[0].device
         self._views = [
-            _View(_key(each), each.dtype, each.shape, each.stride(), int(each.storage_offset())) for each in tensors
+            _View(storage_key(each), each.dtype, each.shape, each.stride(), int(each.storage_offset()))
+            for each in tensors
         ]
-        self._copies = {key: _to_host(_bytes_of(each)) for key, each in {_key(t): t for t in tensors}.items()}
+        self._copies = {key: _to_host(_bytes_of(each)) for key, each in {storage_key(t): t for t in tensors}.items()}
 
     def come_back(self) -> list[Tensor]:
         """Return all tensors, on the device again."""
-        storages = {key: _from_host(copy, self._device) for key, copy in self._copies.items()}
+        empty = partial(torch.empty, device=self._device)
+        copies = {key: empty(copy.shape, dtype=torch.uint8).copy_(copy) for key, copy in self._copies.items()}
         return [
-            torch.empty(0, dtype=dtype, device=self._device).set_(storages[key], offset, shape, stride)
+            empty(0, dtype=dtype).set_(copies[key].untyped_storage(), offset, shape, stride)
             for key, dtype, shape, stride, offset in self._views
         ]
 
@@ -75,10 +78,6 @@ def _zeros_on_host(form: Form, _device: torch.device) -> Tensor:
     return torch.from_numpy(np.zeros(form.nbytes, np.uint8)).view(form.dtype).reshape(form.shape)
 
 
-def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
 def _bytes_of(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
@@ -88,7 +87,3 @@ def _to_host(content: Tensor) -> Tensor:
         if content.device.type == "cpu":
             return torch.from_numpy(content.numpy().copy())
         return torch.empty(content.shape, dtype=content.dtype, pin_memory=True).copy_(content)
-
-
-def _from_host(copy: Tensor, device: torch.device) -> torch.UntypedStorage:
-    return torch.empty(copy.shape, dtype=torch.uint8, device=device).copy_(copy).untyped_storage()

@@ -6,8 +6,8 @@ given, the first part keeps the gradients of its products' outputs and lets go o
 goes through products alone. Else the second part goes through the stage once more, from the gradient of its output.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, Literal, NamedTuple, get_args
 from weakref import ref
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from cdpsim.errors import RequestError
 
-from .forms import Form, form_of
+from .forms import Form, form_of, storage_key
 from .parts import ParameterGroup, Parts, find_groups
 from .stages import Training, leaves, pieces
 
@@ -89,7 +89,7 @@ class _Lent:
         """Keep a tensor, or its place in the vector."""
         assert self.theta is not None
         value: Tensor | _Place
-        if tensor.untyped_storage()._cdata != self.theta.untyped_storage()._cdata:
+        if storage_key(tensor) != storage_key(self.theta):
             # The output itself would keep its own graph.
             value = tensor.detach() if tensor.requires_grad else tensor
         else:
@@ -105,7 +105,7 @@ class _Lent:
         if isinstance(value, Tensor):
             needed = self.needed is None or saved.number in self.needed
             # A function written in Python may read it again; the output may be the next stage's, which keeps it.
-            stays = needed or _storage(value) == self.output
+            stays = needed or storage_key(value) == self.output
             if not (stays or isinstance(torch._C._current_autograd_node(), BackwardCFunction)):
                 saved.let_go()
             return value
@@ -145,7 +145,7 @@ def forward(
             y = training.loss(y, target, micro_batches)
         else:
             y = on_its_own(y)
-    lent.output = _storage(y)
+    lent.output = storage_key(y)
     kept = Pass(stage, get_gradient_edge(y), x, list(parameters.values()), lent, target)
     _return(kept)
     return (None if stage == training.n - 1 else y.detach()), kept
@@ -203,7 +203,7 @@ def _take_first_part(kept: Pass, above: Tensor | None, parts: Parts) -> tuple[Te
     kept.x.data = kept.x.new_empty(0)  # the graph has it
     made, edges = dict(zip(early, found, strict=False)), found[len(early) :]
     below = _handed_back(kept, below)
-    if _storage(below) in {_storage(tensor) for tensor in edges if tensor is not None}:
+    if storage_key(below) in {storage_key(tensor) for tensor in edges if tensor is not None}:
         below = below.clone()  # it leaves, and they stay
     left = iter(edges)
     return below, Rest(
@@ -302,10 +302,6 @@ def _given(group: ParameterGroup, gradients: Sequence[Tensor | None]) -> Iterato
             handle.remove()
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
 def infer(
     training: Training, stage: int, theta: Tensor, x: Tensor, target: Tensor | None, micro_batches: int
 ) -> Tensor:
@@ -346,11 +342,16 @@ def on_its_own(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute on one thread: the number of threads decides the order of additions inside an operation."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def set_meanwhile(read: Callable[[], Any], write: Callable[[Any], object], value: Any) -> Iterator[None]:
+    """Give a setting of torch another value, and in the end the value that it had."""
+    before = read()
+    write(value)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        write(before)
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """Let torch compute on one thread: the number of threads decides the order of additions inside an operation."""
+    return set_meanwhile(torch.get_num_threads, torch.set_num_threads, 1)

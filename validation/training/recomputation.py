@@ -5,6 +5,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .forms import storage_key
 from .offload import OnHost
 from .passes import Pass, Saved, backward, forward, infer
 from .stages import Training
@@ -70,9 +71,9 @@ def run_forward(
 
 def _send_away(training: Training, kept: Pass | Checkpoints) -> Hosted:
     """Send a stash to the host, without the stage's buffers, which are on the device for good."""
-    buffers = {buffer.untyped_storage()._cdata for buffer in training.buffers[kept.stage].values()}
+    buffers = {storage_key(buffer) for buffer in training.buffers[kept.stage].values()}
     values = kept.lent.saved() if isinstance(kept, Pass) else {}
-    values = {saved: value for saved, value in values.items() if value.untyped_storage()._cdata not in buffers}
+    values = {saved: value for saved, value in values.items() if storage_key(value) not in buffers}
     hosted = Hosted(kept, list(values), OnHost([*values.values(), *_others(kept)]))
     for saved in values:
         saved.let_go()

@@ -173,9 +173,8 @@ def separate_layers(architecture: Architecture) -> Architecture:
         layers.append(own)
     told = [dict.fromkeys(map(id, group)) for group in architecture.tied]
     known = {key for group in told for key in group}
-    tied = [
-        [own for key in group for own in seen[key]] for group in [*told, *([key] for key in seen if key not in known)]
-    ]
+    groups = [*told, *([key] for key in seen if key not in known)]
+    tied = [[own for key in group for own in seen[key]] for group in groups]
     return architecture._replace(layers=layers, tied=[group for group in tied if len(group) > 1])
 
 

@@ -14,7 +14,7 @@ from cdpsim.request import memory_note
 from cdpsim.request.accuracy import KnownError, error_notes
 from cdpsim.request.options import DEFAULTS, flag_of
 from cdpsim.studies.compare import Measured
-from cdpsim.studies.comparison import SPLIT_NOTE
+from cdpsim.studies.comparison import MEMORY_COLUMNS, SPLIT_NOTE
 from cdpsim.studies.equal_shapes import team_of
 from cdpsim.studies.plan.search import INTERRUPTED, Search
 from cdpsim.studies.plan.space import FATES, REFUSED, TOO_LARGE, WORSE, Candidate, values_left_out
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _FATE_WORDS = {TOO_LARGE: "too large by their bounds", WORSE: "worse by their bounds"}
 _FRONT_NOTE = "front: no other candidate is as good in step, memory, devices and staleness, and better in one"
-_CATEGORIES = ("activations", "parameters", "gradients", "optimizer", "communication")
 _LINE_OF_PLANS = 120  # characters of a line
 
 
@@ -212,7 +211,7 @@ def lacking_text(plan: Plan) -> str:
     if row is None:
         return "no candidate fits" if plan.proved else "no candidate is known to fit; allow more --seconds or --memory"
     one = row.measured
-    sizes = ", ".join(f"{name} {_size_text(plan, one.value(name))}" for name in _CATEGORIES if one.value(name))
+    sizes = ", ".join(f"{name} {_size_text(plan, one.value(name))}" for name in MEMORY_COLUMNS if one.value(name))
     most = "" if limit is None else f" into {_size_text(plan, limit)}"
     more = "more than its device has" if limit is None else f"{_size_text(plan, one.memory - limit)} too much"
     least = f"least is needed by `{row.command}`: {_size_text(plan, one.memory)}, {more} ({sizes})"
