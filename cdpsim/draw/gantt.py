@@ -124,10 +124,8 @@ def _update_layers(panel: Panel, scale: float) -> Iterator[Marks]:
     yield Marks("estimate", "box", (began[makes] + gap, ended[makes] - gap), (high, high + LANE - 0.03), frame, _MAKES)
     high = panel.top[reads] + 0.01
     yield _ground(_READS)
-    strip = {"facecolor": INK}
-    yield Marks(
-        "reads-estimate", "box", (began[reads], ended[reads]), (high, high + 0.04), strip, _READS, (-1, 1, -1, -0.6)
-    )
+    strip = (began[reads], ended[reads]), (high, high + 0.04)
+    yield Marks("reads-estimate", "box", *strip, {"facecolor": INK}, _READS, (-1, 1, -1, -0.6))
     begin, end = panel.rows.device_spans(streams=False)
     last = panel.rows.device_spans(streams=True)[1]
     if views.has_rounds:

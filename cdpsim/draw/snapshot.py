@@ -432,9 +432,8 @@ def _moment_entries(moments: Sequence[Moment], form: Form, *, in_slots: bool) ->
         ("collective", 9, any(is_now), "collective"),
         ("another-collective", 9, not all(is_now), another),
     )
-    return result + [
-        KeyEntry(partial(_level_arrow, kind, half), 2 * half, words) for kind, half, there, words in arrows if there
-    ]
+    shown = ((kind, half, words) for kind, half, there, words in arrows if there)
+    return result + [KeyEntry(partial(_level_arrow, kind, half), 2 * half, words) for kind, half, words in shown]
 
 
 def _has_empty_place(moment: Moment) -> bool:

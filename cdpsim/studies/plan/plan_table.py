@@ -306,8 +306,7 @@ def _head_lines(plan: Plan) -> list[str]:
     cases, subjects = plan.search.space.cases, searched[REFUSED]
     split = bool(cases) and cases[0].model.name == UNIT_MODELS[1]
     words = [f"{sum(subjects.values()):,} {REFUSED} ({', '.join(f'{s} {count:,}' for s, count in subjects.items())})"]
-    words = words * bool(subjects) + [
-        f"{searched[fate]:,} {_FATE_WORDS.get(fate, fate)}" for fate in FATES if fate != REFUSED and searched[fate]
-    ]
+    others = [fate for fate in FATES if fate != REFUSED and searched[fate]]
+    words = words * bool(subjects) + [f"{searched[fate]:,} {_FATE_WORDS.get(fate, fate)}" for fate in others]
     counts = f"{counted(searched['candidates'], 'candidate')}: {', '.join(words)}"
     return [", ".join(asked), *[SPLIT_NOTE] * split, counts, *values_left_out(plan.search.space, wanted), plan.status]

@@ -48,6 +48,7 @@ class Question(NamedTuple):
 
 MEASURED_FIELDS = tuple(field.name for field in fields(Measured) if field.name not in LEFT_OUT_IF_EMPTY)
 _metrics_of = attrgetter(*MEASURED_FIELDS)
+_BREAK_EVEN_COLUMNS = tuple(field.name for field in fields(BreakEven))
 
 
 def _measured(options: PointOptions) -> Cells:
@@ -104,9 +105,7 @@ def _best_plan(options: PointOptions) -> Cells:
 
 QUESTIONS: dict[str, Question] = {
     "compare": Question(("schedule",), (*OPTION_NAMES, "devices", "batch"), MEASURED_FIELDS, _measured),
-    "breakeven": Question(
-        ("schedule", "cluster"), (*OPTION_NAMES, "share"), tuple(field.name for field in fields(BreakEven)), _break_even
-    ),
+    "breakeven": Question(("schedule", "cluster"), (*OPTION_NAMES, "share"), _BREAK_EVEN_COLUMNS, _break_even),
     "superpose": Question(
         ("model", "n"),
         ("model", "n", "axis", "contents", "by_layer"),
