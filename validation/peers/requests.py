@@ -1,6 +1,7 @@
 """Requests of the command `peers`, and its tables."""
 
 import argparse
+from collections import defaultdict
 from itertools import chain, groupby
 
 import msgspec
@@ -74,13 +75,8 @@ def _simulated_anew(options: argparse.Namespace, chosen: list[Peer]) -> PeersRep
     report = read_peers(options.earlier, rewritten=True)
     names = [peer.name for peer in chosen]
     ranks = None if options.n is None else [whole_number("n", given, at_least=2) for given in options.n]
-    kept = [
-        own
-        for own in report.peers
-        if own.name in names
-        and (ranks is None or own.ranks in ranks)
-        and (options.model is None or own.request.model in options.model)
-    ]
+    kept = [own for own in report.peers if own.name in names and (ranks is None or own.ranks in ranks)]
+    kept = [own for own in kept if options.model is None or own.request.model in options.model]
     if not kept:
         raise RequestError(options.earlier, "has no such runtime on so many ranks; leave out --only, --model and -n")
     return msgspec.structs.replace(report, peers=[simulate_anew(own) for own in kept])
@@ -200,12 +196,11 @@ def _remainders(report: PeerReport) -> list[str]:
     for device in report.devices:
         name, own = list(device.simulated.items())[-1]
         if abs(own.relative_error) > TOLERANCE:
-            parts = []
-            for category, size in device.difference(name).items():
-                kinds = [
-                    f"{nbytes:,} {kind}" for kind, nbytes in device.contents.items() if category_of(kind) == category
-                ]
-                parts.append(f"{size:+,} B of {category}" + (f" (torch has {', '.join(kinds)})" if kinds else ""))
+            kinds: dict[str, list[str]] = defaultdict(list)
+            for kind, nbytes in device.contents.items():
+                kinds[category_of(kind)].append(f"{nbytes:,} {kind}")
+            has = {category: f" (torch has {', '.join(words)})" for category, words in kinds.items()}
+            parts = [f"{size:+,} B of {each}{has.get(each, '')}" for each, size in device.difference(name).items()]
             lines.append(f"{_title(report)}, rank {device.device}: {'; '.join(parts)}")
     if not report.messages.same:
         lines.append(f"{_title(report)}: {report.messages.first_difference}")

@@ -260,8 +260,6 @@ def places_of(prepared: Prepared, device: int) -> dict[int, slice]:
     """Return the places in stages' vectors of what a device updates."""
     program, training = prepared.plan.program, prepared.training
     split = split_of(program, Category.OPTIMIZER)
-    if split == 1:
-        return {stage: slice(0, training.parameters(stage).numel) for stage in range(training.n)}
     shares = Shares(program, prepared.plan.messages, training)
     rank = shares.rank(device, split)
     return {stage: shares.place(stage, split, rank) for stage in range(training.n)}

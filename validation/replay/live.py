@@ -176,10 +176,7 @@ class _Communications:
         return sorted(found, key=lambda each: self._plan.place[each.node])
 
     def _share(self, stage: int) -> Tensor:
-        theta = self.read[stage]
-        if self._split == 1:
-            return theta
-        return self._shares.of(theta, stage, self._split, self._shares.rank(self._rank, self._split))
+        return self._shares.of(self.read[stage], stage, self._split, self._shares.rank(self._rank, self._split))
 
 
 class LiveWorker:

@@ -37,8 +37,8 @@ class Shares:
                     self._ranks[device, len(message.members)] = rank
 
     def rank(self, device: int, split: int) -> int:
-        """Return the rank of a device among the ranks that split something."""
-        return self._ranks[device, split]
+        """Return the rank of a device among the ranks that split something; of what is whole, 0."""
+        return 0 if split == 1 else self._ranks[device, split]
 
     def form(self, stage: int, split: int) -> Form:
         """Return the form of a share of a stage's vector, or of all of it."""

@@ -93,13 +93,10 @@ def _shared_key(reports: list[Report]) -> _Key:
     """Return the key of reports; schedules of a family have one colour, which is paler for the simultaneous one."""
     names, models = ({getattr(own.asked, what) for own in reports} for what in ("schedule", "model"))
     order = list(dict.fromkeys([*SCHEDULES, *sorted(names)]))
-    families = list(dict.fromkeys(name.removesuffix("-cdp").removesuffix("-dp") for name in order))
-    colours = {
-        name: tint(hue(k), 0.45) if name.endswith("-dp") else hue(k)
-        for name in order
-        for k in [families.index(name.removesuffix("-cdp").removesuffix("-dp"))]
-        if name in names
-    }
+    family = {name: name.removesuffix("-cdp").removesuffix("-dp") for name in order}
+    families = list(dict.fromkeys(family.values()))
+    hues = {name: hue(families.index(family[name])) for name in order if name in names}
+    colours = {name: tint(own, 0.45) if name.endswith("-dp") else own for name, own in hues.items()}
     return _Key(colours, {model: _MARKS[k % len(_MARKS)] for k, model in enumerate(sorted(models))})
 
 
