@@ -64,8 +64,7 @@ class Journal:
 
     def add(self, trial: Trial, answer: Answer, seconds: float) -> None:
         """Add the result of a trial, and write the file."""
-        name = trial.name
-        said: dict[str, Any] = {"state": "ok"}
+        name, said = trial.name, dict[str, Any](state="ok")
         self._reports.pop(name, None)
         if isinstance(answer, Failed):
             said = {"state": "failed", **answer._asdict()}

@@ -11,7 +11,7 @@ from cdpsim.trace.metrics import memory
 from ..replay.contents import BEGINNING
 from ..replay.plan import Plan
 from ..replay.watch import Reading
-from ..report.schema import Amount, Curve, DeviceMemory, Divergence, Memory, Total, relative_error
+from ..report.schema import Amount, Curve, DeviceMemory, Divergence, Memory, Total, compared
 
 MemoryBySlot = NDArray[np.int64]  # by device, slot and category: the peak in that slot
 
@@ -67,8 +67,7 @@ def is_within(held: Memory) -> bool:
 
 
 def _total_of(ours: MemoryBySlot, theirs: MemoryBySlot) -> Total:
-    peaks = int(ours.max()), int(theirs.max())
-    return Total(simulated_bytes=peaks[0], measured_bytes=peaks[1], relative_error=relative_error(*peaks))
+    return Total(**compared(int(ours.max()), int(theirs.max()), "bytes"))
 
 
 def _device(plan: Plan, device: int, ours: MemoryBySlot, theirs: MemoryBySlot, tolerance: float) -> DeviceMemory:
@@ -78,9 +77,7 @@ def _device(plan: Plan, device: int, ours: MemoryBySlot, theirs: MemoryBySlot, t
     parts = np.argwhere(apart > tolerance * np.maximum(*peaks))
     return DeviceMemory(
         device=device,
-        simulated_bytes=most[0],
-        measured_bytes=most[1],
-        relative_error=relative_error(most[0], most[1]),
+        **compared(*most, "bytes"),
         categories={
             category.name.lower(): Amount(
                 simulated_bytes=peaks[0][category],

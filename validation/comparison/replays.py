@@ -16,7 +16,7 @@ from ..replay.contents import Calls, ReplayError
 from ..replay.options import describe_options, recorded_options, replayable
 from ..replay.plan import Plan
 from ..report.environment import environment
-from ..report.schema import DeviceTime, MessageCount, MessageDifference, Report, Scalar, Time, relative_error
+from ..report.schema import DeviceTime, MessageCount, MessageDifference, Report, Scalar, Time, compared
 from . import forecast as forecasts
 from . import memory
 from .account import compare_accounts, is_accounted
@@ -170,17 +170,10 @@ def _compare_times(said: Durations, took: list[Durations], source: str) -> Time:
     makespan = statistics.median(run.makespan for run in took)
     busy = [statistics.median(run.busy[device] for run in took) for device in range(len(said.busy))]
     return Time(
-        simulated_seconds=said.makespan,
-        measured_seconds=makespan,
-        relative_error=relative_error(said.makespan, makespan),
+        **compared(said.makespan, makespan, "seconds"),
         devices=[
-            DeviceTime(
-                device=device,
-                simulated_busy_seconds=ours,
-                measured_busy_seconds=theirs,
-                relative_error=relative_error(ours, theirs),
-            )
-            for device, (ours, theirs) in enumerate(zip(said.busy, busy, strict=True))
+            DeviceTime(device=device, **compared(*both, "busy_seconds"))
+            for device, both in enumerate(zip(said.busy, busy, strict=True))
         ],
         calibration=source,
     )

@@ -125,9 +125,8 @@ class _OuterUpdates:
 
     def __init__(self, outer: Outer | None, start: StageParameters) -> None:
         self._weights = [nn.Parameter(own.detach().clone()) for own in tree_leaves(start)]
-        self._optimizer = outer and torch.optim.SGD(
-            self._weights, lr=outer.rate, momentum=outer.momentum, nesterov=outer.kind == "nesterov"
-        )
+        named: Any = outer and {"lr": outer.rate, "momentum": outer.momentum, "nesterov": outer.kind == "nesterov"}
+        self._optimizer = torch.optim.SGD(self._weights, **named) if named else None
 
     def take(self, mean: StageParameters) -> StageParameters:
         """Return the next common parameters."""

@@ -39,9 +39,8 @@ class OuterState:
     def update(self, mean: Tensor) -> Tensor:
         """Return the next common parameters by torch's optimizer, whose first update is as with a momentum of zeros."""
         outer, theta = self._outer, nn.Parameter(self._common)
-        optimizer = torch.optim.SGD(
-            [theta], lr=outer.rate, momentum=outer.momentum, nesterov=outer.kind == "nesterov", foreach=False
-        )
+        named: dict[str, Any] = {"momentum": outer.momentum, "nesterov": outer.kind == "nesterov", "foreach": False}
+        optimizer = torch.optim.SGD([theta], lr=outer.rate, **named)
         theta.grad = self._common - mean
         if self._momentum is not None:
             optimizer.state[theta]["momentum_buffer"] = self._momentum

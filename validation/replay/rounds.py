@@ -143,12 +143,15 @@ class RoundsDevice(Device):
             problem = f"starts version {version} from version {base}, and has version {self._version}"
             raise ReplayError(f"device {self._part.device} {problem}")
         own = self._vectors[j] if self._alone else self._own_share(self._vectors[j], j)
-        mean = summed / int(program.counts[first : t + 1].sum())
+        mean = summed / self._taken_by(first, t)
         theta = self._updated(j, own, mean, keep=not program.is_estimate(program.tasks.version[node]))
         self._made(j, version, theta)
         if self._is_last(version, t):
             self._sums.pop(j, None)
         self._pass_on(j, version, t, theta)
+
+    def _taken_by(self, first: int, last: int) -> int:
+        return int(self._program.counts[first : last + 1].sum())
 
     def _is_last(self, version: int, step: int) -> bool:
         tasks, compute = self._program.tasks, self._program.compute

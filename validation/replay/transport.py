@@ -135,16 +135,26 @@ class InProcess:
         """Leave a tensor for the others, or copy theirs; the last member of a collective combines all."""
         if tensor is None:
             assert form is not None, "who gives nothing ends with something"
-            self.calls[(*message.call(self._device), form.nbytes)] += 1
-            copy = self._room.take(message).clone()
-            return _Later(lambda: copy)
+            return self._receive(message, form)
+        if message.op in (Op.P2P, Op.BROADCAST):
+            return self._send(message, tensor)
         shared = message.op in (Op.REDUCE_SCATTER, Op.ALL_GATHER) and form is not None
         result = tensor.new_empty(form.shape) if shared and form else tensor
         self.calls[(*message.call(self._device), result.nbytes)] += 1
-        if message.op in (Op.P2P, Op.BROADCAST, Op.REDUCE):
+        if message.op == Op.REDUCE:
             self._room.put(message, self._device, tensor)
-            return _Later(lambda: self._reduced(message, tensor) if message.op == Op.REDUCE else tensor)
+            return _Later(lambda: self._reduced(message, tensor))
         return self._exchange(message, tensor, result)
+
+    def _send(self, message: Message, tensor: Tensor) -> Pending:
+        self.calls[(*message.call(self._device), tensor.nbytes)] += 1
+        self._room.put(message, self._device, tensor)
+        return _Later(lambda: tensor)
+
+    def _receive(self, message: Message, form: Form) -> Pending:
+        self.calls[(*message.call(self._device), form.nbytes)] += 1
+        copy = self._room.take(message).clone()
+        return _Later(lambda: copy)
 
     def _reduced(self, message: Message, tensor: Tensor) -> Tensor:
         """Return the sum at the root; elsewhere what the device has given."""

@@ -624,6 +624,12 @@ def option_words(request: Mapping[str, Scalar]) -> dict[str, str]:
     return words
 
 
+def compared(simulated: float, measured: float, what: str) -> dict[str, Any]:
+    """Return the fields of a simulated value, of the measured one, and of the error."""
+    both = {f"simulated_{what}": simulated, f"measured_{what}": measured}
+    return both | {"relative_error": relative_error(simulated, measured)}
+
+
 def relative_error(simulated: float, measured: float) -> float:
     """Return the error of a simulated value, as a share of the measured one; positive where it is too large."""
     if simulated == measured:

@@ -36,7 +36,9 @@ class OnHost:
             _View(storage_key(each), each.dtype, each.shape, each.stride(), int(each.storage_offset()))
             for each in tensors
         ]
-        self._copies = {key: _to_host(_bytes_of(each)) for key, each in {storage_key(t): t for t in tensors}.items()}
+        empty = partial(torch.empty, 0, dtype=torch.uint8, device=self._device)
+        contents = {storage_key(each): empty().set_(each.untyped_storage()) for each in tensors}
+        self._copies = {key: _to_host(content) for key, content in contents.items()}
 
     def come_back(self) -> list[Tensor]:
         """Return all tensors, on the device again."""
@@ -76,10 +78,6 @@ def _on_host(tensor: Tensor) -> Tensor:
 
 def _zeros_on_host(form: Form, _device: torch.device) -> Tensor:
     return torch.from_numpy(np.zeros(form.nbytes, np.uint8)).view(form.dtype).reshape(form.shape)
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def _to_host(content: Tensor) -> Tensor:
