@@ -27,6 +27,7 @@ from cdpsim.trace.table import ExchangeRow, Table
 
 # By their columns, which have other names.
 _FIELDS = {"rate": "micro_batch_rate", "samples": "sample_rate", "tokens": "token_rate"}
+_OF_METRICS = ("period_is", "makespan", "bubble", "exposed", "versions", "staleness", "messages", "rounds")
 # No metrics; records leave out empty ones.
 LEFT_OUT_IF_EMPTY = ("steps", "setting", "workspace", "errors", "untied", "asked")
 
@@ -173,14 +174,10 @@ def measured_of(
         rule=rule_word(request),
         devices=devices,
         step=metrics.period,
-        period_is=metrics.period_is,
-        makespan=metrics.makespan,
-        bubble=metrics.bubble,
-        exposed=metrics.exposed,
+        **{name: getattr(metrics, name) for name in _OF_METRICS},
         memory=peaks[-1],
         fits=bool((metrics.peaks[:, -1] <= cluster.memory_bytes(len(metrics.peaks))).all()),
         **{category.name.lower(): peaks[category] for category in Category},
-        **{name: getattr(metrics, name) for name in ("versions", "staleness", "messages", "rounds")},
         sent=metrics.sent if request.in_slots else float(metrics.sent) * mesh.team,
         tensor=mesh.tensor,
         ranks=devices * mesh.team,

@@ -286,7 +286,7 @@ def _latex_words(text: str) -> str:
     return re.sub(f"[{_SUPERSCRIPTS}]", lambda mark: rf"\textsuperscript{{{_SUPERSCRIPTS.index(mark[0])}}}", text)
 
 
-def _row(name: str, exact: Mapping[str, Fraction], simulated: Mapping[str, Fraction] | None = None) -> dict[str, Any]:
+def _table_row(name: str, exact: Mapping[str, Fraction], simulated: Mapping[str, Fraction] | None) -> dict[str, Any]:
     values = {"paper": dict(zip(QUANTITIES, PRINTED[name], strict=True)), "exact": exact}
     values |= {"simulated": simulated} if simulated else {}
     cells = {quantity: {kind: value[quantity] for kind, value in values.items()} for quantity in QUANTITIES}
@@ -340,7 +340,7 @@ def table1(
             run = _run(name, n, steps=steps, collective=algorithm, engine=engine, max_memory=max_memory)
             simulated = simulated_cells(run, shared_parameters)
             table.beside.append(measure_beside(run))
-        table.rows.append(_row(name, cells, simulated))
+        table.rows.append(_table_row(name, cells, simulated))
     return table
 
 

@@ -77,7 +77,7 @@ def _device(plan: Plan, device: int, ours: MemoryBySlot, theirs: MemoryBySlot, t
     parts = np.argwhere(apart > tolerance * np.maximum(*peaks))
     return DeviceMemory(
         device=device,
-        **compared(*most, "bytes"),
+        **compared(most[0], most[1], "bytes"),
         categories={
             category.name.lower(): Amount(
                 simulated_bytes=peaks[0][category],
