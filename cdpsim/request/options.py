@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cache, partial
 from inspect import Parameter, Signature
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, get_args, get_origin, get_type_hints
 
@@ -115,7 +116,7 @@ class Option:
 
 
 _switch = partial(Option, "", default=False)
-_of_flushes = partial(Option, in_state=True, applies=lambda s: s.flushes)  # of schedules that end steps on all devices
+_of_flushes = partial(Option, in_state=True, applies=attrgetter("flushes"))  # where steps end for all devices
 _of_one_run = partial(Option, of_one_run=True)
 
 
