@@ -28,6 +28,7 @@ WORDS: Mapping[tuple[str, str], Sequence[str]] = {
     ("Runtime", "sends"): get_args(behaviours.Sends),
     ("Runtime", "gradients"): get_args(behaviours.Gradients),
     ("Runtime", "gradient_buckets"): get_args(behaviours.GradientBuckets),
+    ("Runtime", "updates"): get_args(behaviours.Implementation),
     ("Runtime", "gathers"): get_args(behaviours.Gathers),
     ("Runtime", "reductions"): get_args(behaviours.Reductions),
     ("Runtime", "split_backward"): get_args(behaviours.SplitBackward),
