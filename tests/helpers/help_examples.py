@@ -62,7 +62,7 @@ EXAMPLES = {
     ),
     # Of 4 layers and 8 micro-batches, 186,760 B of each of 8,192 tokens and an output; and the working memory.
     "simulate 1f1b -n 8 --model llama2-7b --cluster h100-node --runtime transformers": (
-        "activations up to 49.92 GB"  # 32 * 1.5299 + 8 * 0.0671 + 0.4278
+        "activations up to 49.99 GB"  # 32 * 1.5299 + 8 * 0.0671 + 0.4278 + 0.0682 of workspaces
     ),
     "simulate 1f1b --model gpt2 --cluster a100-nodes --gradients fp32 -o wide": (
         '"gradients": 157535232,'  # four bytes of each number of both embeddings: (50,257 + 1,024) * 768
